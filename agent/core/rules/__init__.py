@@ -1,0 +1,44 @@
+"""The rules: one small function a condition, grouped by link. diagnose() puts them in the chain's order."""
+
+from __future__ import annotations
+
+from ...model.finding import Diagnosis
+from ...model.reading import Seen
+from ...model.scene import Scene
+from ...model.settings import Settings
+from . import device_nodes, driver, kubelet, nvml, pci
+
+
+def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
+    """What this scene means. The same for a live node, a tape and a simulated world."""
+    gpus = pci.sort_out(scene, settings)
+    judged = nvml.judge(scene, settings, gpus)
+    registered = kubelet.registered(scene, settings, judged)
+    findings = (
+        *pci.findings(scene, settings, gpus),
+        *driver.findings(scene, gpus),
+        *device_nodes.findings(scene, gpus, judged),
+        *driver.service_findings(scene, gpus),
+        *nvml.findings(scene, settings, gpus, judged),
+        *kubelet.findings(scene, settings),
+        *((registered,) if registered else ()),
+    )
+    probe = scene.probe.value if isinstance(scene.probe, Seen) else None
+    return Diagnosis(
+        findings=findings,
+        scope=gpus.scope,
+        scope_because=gpus.because,
+        expected=judged.expected,
+        may_probe=driver.is_live(scene),
+        report=probe.last if probe else None,
+        probe_busy=bool(probe and (probe.running_since is not None or probe.remains)),
+        fingerprint=judged.fingerprint,
+        disturbed_at=driver.disturbed_at(scene, settings),
+        kubelet_active=kubelet.is_active(scene, settings),
+        released_before=scene.released.value.reason if isinstance(scene.released, Seen) else "",
+        waiting_since=scene.waiting.value.at if isinstance(scene.waiting, Seen) else None,
+        paused=isinstance(scene.paused, Seen),
+        control_plane=scene.control_plane,
+        registered=registered,
+        additive=device_nodes.additive(scene, settings, gpus, judged) + driver.additive(scene, settings, gpus),
+    )

@@ -1,0 +1,276 @@
+"""The gate: phases, and the one function that moves between them.
+
+Everything that affects a phase, the release of the kubelet or readiness is in this file, and the rest of the
+program may not know it. step() is pure: `now` comes in, deadlines go out as `wake_at`.
+
+Three values, never one:
+* phase     where the host's GPUs stand;
+* released  the kubelet may start; once released, released for this boot;
+* ready     GPU work may start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ..model.finding import Diagnosis, Finding, Heals, Scope, Verdict
+from ..model.plan import Action, DropProbe, Learn, Release, StartProbe
+from ..model.scene import ProbeEnd
+from ..model.settings import Settings
+
+MAX_HOLD_S = 1800.0
+FIRST_FAILURES_S = 60.0
+"failing probes are repeated at the stable interval for so long, then ever more rarely: each costs the driver work"
+MAX_BACKOFF_S = 60.0
+AGREE = 2
+"looks at fresh probes that must agree before a cause counts as one that waiting cannot heal"
+
+
+class Phase(str, Enum):
+    """Where the host's GPUs stand. The numbers are on dashboards: they never change."""
+
+    WAITING = "WAITING"
+    PROBING = "PROBING"
+    SETTLING = "SETTLING"
+    OPEN = "OPEN"
+    REVALIDATING = "REVALIDATING"
+    REPAIRING = "REPAIRING"
+    HELD = "HELD"
+    NOT_APPLICABLE = "NOT_APPLICABLE"
+
+    @property
+    def number(self) -> int:
+        return list(Phase).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The gate's memory. Dropped with the agent: the next one begins anew and ends at the same place."""
+
+    started_at: float
+    phase: Phase = Phase.WAITING
+    since: float = 0.0
+    why: str = "not looked yet"
+    reason: str = "NotLooked"
+    "a stable word, docs/reasons.md"
+    released: str = ""
+    'why the kubelet may start, "" while it may not'
+    ready: bool = False
+    ready_why: str = "not looked yet"
+    counted: int = 0
+    "number of the last probe that was judged"
+    good: int = 0
+    "complete, equal probes in a row"
+    fingerprint: str = ""
+    validated_at: float | None = None
+    "start of the last probe that found the open gate's set again"
+    hopeless: int = 0
+    "fresh probes in a row whose cause waiting cannot heal"
+    failing_since: float | None = None
+    failures: int = 0
+    probe_after: float = 0.0
+    deadline_at: float = 0.0
+    learned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one cycle decided."""
+
+    gate: Gate
+    actions: tuple[Action, ...]
+    wake_at: float
+    "boottime, seconds: look again then at the latest"
+
+
+def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
+    """Judge what was seen, move, and say what is to be done."""
+    moved = _count(gate, diagnosis, now, settings)
+    moved = replace(moved, deadline_at=_deadline(moved, diagnosis, settings))
+    phase, why, reason = _phase(moved, diagnosis, settings, now)
+    if phase is not moved.phase:
+        moved = replace(moved, phase=phase, since=now)
+    moved = replace(moved, why=why, reason=reason)
+    word, released = _released(moved, diagnosis, now)
+    moved = replace(moved, released=released)
+    ready, ready_why = _ready(moved, diagnosis, now, settings)
+    moved = replace(moved, ready=ready, ready_why=ready_why)
+    moved, actions = _actions(moved, diagnosis, now, settings, word)
+    return Step(moved, actions, _wake_at(moved, diagnosis, now, settings))
+
+
+def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Gate:
+    """Judge the last probe, once. Only a difference between readings starts the count again."""
+    report = diagnosis.report
+    if report is None or report.number == gate.counted:
+        return gate
+    gate = replace(gate, counted=report.number)
+    if diagnosis.fingerprint:
+        same = diagnosis.fingerprint == gate.fingerprint
+        good = gate.good + 1 if same else 1
+        done = good >= settings.stable_probes
+        return replace(
+            gate, good=good, fingerprint=diagnosis.fingerprint, hopeless=0, failures=0, failing_since=None,
+            validated_at=report.started_at if done else None,
+            probe_after=now + settings.probe_interval_s if done
+            else report.started_at + settings.stable_interval_s)
+    failures = gate.failures + 1
+    since = gate.failing_since if gate.failing_since is not None else now
+    hopeless = gate.hopeless + 1 if _is_hopeless(diagnosis) else 0
+    pause = _backoff(settings, failures, now - since, report.end is ProbeEnd.HUNG, hopeless)
+    return replace(gate, good=0, fingerprint="", validated_at=None, failures=failures, failing_since=since,
+                   hopeless=hopeless, probe_after=now + pause)
+
+
+def _is_hopeless(diagnosis: Diagnosis) -> bool:
+    finding = _of_link(diagnosis, 5)
+    return finding is not None and finding.verdict is Verdict.FAILS and finding.heals is not Heals.SOON
+
+
+def _of_link(diagnosis: Diagnosis, link: int) -> Finding | None:
+    return next((f for f in diagnosis.findings if f.link == link and f.blocks), None)
+
+
+def _backoff(settings: Settings, failures: int, failing_for_s: float, hung: bool, hopeless: int) -> float:
+    """Seconds until the next probe: soon at first, a boot is short; rarely later, a failed init is not free."""
+    if hopeless >= AGREE:
+        return MAX_BACKOFF_S
+    if hung:
+        return min(MAX_BACKOFF_S, 5.0 * 2 ** min(failures - 1, 4))
+    if failing_for_s < FIRST_FAILURES_S:
+        return settings.stable_interval_s
+    late = failing_for_s - FIRST_FAILURES_S
+    return min(MAX_BACKOFF_S, max(settings.stable_interval_s, late / 4))
+
+
+def _deadline(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
+    """When the kubelet starts whatever is known; counted from the wait unit's start, or from ours."""
+    origin = diagnosis.waiting_since if diagnosis.waiting_since is not None else gate.started_at
+    return origin + hold_limit_s(settings, diagnosis.control_plane)
+
+
+def hold_limit_s(settings: Settings, control_plane: bool) -> float:
+    """The longest this node's kubelet is held, in seconds. The wait unit asks the same."""
+    if settings.on_deadline == "hold":
+        limit = min(max(settings.hold_s, settings.deadline_s), MAX_HOLD_S)
+    else:
+        limit = min(settings.deadline_s, MAX_HOLD_S)
+    return min(limit, settings.control_plane_deadline_s) if control_plane else limit
+
+
+def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> tuple[Phase, str, str]:
+    """The table: the first line that fits."""
+    if diagnosis.scope is Scope.NONE:
+        return Phase.NOT_APPLICABLE, diagnosis.scope_because, "NoGpuForContainers"
+    if not diagnosis.may_probe:
+        broken = diagnosis.first_broken()
+        return (Phase.WAITING, broken.because if broken else diagnosis.scope_because,
+                broken.reason if broken else "DriverUnknown")
+    earlier = next((f for f in diagnosis.findings
+                    if f.link == 1 and f.blocks and f.verdict is not Verdict.HOLDS), None)
+    if earlier and gate.hopeless < AGREE:
+        return Phase.WAITING, earlier.because, earlier.reason
+    nvml = _of_link(diagnosis, 5)
+    because, reason = (nvml.because, nvml.reason) if nvml else ("NVML was not asked", "NotProbed")
+    if gate.hopeless >= AGREE:
+        return Phase.HELD, f"{because}; next step: {nvml.next_step if nvml else ''}", reason
+    if gate.good >= settings.stable_probes:
+        disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
+        nodes = next((f for f in diagnosis.findings if f.link == 3 and f.blocks
+                      and f.verdict is Verdict.FAILS), None)
+        if nodes:
+            return Phase.WAITING, nodes.because, nodes.reason
+        if disturbed or (nvml and nvml.verdict is Verdict.FAILS):
+            return Phase.REVALIDATING, f"a reload or restart {now - diagnosis.disturbed_at:.0f} s ago is newer " \
+                "than the last validation", "Revalidating"
+        return Phase.OPEN, because, ""
+    if gate.good > 0:
+        return (Phase.SETTLING, f"{because}: {gate.good} of {settings.stable_probes} equal probes", "Settling")
+    nodes = _of_link(diagnosis, 3)
+    if nodes and nodes.verdict is Verdict.FAILS and nvml and nvml.verdict is Verdict.HOLDS:
+        return Phase.WAITING, nodes.because, nodes.reason
+    return Phase.PROBING, because, reason or "Probing"
+
+
+def _released(gate: Gate, diagnosis: Diagnosis, now: float) -> tuple[str, str]:
+    """(word, sentence) of why the kubelet may start; ("", "") while it may not."""
+    if gate.released:
+        return "Before", gate.released
+    if diagnosis.released_before:
+        return "Before", diagnosis.released_before
+    if diagnosis.kubelet_active:
+        return "KubeletActive", "the kubelet was already running"
+    if diagnosis.paused:
+        return "Paused", "gpu-gate is paused"
+    if gate.phase is Phase.OPEN:
+        return "Open", f"NVML is stable: {gate.why}"
+    if gate.phase is Phase.NOT_APPLICABLE:
+        return "NotApplicable", gate.why
+    if diagnosis.scope is Scope.LATE_DRIVER:
+        return "DriverNotOnHost", gate.why
+    if gate.phase is Phase.HELD:
+        return "CannotHeal", gate.why
+    if now >= gate.deadline_at:
+        return "Deadline", f"the deadline is over while {gate.phase.value}: {gate.why}"
+    return "", ""
+
+
+def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> tuple[bool, str]:
+    """(ready, why or why not)."""
+    if gate.phase is Phase.NOT_APPLICABLE:
+        broken = diagnosis.first_broken()
+        return (False, broken.because) if broken else (True, gate.why)
+    if gate.phase is Phase.REVALIDATING:
+        if now - diagnosis.disturbed_at > settings.revalidate_s:
+            return False, f"no verdict for {settings.revalidate_s:.0f} s after a reload or restart"
+    elif gate.phase is not Phase.OPEN:
+        return False, f"{gate.phase.value}: {gate.why}"
+    broken = diagnosis.first_broken()
+    if broken:
+        return False, broken.because
+    registered = diagnosis.registered
+    if registered and registered.verdict is not Verdict.HOLDS:
+        return False, registered.because
+    return True, registered.because if registered else gate.why
+
+
+def _actions(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings,
+             word: str) -> tuple[Gate, tuple[Action, ...]]:
+    actions: list[Action] = []
+    if not diagnosis.paused:
+        actions += diagnosis.additive
+    if gate.released and not diagnosis.released_before:
+        actions.append(Release(gate.released, word))
+    settling = gate.phase in (Phase.PROBING, Phase.SETTLING) and gate.good > 0 and not diagnosis.paused
+    if not settling:
+        actions.append(DropProbe())
+    if gate.phase is Phase.OPEN and gate.learned != diagnosis.expected:
+        gate = replace(gate, learned=diagnosis.expected)
+        actions.append(Learn(diagnosis.expected))
+    if _wants_probe(gate, diagnosis) and not diagnosis.probe_busy and now >= _probe_due(gate, settings):
+        actions.append(StartProbe(overlap=gate.good < settings.stable_probes))
+    return gate, tuple(actions)
+
+
+def _wants_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
+    return diagnosis.may_probe and not diagnosis.paused and gate.phase is not Phase.NOT_APPLICABLE
+
+
+def _probe_due(gate: Gate, settings: Settings) -> float:
+    if gate.phase is Phase.REVALIDATING and gate.validated_at is not None:
+        return gate.validated_at + settings.stable_interval_s
+    return gate.probe_after
+
+
+def _wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
+    instants = [now + settings.heartbeat_s]
+    if not gate.released:
+        instants.append(gate.deadline_at)
+    if _wants_probe(gate, diagnosis) and not diagnosis.probe_busy:
+        instants.append(_probe_due(gate, settings))
+    if gate.phase is Phase.REVALIDATING:
+        instants.append(diagnosis.disturbed_at + settings.revalidate_s + 0.01)
+    if gate.phase in (Phase.OPEN, Phase.REVALIDATING) and not gate.ready:
+        instants.append(now + 2.0)  # the kubelet sends no signal when a plugin registers
+    return max(now, min(i for i in instants if i > now or i == instants[0]))

@@ -1,0 +1,251 @@
+"""Every question we ask of a node, and nothing else: Host in, Scene out.
+
+All conversions between clocks happen here. Questions that cost something are asked only where their answer can
+matter: a node whose driver is loaded is not asked which module files it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from ..model.host import Host
+from ..model.reading import Reading, Refusal, Seen, Why
+from ..model.scene import DeviceNode, Entry, PciFunction, Scene
+from ..model.settings import Settings
+from . import parse
+
+T = TypeVar("T")
+
+RUN = "/run/gpu-gate"
+STATE = "/var/lib/gpu-gate"
+PCI = "/sys/bus/pci/devices"
+NVIDIA_VENDOR = 0x10DE
+
+# Units that carry a kubelet: kubeadm and most clouds; k3s, rke2, microk8s and k0s run it inside their own.
+KUBELET_UNITS = (
+    "kubelet.service",
+    "k3s-agent.service",
+    "k3s.service",
+    "rke2-agent.service",
+    "rke2-server.service",
+    "snap.microk8s.daemon-kubelite.service",
+    "k0sworker.service",
+    "k0scontroller.service",
+)
+RUNTIME_UNITS = ("containerd.service", "crio.service", "docker.service")
+DRIVER_UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
+
+CONTROL_PLANE_MANIFESTS = (
+    "/etc/kubernetes/manifests/kube-apiserver.yaml",
+    "/var/lib/rancher/rke2/agent/pod-manifests/kube-apiserver.yaml",
+)
+
+
+def watched_units(settings: Settings) -> tuple[str, ...]:
+    """The units whose state and InvocationID matter."""
+    return DRIVER_UNITS + RUNTIME_UNITS + kubelet_units(settings)
+
+
+def kubelet_units(settings: Settings) -> tuple[str, ...]:
+    if settings.kubelet_unit == "none":
+        return ()
+    if settings.kubelet_unit:
+        return (settings.kubelet_unit,)
+    return KUBELET_UNITS
+
+
+def watched_folders(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """Folders to be woken by, each with the name prefixes that matter there (none: every name).
+
+    The driver makes no uevent for /dev/nvidia*, so /dev is watched; the kubelet's folders come and go.
+    """
+    pod_resources = settings.pod_resources_socket.rsplit("/", 1)[0]
+    return {
+        "/dev": ("nvidia",),
+        "/dev/char": ("195:",),
+        "/proc/driver": ("nvidia",),
+        settings.device_plugins_dir: (),
+        pod_resources: (),
+        RUN: ("released", "paused", "waiting"),
+    }
+
+
+async def look(host: Host, settings: Settings) -> Scene:
+    """Ask the node everything once."""
+    scene = Scene(clock=await host.clock(), pci=await _pci(host))
+    scene = replace(scene, **await _driver(host))
+    scene = replace(scene, **await _device_nodes(host))
+    scene = replace(scene, **await _marks(host))
+    return replace(
+        scene,
+        probe=await host.probe(),
+        manager=await host.manager(),
+        units=await host.units(watched_units(settings)),
+        plugin_sockets=await host.folder(settings.device_plugins_dir, "*"),
+        allocatable=await host.allocatable(settings.pod_resources_socket),
+        trouble=await host.trouble(),
+    )
+
+
+def _parsed(reading: Reading[bytes], parser: Callable[[bytes], T | None], what: str) -> Reading[T]:
+    """The part a file holds; a file that holds something else is a failed reading, not a missing one."""
+    if isinstance(reading, Refusal):
+        return reading
+    value = parser(reading.value)
+    if value is None:
+        return Refusal(Why.FAILED, f"{what} holds something else: {parse.text(reading.value)[:80]!r}")
+    return Seen(value, reading.at)
+
+
+async def _parsed_file(host: Host, path: str, parser: Callable[[bytes], T | None],
+                       limit: int = 65536) -> Reading[T]:
+    return _parsed(await host.file(path, limit), parser, path)
+
+
+async def _pci(host: Host) -> Reading[tuple[PciFunction, ...]]:
+    """NVIDIA's functions on the PCI bus. One unreadable function makes the whole reading fail: a set with a
+    hole is not a set."""
+    folder = await host.folder(PCI)
+    if isinstance(folder, Refusal):
+        return folder
+    functions = []
+    for entry in folder.value:
+        vendor = await _parsed_file(host, f"{PCI}/{entry.name}/vendor", parse.hex_number)
+        if isinstance(vendor, Refusal):
+            if vendor.is_missing:  # gone between the two questions, or a stray entry
+                continue
+            return Refusal(vendor.why, f"{PCI}/{entry.name}/vendor: {vendor.detail}")
+        if vendor.value == NVIDIA_VENDOR:
+            function = await _pci_function(host, entry.name)
+            if isinstance(function, Refusal):
+                return function
+            functions.append(function)
+    return Seen(tuple(functions), folder.at)
+
+
+async def _pci_function(host: Host, name: str) -> PciFunction | Refusal:
+    path = f"{PCI}/{name}"
+    class_code = await _parsed_file(host, f"{path}/class", parse.hex_number)
+    if isinstance(class_code, Refusal):
+        return class_code
+    driver = await host.folder(path, "driver")
+    if isinstance(driver, Refusal):
+        return driver
+    override = await _parsed_file(host, f"{path}/driver_override", parse.text)
+    bound = driver.value[0].target.rsplit("/", 1)[-1] if driver.value else ""
+    written = override.value if isinstance(override, Seen) and override.value != "(null)" else ""
+    return PciFunction(parse.bus_id(name) or name, class_code.value, bound, written)
+
+
+async def _driver(host: Host) -> dict[str, object]:
+    version = await _parsed_file(host, "/proc/driver/nvidia/version", parse.driver_version)
+    found: dict[str, object] = {
+        "driver_version": version,
+        "module_state": await _parsed_file(host, "/sys/module/nvidia/initstate", parse.text),
+        "is_container": await _is_container(host),
+    }
+    if isinstance(version, Refusal):
+        found["module_installed"] = await _module_installed(host)
+        found["driver_building"] = await _driver_building(host)
+    else:
+        gpus = await host.folder("/proc/driver/nvidia/gpus")
+        found["proc_gpus"] = gpus if isinstance(gpus, Refusal) else Seen(
+            tuple(parse.bus_id(e.name) or e.name for e in gpus.value), gpus.at)
+    return found
+
+
+async def _is_container(host: Host) -> bool:
+    # systemd writes /run/systemd/container for itself (container-interface); Docker and Podman leave marks too.
+    for path in ("/run/systemd/container", "/.dockerenv", "/run/.containerenv"):
+        if isinstance(await host.file(path), Seen):
+            return True
+    return False
+
+
+async def _module_installed(host: Host) -> Reading[str]:
+    release = await _parsed_file(host, "/proc/sys/kernel/osrelease", parse.text)
+    if isinstance(release, Refusal):
+        return release
+    path = f"/lib/modules/{release.value}/modules.dep"
+    dep = await host.file(path, 8 << 20)
+    if isinstance(dep, Refusal):
+        return dep
+    found = parse.module_file(dep.value)
+    return Seen(found, dep.at) if found else Refusal(Why.MISSING, f"no nvidia module in {path}")
+
+
+async def _driver_building(host: Host) -> Reading[str]:
+    """dkms keeps a module's build folder only while it builds (dkms(8), /var/lib/dkms/MODULE/VERSION/build)."""
+    modules = await host.folder("/var/lib/dkms", "nvidia*")
+    if isinstance(modules, Refusal):
+        return modules
+    for module in modules.value:
+        versions = await host.folder(f"/var/lib/dkms/{module.name}")
+        if isinstance(versions, Refusal):
+            continue
+        for version in versions.value:
+            build = await host.folder(f"/var/lib/dkms/{module.name}/{version.name}", "build")
+            if isinstance(build, Seen) and build.value:
+                return Seen(f"{module.name} {version.name}", build.at)
+    return Refusal(Why.MISSING, "dkms builds no nvidia module now")
+
+
+async def _device_nodes(host: Host) -> dict[str, object]:
+    majors = await _parsed_file(host, "/proc/devices", parse.majors)
+    dev = await host.folder("/dev", "nvidia*")
+    caps = await host.folder("/dev/nvidia-caps")
+    links = await host.folder("/dev/char")
+    nodes: Reading[tuple[DeviceNode, ...]]
+    if isinstance(dev, Refusal):
+        nodes = dev
+    else:
+        found = [_node("/dev", e) for e in dev.value if e.kind == "char"]
+        if isinstance(caps, Seen):
+            found += [_node("/dev/nvidia-caps", e) for e in caps.value if e.kind == "char"]
+        nodes = Seen(tuple(found), dev.at)
+    return {
+        "majors": majors,
+        "nodes": nodes,
+        "char_links": links if isinstance(links, Refusal) else Seen(
+            {e.name: e.target for e in links.value if e.kind == "link"}, links.at),
+    }
+
+
+def _node(folder: str, entry: Entry) -> DeviceNode:
+    return DeviceNode(f"{folder}/{entry.name}", entry.major, entry.minor)
+
+
+async def _marks(host: Host) -> dict[str, object]:
+    plane = False
+    for path in CONTROL_PLANE_MANIFESTS:
+        plane = plane or isinstance(await host.file(path, 1), Seen)
+    return {
+        "released": await _parsed_file(host, f"{RUN}/released", parse.mark),
+        "paused": await _parsed_file(host, f"{RUN}/paused", parse.mark),
+        "waiting": await _parsed_file(host, f"{RUN}/waiting", parse.mark),
+        "learned": await _learned(host),
+        "control_plane": plane,
+    }
+
+
+async def _learned(host: Host) -> Reading[tuple[str, ...]]:
+    """What this very machine showed before. Keyed, so that a node image carries no other machine's set."""
+    stored = await _parsed_file(host, f"{STATE}/learned.json", parse.json_object)
+    if isinstance(stored, Refusal):
+        return stored
+    key = await machine_key(host)
+    bus_ids = stored.value.get("bus_ids")
+    if stored.value.get("machine") != key or not isinstance(bus_ids, list):
+        return Refusal(Why.MISSING, "learned on another machine")
+    return Seen(tuple(str(b) for b in bus_ids), stored.at)
+
+
+async def machine_key(host: Host) -> str:
+    """DMI product UUID and machine-id: what a copied disk does not carry along."""
+    parts = []
+    for path in ("/sys/class/dmi/id/product_uuid", "/etc/machine-id"):
+        part = await _parsed_file(host, path, parse.text)
+        parts.append(part.value if isinstance(part, Seen) else "-")
+    return "/".join(parts)

@@ -1,0 +1,87 @@
+"""Bytes to parts. Each function takes what a file held and returns a part, or None where it cannot be one."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ..model.scene import Mark
+
+_KERNEL_MODULE = re.compile(r"Kernel Module\b.*?\s(\d{3,4}(?:\.\d+){1,2})\b")
+_MODULE_FILE = re.compile(r"^(\S*/nvidia(?:-current|-tesla[\w.-]*|-legacy[\w.-]*)?\.ko(?:\.(?:gz|xz|zst))?):", re.M)
+_BUS_ID = re.compile(r"^([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])$")
+_DEVICE_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.M)
+
+
+def text(data: bytes) -> str:
+    return data.decode("utf-8", "replace").strip()
+
+
+def driver_version(data: bytes) -> str | None:
+    """The version in /proc/driver/nvidia/version.
+
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  …", and of the open modules
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build …".
+    """
+    found = _KERNEL_MODULE.search(data.decode("utf-8", "replace"))
+    return found.group(1) if found else None
+
+
+def hex_number(data: bytes) -> int | None:
+    try:
+        return int(text(data), 16)
+    except ValueError:
+        return None
+
+
+def bus_id(written: str) -> str | None:
+    """A PCI bus id in sysfs's form; NVML writes an 8-digit domain (00000000:07:00.0), in capitals."""
+    found = _BUS_ID.match(written.strip().lower())
+    if not found:
+        return None
+    domain, bus, device, function = found.groups()
+    return f"{int(domain, 16):04x}:{bus}:{device}.{function}"
+
+
+def majors(data: bytes) -> dict[str, int]:
+    """Character majors by name, from /proc/devices."""
+    found: dict[str, int] = {}
+    for line in data.decode("utf-8", "replace").splitlines():
+        if line.startswith("Block devices"):
+            break
+        number, _, name = line.strip().partition(" ")
+        if number.isdigit() and name:
+            found[name.strip()] = int(number)
+    return found
+
+
+def module_file(modules_dep: bytes) -> str | None:
+    """The nvidia module's file in modules.dep, under any of the distributions' names for it."""
+    found = _MODULE_FILE.search(modules_dep.decode("utf-8", "replace"))
+    return found.group(1) if found else None
+
+
+def device_minor(information: bytes) -> int | None:
+    """N of /dev/nvidiaN, from /proc/driver/nvidia/gpus/<bus id>/information."""
+    found = _DEVICE_MINOR.search(information.decode("utf-8", "replace"))
+    return int(found.group(1)) if found else None
+
+
+def json_object(data: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def mark(data: bytes) -> Mark | None:
+    """A mark of /run/gpu-gate: {"reason": "…", "at": boottime seconds}. An empty file is a mark as well."""
+    if not data.strip():
+        return Mark("set by hand", 0.0)
+    found = json_object(data)
+    if found is None:
+        return Mark(text(data)[:200], 0.0)
+    reason, at = found.get("reason"), found.get("at")
+    return Mark(str(reason or "no reason given")[:200], float(at) if isinstance(at, (int, float)) else 0.0)

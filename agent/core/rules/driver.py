@@ -1,0 +1,86 @@
+"""Links 2 and 4: the kernel module, and the services that keep it initialised."""
+
+from __future__ import annotations
+
+from ...model.finding import Finding, Heals, Scope, Verdict
+from ...model.plan import Action, LoadModule
+from ...model.reading import Refusal, Seen
+from ...model.scene import Scene
+from ...model.settings import Settings
+from ..look import watched_units
+from .gpus import SortedGpus
+
+
+def is_live(scene: Scene) -> bool:
+    """The module is loaded and has finished loading: NVML can be asked without loading anything."""
+    if not isinstance(scene.driver_version, Seen):
+        return False
+    return not (isinstance(scene.module_state, Seen) and scene.module_state.value != "live")
+
+
+def disturbed_at(scene: Scene, settings: Settings) -> float:
+    """When a reload or restart last happened that asks for a new validation; boottime, seconds."""
+    instants = [0.0]
+    if isinstance(scene.manager, Seen) and scene.manager.value.last_reload_at is not None:
+        instants.append(scene.manager.value.last_reload_at)
+    if isinstance(scene.units, Seen):
+        watched = set(watched_units(settings))
+        instants += [u.active_since for u in scene.units.value
+                     if u.name in watched and u.is_active and u.active_since is not None]
+    return max(instants)
+
+
+def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
+    if gpus.scope is Scope.NONE:
+        return ()
+    if isinstance(scene.driver_version, Seen):
+        if not is_live(scene):
+            return (_fails("the nvidia module is still loading (initstate is not live)", "DriverLoading"),)
+        return (Finding(2, "DriverLoaded", Verdict.HOLDS,
+                        f"driver {scene.driver_version.value} (/proc/driver/nvidia/version)"),)
+    if not scene.driver_version.is_telling:
+        return (Finding(2, "DriverLoaded", Verdict.UNKNOWN, gpus.because, "DriverUnreadable",
+                        missing=("/proc/driver/nvidia/version",)),)
+    if not scene.driver_version.is_missing:
+        return (_fails(str(scene.driver_version), "DriverUnreadable"),)
+    if gpus.scope is Scope.LATE_DRIVER:
+        return (_fails(gpus.because, "DriverNotInstalled",
+                       "the GPU Operator, cloud-init or a person installs it; gpu-gate watches for it"),)
+    return (_fails(gpus.because, "DriverNotLoaded", "modprobe nvidia; dmesg | grep -i -E 'nvidia|NVRM'"),)
+
+
+def _fails(because: str, reason: str, next_step: str = "dmesg | grep -i nvidia") -> Finding:
+    return Finding(2, "DriverLoaded", Verdict.FAILS, because, reason, missing=("/proc/driver/nvidia/version",),
+                   heals=Heals.SOON, next_step=next_step)
+
+
+def service_findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
+    """nvidia-persistenced is a hint to probe now, never a condition: some hosts run none, and its "active"
+    comes before any device is open."""
+    if gpus.scope is Scope.NONE:
+        return ()
+    if isinstance(scene.units, Refusal):
+        return (Finding(4, "PersistenceActive", Verdict.UNKNOWN, f"systemd was not read ({scene.units})",
+                        "SystemdUnreadable", missing=("nvidia-persistenced.service",), blocks=False),)
+    found = []
+    for unit in scene.units.value:
+        if unit.name == "nvidia-persistenced.service":
+            holds = unit.is_active
+            found.append(Finding(
+                4, "PersistenceActive", Verdict.HOLDS if holds else Verdict.FAILS,
+                f"{unit.name} is {unit.load if unit.load != 'loaded' else unit.active}",
+                "" if holds else "PersistenceInactive", blocks=False,
+                next_step="" if holds else "without persistence every probe and pod start wakes the GPUs: "
+                                           "systemctl enable --now nvidia-persistenced"))
+        elif unit.name == "nvidia-fabricmanager.service" and unit.load == "loaded" and unit.active == "failed":
+            found.append(Finding(
+                4, "FabricManagerActive", Verdict.FAILS, f"{unit.name} has failed", "FabricManagerFailed",
+                blocks=False, next_step="journalctl -u nvidia-fabricmanager"))
+    return tuple(found)
+
+
+def additive(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Action, ...]:
+    wanted = (settings.load_driver == "auto" and gpus.scope is Scope.GPUS
+              and isinstance(scene.driver_version, Refusal) and isinstance(scene.module_state, Refusal)
+              and isinstance(scene.module_installed, Seen))
+    return (LoadModule(),) if wanted else ()

@@ -1,0 +1,126 @@
+"""Link 5: does NVML enumerate every expected GPU? Stability over several probes is the gate's to count."""
+
+from __future__ import annotations
+
+from ...model.finding import Finding, Heals, Scope, Verdict
+from ...model.reading import Seen
+from ...model.scene import DeviceNode, Gpu, NvmlError, ProbeEnd, ProbeReport, Remains, Scene
+from ...model.settings import Settings
+from .. import nvml_codes
+from .device_nodes import missing_nodes
+from .gpus import Judged, SortedGpus
+from .pci import expected_number
+
+
+def judge(scene: Scene, settings: Settings, gpus: SortedGpus) -> Judged:
+    report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
+    if report is None:
+        return Judged(gpus.candidates, (), gpus.candidates, (), "")
+    elsewhere = {bus_id for bus_id, _ in gpus.elsewhere}
+    expected = tuple(b for b in gpus.candidates if b not in report.excluded)
+    shown = tuple(g for g in report.gpus if g.bus_id not in elsewhere)
+    missing = _missing(settings, expected, shown)
+    errors = tuple(e for e in report.errors
+                   if e.index < 0 or (e.bus_id in expected if e.bus_id else bool(missing)))
+    clean = report.end is ProbeEnd.ANSWERED and not missing and not errors and bool(shown)
+    nodes = scene.nodes.value if isinstance(scene.nodes, Seen) else ()
+    if clean and missing_nodes(scene, shown):
+        clean = False
+    return Judged(expected, shown, missing, errors, _fingerprint(report, shown, nodes) if clean else "")
+
+
+def _missing(settings: Settings, expected: tuple[str, ...], shown: tuple[Gpu, ...]) -> tuple[str, ...]:
+    number = expected_number(settings)
+    if number is not None:  # the owner's word overrides PCI: 7 may be right on a node with a dead GPU
+        short = number - len(shown)
+        if short <= 0:
+            return ()
+        by_bus = tuple(b for b in expected if b not in {g.bus_id for g in shown})
+        return by_bus or (f"{short} GPUs",)
+    if settings.expected_gpus:
+        return tuple(u for u in settings.expected_gpus if u not in {g.uuid for g in shown})
+    return tuple(b for b in expected if b not in {g.bus_id for g in shown})
+
+
+def _fingerprint(report: ProbeReport, shown: tuple[Gpu, ...], nodes: tuple[DeviceNode, ...]) -> str:
+    """What must stay equal: UUID and bus id of each GPU, the device nodes' numbers, the driver's version."""
+    paths = {"/dev/nvidiactl"} | {f"/dev/nvidia{g.minor}" for g in shown}
+    numbers = sorted(f"{n.path}={n.major}:{n.minor}" for n in nodes if n.path in paths)
+    return " ".join([report.driver_version, *sorted(f"{g.uuid}@{g.bus_id}" for g in shown), *numbers])
+
+
+def findings(scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged) -> tuple[Finding, ...]:
+    if gpus.scope is Scope.NONE:
+        return ()
+    state = scene.probe.value if isinstance(scene.probe, Seen) else None
+    now = scene.clock.boottime
+    if state and state.remains:
+        return (_hung(state.remains, now),)
+    if state is None or state.last is None:
+        because = (f"first probe under way for {now - state.running_since:.0f} s"
+                   if state and state.running_since is not None else "no probe has been made")
+        return (Finding(5, "NvmlComplete", Verdict.UNKNOWN, because, "NotProbed", missing=("an NVML probe",),
+                        next_step="gpu-gate probe"),)
+    found = [_complete(state.last, judged, now)]
+    if isinstance(scene.learned, Seen):
+        found += _learned(scene.learned.value, judged)
+    return tuple(found)
+
+
+def _hung(remains: Remains, now: float) -> Finding:
+    return Finding(
+        5, "NvmlComplete", Verdict.FAILS,
+        f"probe hung, pid {remains.pid}, state {remains.state}, wchan {remains.wchan or '?'}, "
+        f"{now - remains.since:.0f} s",
+        "ProbeHung", missing=("an answer from NVML",),
+        next_step=f"cat /proc/{remains.pid}/stack; dmesg | grep -E 'NVRM|Xid'; a driver that hangs wants a reboot")
+
+
+def _complete(report: ProbeReport, judged: Judged, now: float) -> Finding:
+    age = f"{max(0.0, now - report.ended_at):.0f} s ago"
+    if report.end is ProbeEnd.HUNG:
+        return _fails(f"{report.detail}, {age}", "ProbeHung", Heals.SOON, "dmesg | grep -E 'NVRM|Xid'")
+    if report.end is ProbeEnd.BROKEN:
+        return _fails(f"the probe failed: {report.detail}, {age}", "ProbeBroken", Heals.SOON, "gpu-gate probe")
+    worst = _worst(judged.errors)
+    count = f"{len(judged.gpus)} of {len(judged.gpus) + len(judged.missing)}"
+    if worst is not None:
+        reason = nvml_codes.CODES.get(worst.code, (f"NVML_{worst.code}",))[0]
+        where = f" for {worst.bus_id or f'index {worst.index}'}" if worst.index >= 0 else ""
+        seen = f"{count}: " if worst.index >= 0 else ""
+        lost = f"; missing {', '.join(judged.missing)}" if judged.missing and worst.index >= 0 else ""
+        return _fails(f"{seen}{worst.call}{where} said {nvml_codes.name_of(worst.code)}{lost}, {age}",
+                      _camel(reason), nvml_codes.heals(worst.code), nvml_codes.next_step(worst.code),
+                      judged.missing)
+    if judged.missing:
+        return _fails(f"{count}: {', '.join(judged.missing)} on PCI, absent from NVML, {age}", "GpuMissing",
+                      Heals.SOON, "dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L", judged.missing)
+    if not judged.gpus:
+        return _fails(f"NVML enumerates no GPU, {age}", "GpuMissing", Heals.SOON, "nvidia-smi -L")
+    return Finding(5, "NvmlComplete", Verdict.HOLDS,
+                   f"NVML enumerates {len(judged.gpus)} of {len(judged.gpus)} GPUs, {age}")
+
+
+def _camel(nvml_name: str) -> str:
+    """NVML_ERROR_GPU_IS_LOST to NvmlGpuIsLost."""
+    return "Nvml" + "".join(w.capitalize() for w in nvml_name.removeprefix("NVML_ERROR_").split("_"))
+
+
+def _worst(errors: tuple[NvmlError, ...]) -> NvmlError | None:
+    """The error that decides: one that cannot heal before one that can."""
+    rank = {Heals.NEVER: 0, Heals.CONFIGURATION: 1, Heals.SOON: 2}
+    return min(errors, key=lambda e: rank[nvml_codes.heals(e.code)], default=None)
+
+
+def _fails(because: str, reason: str, heals: Heals, next_step: str, missing: tuple[str, ...] = ()) -> Finding:
+    return Finding(5, "NvmlComplete", Verdict.FAILS, because, reason, missing=missing, heals=heals,
+                   next_step=next_step)
+
+
+def _learned(learned: tuple[str, ...], judged: Judged) -> list[Finding]:
+    gone = tuple(b for b in learned if b not in judged.expected)
+    if not gone:
+        return []
+    return [Finding(5, "AsBefore", Verdict.FAILS,
+                    f"earlier boots of this machine showed {', '.join(gone)} as well", "FewerThanBefore",
+                    missing=gone, blocks=False, next_step="if that is on purpose: gpu-gate forget")]

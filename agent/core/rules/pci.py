@@ -1,0 +1,114 @@
+"""Link 1: which GPUs does this host have, and which of them are for containers?"""
+
+from __future__ import annotations
+
+from ...model.finding import Finding, Heals, Scope, Verdict
+from ...model.reading import Refusal, Seen
+from ...model.scene import PciFunction, Scene
+from ...model.settings import Settings
+from .. import parse
+from .gpus import NOUVEAU, SortedGpus
+
+NVIDIA = "nvidia"
+
+
+def expected_number(settings: Settings) -> int | None:
+    """The configured number of GPUs, where one is configured."""
+    expected = settings.expected_gpus
+    return int(expected[0]) if len(expected) == 1 and expected[0].isdigit() else None
+
+
+def sort_out(scene: Scene, settings: Settings) -> SortedGpus:
+    if isinstance(scene.pci, Refusal):
+        if scene.pci.is_missing:
+            return SortedGpus(Scope.NONE, "this host has no PCI bus")
+        return SortedGpus(Scope.UNKNOWN, f"the PCI bus could not be read ({scene.pci})")
+    excluded = {parse.bus_id(b) or b for b in settings.exclude_gpus}
+    bound, unbound, elsewhere = [], [], []
+    for gpu in scene.pci.value:
+        if not gpu.is_gpu:
+            continue
+        why = "excluded by ExcludeGPUs=" if gpu.bus_id in excluded else _given_to(gpu)
+        if why:
+            elsewhere.append((gpu.bus_id, why))
+        elif gpu.driver == NVIDIA:
+            bound.append(gpu.bus_id)
+        else:
+            unbound.append(gpu.bus_id)
+    if scene.is_container:
+        bound, unbound = _given_to_this_container(scene, bound), []
+    scope, because = _scope(scene, settings, len(bound) + len(unbound), elsewhere)
+    return SortedGpus(scope, because, tuple(sorted(bound)), tuple(sorted(unbound)), tuple(sorted(elsewhere)))
+
+
+def _given_to(gpu: PciFunction) -> str:
+    """Who has this GPU, "" where it is nvidia's or nobody's."""
+    if gpu.driver and gpu.driver != NVIDIA:
+        return gpu.driver
+    if not gpu.driver and gpu.driver_override and gpu.driver_override != NVIDIA:
+        return f"{gpu.driver_override} (driver_override)"
+    return ""
+
+
+def _given_to_this_container(scene: Scene, bound: list[str]) -> list[str]:
+    """A container node (kind, nvkind) sees the host's whole PCI bus, and was given only some of it."""
+    if not isinstance(scene.proc_gpus, Seen) or not isinstance(scene.nodes, Seen):
+        return bound
+    has_gpu_node = any(n.path.removeprefix("/dev/nvidia").isdigit() for n in scene.nodes.value)
+    return [b for b in bound if b in scene.proc_gpus.value] if has_gpu_node else []
+
+
+def _scope(scene: Scene, settings: Settings, candidates: int,
+           elsewhere: list[tuple[str, str]]) -> tuple[Scope, str]:
+    if expected_number(settings) == 0:
+        return Scope.NONE, "the owner expects no GPU here (ExpectedGPUs=0)"
+    if candidates == 0 and not settings.expected_gpus:
+        if elsewhere:
+            users = ", ".join(f"{bus_id} {why}" for bus_id, why in elsewhere)
+            return Scope.NONE, f"no NVIDIA GPU for containers: {users}"
+        return Scope.NONE, "no NVIDIA GPU on the PCI bus"
+    if isinstance(scene.driver_version, Seen) or isinstance(scene.module_state, Seen):
+        return Scope.GPUS, "the nvidia module is loaded"
+    if not scene.driver_version.is_missing:
+        return Scope.UNKNOWN, f"/proc/driver/nvidia/version could not be read ({scene.driver_version})"
+    if isinstance(scene.driver_building, Seen):
+        return Scope.GPUS, f"dkms is building {scene.driver_building.value}"
+    if isinstance(scene.module_installed, Seen):
+        return Scope.GPUS, f"{scene.module_installed.value} is installed and not loaded yet"
+    if scene.module_installed.is_missing:
+        return Scope.LATE_DRIVER, f"no nvidia driver on the host yet ({scene.module_installed.detail})"
+    return Scope.UNKNOWN, f"whether a driver is installed could not be read ({scene.module_installed})"
+
+
+def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Finding, ...]:
+    if isinstance(scene.pci, Refusal) and not scene.pci.is_missing:
+        return (Finding(1, "GpusOnPci", Verdict.UNKNOWN, gpus.because, "PciUnreadable",
+                        missing=("/sys/bus/pci/devices",), next_step="lspci -d 10de:"),)
+    found = [_on_pci(settings, gpus)]
+    if gpus.unbound and isinstance(scene.driver_version, Seen):
+        found.append(Finding(
+            1, "GpusBound", Verdict.FAILS,
+            f"{len(gpus.unbound)} of {len(gpus.candidates)} GPUs bound to no driver: {', '.join(gpus.unbound)}",
+            "GpuUnbound", missing=gpus.unbound,
+            next_step="dmesg | grep NVRM; if that GPU is not for containers: [Gate] ExcludeGPUs="))
+    if gpus.on_nouveau:
+        found.append(Finding(
+            1, "GpusBound", Verdict.FAILS, f"bound to nouveau: {', '.join(gpus.on_nouveau)}", "NouveauBound",
+            missing=gpus.on_nouveau, heals=Heals.CONFIGURATION,
+            next_step="blacklist nouveau and rebuild the initramfs, or [Gate] ExcludeGPUs="))
+    return tuple(found)
+
+
+def _on_pci(settings: Settings, gpus: SortedGpus) -> Finding:
+    seen = len(gpus.candidates)
+    apart = "".join(f"; {bus_id}: {why}" for bus_id, why in gpus.elsewhere)
+    number = expected_number(settings)
+    wanted = number if number is not None else len(settings.expected_gpus)
+    if gpus.scope is Scope.NONE:
+        return Finding(1, "GpusOnPci", Verdict.HOLDS, gpus.because, "NoGpuForContainers")
+    if seen < wanted:
+        return Finding(
+            1, "GpusOnPci", Verdict.FAILS, f"{seen} of {wanted} expected GPUs on the PCI bus{apart}",
+            "PciShort", missing=(f"{wanted - seen} GPUs",), heals=Heals.SOON,
+            next_step="lspci -d 10de: ; a GPU that is not on the bus wants a power cycle or a technician")
+    return Finding(1, "GpusOnPci", Verdict.HOLDS, f"{seen} GPUs on the PCI bus{apart}")

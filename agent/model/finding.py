@@ -1,0 +1,95 @@
+"""What the rules conclude: one finding a condition, in the order of the chain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .plan import Action
+from .scene import ProbeReport
+
+
+class Verdict(str, Enum):
+    HOLDS = "holds"
+    FAILS = "fails"
+    UNKNOWN = "unknown"
+
+
+class Heals(str, Enum):
+    """What waiting does for a failed condition."""
+
+    SOON = "soon"
+    "waiting may heal it"
+    NEVER = "never"
+    "a person or a reboot must heal it"
+    CONFIGURATION = "configuration"
+    "this host is set up so that it cannot hold"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One condition of one link."""
+
+    link: int
+    "1 to 14, docs/terms.md"
+    condition: str
+    "CamelCase, as Kubernetes names conditions"
+    verdict: Verdict
+    because: str
+    "what was seen, in one line"
+    reason: str = ""
+    "a stable CamelCase word for machines; documented in docs/reasons.md"
+    missing: tuple[str, ...] = ()
+    "what would have to be there: bus ids, device nodes, readings"
+    heals: Heals = Heals.SOON
+    next_step: str = ""
+    "what a person can do, best a command to paste"
+    blocks: bool = True
+    "False: worth saying, but GPU work may start without it"
+
+
+class Scope(str, Enum):
+    """Is there anything on this host to gate?"""
+
+    GPUS = "gpus"
+    NONE = "none"
+    "no NVIDIA GPU for containers"
+    LATE_DRIVER = "late-driver"
+    "GPUs, but their driver is not on the host: it comes later or never"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What the scene means, and the few values the gate decides by."""
+
+    findings: tuple[Finding, ...]
+    scope: Scope
+    scope_because: str
+    expected: tuple[str, ...]
+    "bus ids of the GPUs this host must show"
+    may_probe: bool
+    "the driver is loaded: NVML can be asked without loading it"
+    report: ProbeReport | None
+    probe_busy: bool
+    "a probe is under way, or its remains still exist"
+    fingerprint: str
+    'what must stay equal from probe to probe; "" where the last probe was not complete and clean'
+    disturbed_at: float
+    "boottime, seconds, of the newest reload or restart of a unit we follow"
+    kubelet_active: bool | None
+    released_before: str
+    'why an earlier moment of this boot released the kubelet, "" where none did'
+    waiting_since: float | None
+    paused: bool
+    control_plane: bool
+    registered: Finding | None
+    additive: tuple[Action, ...] = ()
+    "what is missing and may be added without asking"
+
+    def first_broken(self) -> Finding | None:
+        """The first link that blocks: everything after it follows from it."""
+        for finding in self.findings:
+            if finding.blocks and finding.verdict is Verdict.FAILS:
+                return finding
+        return None

@@ -1,0 +1,35 @@
+"""The narrow waist: the few read-only questions that may be asked of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .reading import Reading
+from .scene import Clock, Devices, Entry, Manager, ProbeState, Unit
+
+
+class Host(Protocol):
+    """A node, live or on tape. Every answer is a value or a refusal; no question changes the node."""
+
+    async def clock(self) -> Clock: ...
+
+    async def file(self, path: str, limit: int = 65536) -> Reading[bytes]:
+        """The first `limit` bytes of a file."""
+
+    async def folder(self, path: str, match: str = "*") -> Reading[tuple[Entry, ...]]:
+        """The names in a folder that match a shell pattern, sorted, at most 4,096."""
+
+    async def units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
+        """These units as systemd knows them; unknown ones come with load "not-found"."""
+
+    async def manager(self) -> Reading[Manager]: ...
+
+    async def probe(self) -> Reading[ProbeState]:
+        """What the NVML probes have said so far. Asking starts none."""
+
+    async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
+        """What the kubelet lists as allocatable, by its pod-resources API."""
+
+    async def trouble(self) -> tuple[str, ...]:
+        """Signal sources that are lost."""

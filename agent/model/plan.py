@@ -1,0 +1,59 @@
+"""The closed set of things gpu-gate may do to a node, and the plan of one cycle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+
+@dataclass(frozen=True, slots=True)
+class StartProbe:
+    """Start one NVML probe program beside the cycle."""
+
+    overlap: bool
+    "keep the process until the next one has finished, so that a driver without persistence stays initialised"
+
+
+@dataclass(frozen=True, slots=True)
+class DropProbe:
+    """Let go of a probe process that was kept for overlap: nothing is held once the gate is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Say that the kubelet may start (/run/gpu-gate/released)."""
+
+    reason: str
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDevChar:
+    """Additive: /dev/char/<major>:<minor> links to device nodes that exist."""
+
+    links: tuple[tuple[str, str], ...]
+    '("195:0", "../nvidia0")'
+
+
+@dataclass(frozen=True, slots=True)
+class MakeNodes:
+    """Additive: missing device nodes, through nvidia-modprobe, whose module is loaded already."""
+
+    minors: tuple[int, ...]
+    "/dev/nvidia<minor>; 255 is /dev/nvidiactl"
+    uvm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModule:
+    """Additive, opt-in (Load=auto): modprobe -b nvidia; an admin's blacklist holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Remember the set of GPUs this machine showed when it was stable (only ever to warn)."""
+
+    bus_ids: tuple[str, ...]
+
+
+Action = Union[StartProbe, DropProbe, Release, LinkDevChar, MakeNodes, LoadModule, Learn]

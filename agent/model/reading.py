@@ -1,0 +1,57 @@
+"""A reading is a value or a refusal; "could not look" can never become "nothing wrong"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, NoReturn, TypeVar, Union
+
+T = TypeVar("T")
+
+
+class Why(str, Enum):
+    """Why there is no value. The first three are facts about the node, the others facts about us."""
+
+    MISSING = "missing"
+    FAILED = "failed"
+    TIMED_OUT = "timed-out"
+    NOT_ASKED = "not-asked"
+    NOT_RECORDED = "not-recorded"
+    NOT_PERMITTED = "not-permitted"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The host did not answer."""
+
+    why: Why
+    detail: str = ""
+
+    @property
+    def is_telling(self) -> bool:
+        """True where the refusal itself is a fact about the node; the silent ones leave us not knowing."""
+        return self.why in (Why.MISSING, Why.FAILED, Why.TIMED_OUT)
+
+    @property
+    def is_missing(self) -> bool:
+        return self.why is Why.MISSING
+
+    def __str__(self) -> str:
+        return f"{self.why.value}: {self.detail}" if self.detail else self.why.value
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[T]):
+    """What the host answered."""
+
+    value: T
+    at: float
+    "boottime, seconds, when this was true"
+
+
+Reading = Union[Seen[T], Refusal]
+
+
+def unreachable(value: NoReturn) -> NoReturn:
+    """End a match over a closed union (typing.assert_never is Python 3.11)."""
+    raise AssertionError(f"not a member of the union: {value!r}")

@@ -1,0 +1,225 @@
+"""A scene: everything one look saw, as frozen parts. Identity of a GPU is UUID + PCI bus id, never an index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .reading import Reading, Refusal, Why
+
+NOT_ASKED = Refusal(Why.NOT_ASKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """One instant on three clocks, in seconds. Boottime is ours; realtime only compares with others' stamps."""
+
+    boottime: float
+    monotonic: float
+    realtime: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a folder, as lstat(2) sees it."""
+
+    name: str
+    kind: str
+    "char, block, dir, file, link, socket, fifo"
+    major: int = 0
+    minor: int = 0
+    mode: int = 0
+    mtime: float = 0.0
+    "realtime, seconds"
+    target: str = ""
+    "of a link, as written"
+
+
+@dataclass(frozen=True, slots=True)
+class PciFunction:
+    """An NVIDIA function on the PCI bus."""
+
+    bus_id: str
+    "as sysfs writes it: 0000:07:00.0"
+    class_code: int
+    "24 bits: 0x030200 is a 3D controller"
+    driver: str
+    'the bound driver, "" where none is'
+    driver_override: str = ""
+
+    @property
+    def is_gpu(self) -> bool:
+        # 0x0300 VGA, 0x0302 3D controller; 0x0403 is the card's sound, 0x0680 an NVSwitch.
+        return self.class_code >> 8 in (0x0300, 0x0302)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A character device node of NVIDIA's under /dev."""
+
+    path: str
+    major: int
+    minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as NVML enumerates it."""
+
+    uuid: str
+    bus_id: str
+    "normalised to sysfs's form"
+    minor: int
+    "N of /dev/nvidiaN; -1 where NVML does not say"
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlError:
+    """An error NVML returned."""
+
+    code: int
+    call: str
+    "the NVML function: nvmlInit, nvmlDeviceGetHandleByIndex, …"
+    index: int = -1
+    "NVML's index of the GPU it was asked about, -1 where the error is not about one"
+    bus_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """A probe process that outlived its deadline and SIGKILL."""
+
+    pid: int
+    state: str
+    "of /proc/PID/stat: D is uninterruptible sleep"
+    wchan: str
+    since: float
+    "boottime, seconds, when the probe was started"
+
+
+class ProbeEnd(str, Enum):
+    """How a probe ended."""
+
+    ANSWERED = "answered"
+    "NVML was initialised and asked"
+    ERROR = "error"
+    "NVML, or loading it, failed as a whole"
+    HUNG = "hung"
+    BROKEN = "broken"
+    "the probe itself failed: junk, crash, could not be started"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReport:
+    """What one fresh probe process said."""
+
+    number: int
+    "counts probes of this agent; two looks that carry the same number saw the same probe"
+    started_at: float
+    ended_at: float
+    end: ProbeEnd
+    gpus: tuple[Gpu, ...] = ()
+    errors: tuple[NvmlError, ...] = ()
+    excluded: tuple[str, ...] = ()
+    "bus ids the driver itself was told to leave out"
+    driver_version: str = ""
+    library_version: str = ""
+    library: str = ""
+    "path the library was loaded from"
+    detail: str = ""
+    "a sentence, for HUNG and BROKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeState:
+    """The probes of this agent: the last report, and what is under way."""
+
+    last: ProbeReport | None = None
+    running_since: float | None = None
+    remains: Remains | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A systemd unit."""
+
+    name: str
+    load: str
+    "loaded, not-found, masked, …"
+    active: str
+    "active, activating, inactive, failed, …"
+    sub: str
+    invocation_id: str
+    active_since: float | None
+    "boottime, seconds; None where it has not been active"
+    file_state: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        return self.active in ("active", "reloading")
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """The system manager itself."""
+
+    version: str
+    last_reload_at: float | None
+    "boottime, seconds: the last time units were loaded (boot, daemon-reload, daemon-reexec)"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A small file under /run/gpu-gate: why it is there, and since when."""
+
+    reason: str
+    at: float
+    "boottime, seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What the kubelet lists as allocatable for one resource (pod-resources, GetAllocatableResources)."""
+
+    resource: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything one look saw."""
+
+    clock: Clock
+    pci: Reading[tuple[PciFunction, ...]]
+    driver_version: Reading[str] = NOT_ASKED
+    "of the loaded module: /proc/driver/nvidia/version"
+    module_state: Reading[str] = NOT_ASKED
+    "/sys/module/nvidia/initstate: coming, live, going"
+    module_installed: Reading[str] = NOT_ASKED
+    "path of a module file for the running kernel; MISSING where there is none"
+    driver_building: Reading[str] = NOT_ASKED
+    "what dkms is building now; MISSING where nothing is"
+    is_container: bool = False
+    "this node is itself a container (kind, nvkind)"
+    proc_gpus: Reading[tuple[str, ...]] = NOT_ASKED
+    majors: Reading[dict[str, int]] = NOT_ASKED
+    "character majors by name, of /proc/devices"
+    nodes: Reading[tuple[DeviceNode, ...]] = NOT_ASKED
+    char_links: Reading[dict[str, str]] = NOT_ASKED
+    '"195:0" to the link\'s target'
+    probe: Reading[ProbeState] = NOT_ASKED
+    manager: Reading[Manager] = NOT_ASKED
+    units: Reading[tuple[Unit, ...]] = NOT_ASKED
+    released: Reading[Mark] = NOT_ASKED
+    paused: Reading[Mark] = NOT_ASKED
+    waiting: Reading[Mark] = NOT_ASKED
+    "the wait unit's first start of this boot: deadlines count from here"
+    control_plane: bool = False
+    "static pods of a control plane are on this node"
+    plugin_sockets: Reading[tuple[Entry, ...]] = NOT_ASKED
+    allocatable: Reading[tuple[Devices, ...]] = NOT_ASKED
+    learned: Reading[tuple[str, ...]] = NOT_ASKED
+    "bus ids that earlier boots of this very machine saw stable"
+    trouble: tuple[str, ...] = field(default=())
+    "signal sources that are lost, each a sentence: they cost seconds, never truth"

@@ -1,0 +1,75 @@
+"""Every setting: its default, its unit, and why the default is what it is.
+
+A setting is a field of Settings; its section and key in gpu-gate.conf(5) and its sentence are the field's
+metadata, so that `gpu-gate config`, the parser and the manual cannot tell different stories.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def _key(section: str, key: str, default: Any, why: str, *, unit: str = "") -> Any:
+    return field(default=default, metadata={"section": section, "key": key, "why": why, "unit": unit})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The effective settings. Spans are seconds."""
+
+    expected_gpus: tuple[str, ...] = _key(
+        "Gate", "ExpectedGPUs", (),
+        "a number, or GPU UUIDs; empty: the GPUs on PCI that are not given to another driver")
+    exclude_gpus: tuple[str, ...] = _key(
+        "Gate", "ExcludeGPUs", (), "PCI bus ids that are not for containers (a display card)")
+    stable_probes: int = _key(
+        "Gate", "StableProbes", 3, "fresh probes in a row that must see the same, complete set")
+    stable_interval_s: float = _key(
+        "Gate", "StableIntervalSec", 1.0, "between the starts of two probes", unit="s")
+    deadline_s: float = _key(
+        "Gate", "DeadlineSec", 180.0,
+        "below kubeadm's 4 minutes for the kubelet and the 5 minutes after which pods are evicted", unit="s")
+    on_deadline: str = _key(
+        "Gate", "OnDeadline", "open",
+        "open: the kubelet starts and the node is not ready; hold: it goes on waiting, up to HoldSec")
+    hold_s: float = _key(
+        "Gate", "HoldSec", 1800.0, "the longest a kubelet is ever held; at most 30 minutes", unit="s")
+    control_plane_deadline_s: float = _key(
+        "Gate", "ControlPlaneDeadlineSec", 20.0,
+        "caps DeadlineSec where a control plane runs as static pods: its kubelet must not wait for GPUs",
+        unit="s")
+    probe_timeout_s: float = _key(
+        "Probe", "TimeoutSec", 60.0,
+        "NVML may take 1-3 s a GPU without persistence (NVIDIA, driver-persistence); 8 GPUs on a busy node 45 s",
+        unit="s")
+    probe_interval_s: float = _key(
+        "Probe", "IntervalSec", 600.0,
+        "between probes of an open gate when nothing happened: without persistence each one wakes every GPU",
+        unit="s")
+    driver_root: str = _key(
+        "Probe", "DriverRoot", "",
+        "where the driver's libraries are; empty: looked up in /, /run/nvidia/driver, /home/kubernetes/bin/nvidia")
+    load_driver: str = _key(
+        "Driver", "Load", "no", "auto: modprobe -b nvidia when the module is installed but not loaded")
+    additive: bool = _key(
+        "Driver", "MakeNodes", True, "add missing /dev/char links and control device nodes")
+    kubelet_unit: str = _key(
+        "Kubelet", "Unit", "", "empty: found among the known ones; none: this host runs no kubelet")
+    resources: tuple[str, ...] = _key(
+        "Kubelet", "Resources", ("nvidia.com/*",),
+        "patterns of the resource names that the device plugin registers")
+    pod_resources_socket: str = _key(
+        "Kubelet", "PodResourcesSocket", "/var/lib/kubelet/pod-resources/kubelet.sock",
+        "follows the kubelet's --root-dir")
+    device_plugins_dir: str = _key(
+        "Kubelet", "DevicePluginsDir", "/var/lib/kubelet/device-plugins",
+        "fixed in the kubelet, whatever its --root-dir (kubernetes pkg/kubelet/cm/devicemanager)")
+    listen: str = _key(
+        "Http", "Listen", "127.0.0.1:9477", "address:port of /healthz, /readyz, /status; empty: none")
+    heartbeat_s: float = _key(
+        "Agent", "HeartbeatSec", 30.0,
+        "look again when nothing happened; the watchdog (90 s) needs a cycle well within it", unit="s")
+    revalidate_s: float = _key(
+        "Agent", "RevalidateSec", 15.0,
+        "how long the last verdict stands while a reload or restart is looked into", unit="s")

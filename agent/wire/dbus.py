@@ -1,0 +1,236 @@
+"""One connection to a D-Bus message bus: every call has a deadline, and the loss of the bus is an answer.
+
+Only the low-level half of dbus-next is used (or of dbus-fast, which has the same names): no proxies, no
+introspection. Facts about dbus-next 0.2.3 that this file lives with:
+
+* Its own call() never returns when made after the bus was lost, so replies are matched by serial here.
+* A failed write leaves "exception was never retrieved" behind unless the write's future is looked at.
+* A bus that closes the connection during authentication sends it into an endless loop without a yield.
+* It connects with a blocking socket, which waits for ever on a full backlog (a stopped dbus-daemon).
+* It never closes its socket.
+* It imports `gi` where that is installed: 5 MiB that nobody here uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, cast
+
+
+def _import_library() -> tuple[Any, Any]:
+    """dbus_next, else dbus_fast, with its asyncio half; a None in sys.modules hides `gi` meanwhile."""
+    modules = cast("dict[str, Any]", sys.modules)
+    hide = "gi" not in modules
+    if hide:
+        modules["gi"] = None
+    try:
+        return importlib.import_module("dbus_next"), importlib.import_module("dbus_next.aio")
+    except ImportError:
+        return importlib.import_module("dbus_fast"), importlib.import_module("dbus_fast.aio")
+    finally:
+        if hide:
+            del modules["gi"]
+
+
+_lib, _aio = _import_library()
+
+LIBRARY: str = _lib.__name__
+"""The D-Bus library in use: "dbus_next" or "dbus_fast"."""
+Message: Any = _lib.Message
+Variant: Any = _lib.Variant
+
+_DBUS, _DBUS_PATH = "org.freedesktop.DBus", "/org/freedesktop/DBus"
+_CONNECT_WITHIN_S = 1.0
+
+_WORDS = {
+    "missing": "ServiceUnknown NameHasNoOwner NoServer Disconnected UnknownObject UnknownInterface "
+    "UnknownMethod UnknownProperty NoSuchUnit NoSuchJob",
+    "not-permitted": "AccessDenied AuthFailed InteractiveAuthorizationRequired",
+    "timed-out": "NoReply Timeout TimedOut",
+}
+"""Last parts of D-Bus error names, by our word; all others are "failed"."""
+
+
+class BusError(Exception):
+    """A call that gave no answer; `word` is missing, failed, timed-out or not-permitted."""
+
+    def __init__(self, word: str, detail: str, error_name: str = "") -> None:
+        super().__init__(detail)
+        self.word = word
+        self.detail = detail
+        self.error_name = error_name
+        """The D-Bus error name as the peer sent it, or "" when the trouble is on our side."""
+
+
+def signal_rule(sender: str, interface: str, member: str, more: str = "") -> str:
+    """A match rule for one kind of signal; `more` is further keys, each with a comma before it."""
+    return f"type='signal',sender='{sender}',interface='{interface}',member='{member}'{more}"
+
+
+def escape_label(text: str) -> str:
+    """Text as one element of an object path, as sd-bus escapes it (bus_label_escape, systemd v252)."""
+    data = text.encode()
+    plain = [chr(b).isascii() and chr(b).isalnum() for b in data]
+    if plain and chr(data[0]).isdigit():
+        plain[0] = False
+    return "".join(chr(b) if ok else f"_{b:02x}" for b, ok in zip(data, plain, strict=True)) or "_"
+
+
+async def all_of(waits: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Every result in order; an error is raised only when all are done, so that no call is left behind."""
+    results = await asyncio.gather(*waits, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return list(results)
+
+
+class Link:
+    """One connection, from its greeting until it is lost; never reconnects."""
+
+    def __init__(self, bus: Any, on_signal: Callable[[Any], None]) -> None:
+        self._bus = bus
+        self._on_signal = on_signal
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done, with the reason, as soon as the bus is gone."""
+        self.rules: set[str] = set()
+        """For the owner's use: the match rules that this bus has confirmed."""
+        bus.add_message_handler(self._on_message)
+        self._end = asyncio.ensure_future(bus.wait_for_disconnect())
+        self._end.add_done_callback(self._on_end)
+
+    @classmethod
+    async def open(cls, address: str | None, on_signal: Callable[[Any], None], within_s: float) -> Link:
+        """A greeted connection; `address` None is the system bus. BusError when there is no bus to be had."""
+        try:
+            link = cls(_new_bus(address), on_signal)
+        except (OSError, ValueError) as exc:
+            raise _no_bus(exc) from exc
+        try:
+            await asyncio.wait_for(link._bus.connect(), within_s)
+        except asyncio.TimeoutError:
+            await link.close()
+            raise BusError("timed-out", f"the bus did not greet us within {within_s:g} s") from None
+        except (OSError, EOFError, ValueError, _lib.AuthError, _lib.DBusError) as exc:
+            await link.close()
+            raise _no_bus(exc) from exc
+        except BaseException:
+            await link.close()
+            raise
+        return link
+
+    async def call(self, message: Any, within_s: float) -> list[Any]:
+        """The body of the reply. BusError: an error reply, the deadline, or a bus that is gone."""
+        if self.lost.done():
+            raise BusError("missing", f"the bus was lost: {self.lost.result()}")
+        message.serial = self._bus.next_serial()
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._replies[message.serial] = reply
+        try:
+            self._bus.send(message).add_done_callback(_look_at)
+            answer = await asyncio.wait_for(reply, within_s)
+        except asyncio.TimeoutError:
+            raise BusError("timed-out", f"{message.member}: no answer within {within_s:g} s") from None
+        finally:
+            self._replies.pop(message.serial, None)
+        if answer.message_type is _lib.MessageType.ERROR:
+            raise _from_error(message.member, answer)
+        return list(answer.body)
+
+    async def ask_bus(self, member: str, argument: str, within_s: float) -> list[Any]:
+        """A call with one string to the message bus itself (AddMatch, RemoveMatch, GetNameOwner)."""
+        to = {"destination": _DBUS, "path": _DBUS_PATH, "interface": _DBUS}
+        return await self.call(Message(**to, member=member, signature="s", body=[argument]), within_s)
+
+    def give_up(self, why: str) -> None:
+        """Count the bus as lost from now on; calls in flight end at once. Whoever waits on `lost` closes."""
+        if not self.lost.done():
+            self.lost.set_result(why)
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(BusError("missing", f"the bus was lost: {self.lost.result()}"))
+
+    async def close(self) -> None:
+        """Disconnect and leave nothing behind, whatever state the connection is in."""
+        try:
+            if not self._end.done():
+                self._bus.disconnect()
+                await asyncio.wait({self._end}, timeout=0.2)
+            self._end.cancel()
+            await asyncio.wait({self._end})
+        finally:
+            self.give_up("closed")
+            _close_socket(self._bus)
+
+    def _on_end(self, end: asyncio.Future[Any]) -> None:
+        error = None if end.cancelled() else end.exception()
+        self.give_up((str(error) or type(error).__name__) if error else "disconnected")
+
+    def _on_message(self, message: Any) -> bool:
+        if message.message_type is _lib.MessageType.SIGNAL:
+            self._on_signal(message)
+            return False
+        reply = self._replies.get(message.reply_serial)
+        if reply is None:
+            return False
+        if not reply.done():
+            reply.set_result(message)
+        return True
+
+
+def _new_bus(address: str | None) -> Any:
+    """The library's bus object. In dbus-next and older dbus-fast this connects: kept from blocking."""
+    bus = _aio.MessageBus.__new__(_aio.MessageBus)
+    usual_s = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_CONNECT_WITHIN_S)
+    try:
+        bus.__init__(bus_address=address, bus_type=_lib.BusType.SYSTEM)
+    except BaseException:
+        _close_socket(bus)
+        raise
+    finally:
+        socket.setdefaulttimeout(usual_s)
+    if LIBRARY == "dbus_next":
+        bus._auth_readline = functools.partial(_read_auth_line, bus)
+    return bus
+
+
+async def _read_auth_line(bus: Any) -> str:
+    line = b""
+    while not line.endswith(b"\r\n"):
+        chunk = await asyncio.get_running_loop().sock_recv(bus._sock, 512)
+        if not chunk:
+            raise EOFError("closed during authentication")
+        line += chunk
+    return line[:-2].decode("ascii", "replace")
+
+
+def _close_socket(bus: Any) -> None:
+    for part in (getattr(bus, "_stream", None), getattr(bus, "_sock", None)):
+        if part is not None:
+            with contextlib.suppress(OSError, ValueError):
+                part.close()
+
+
+def _look_at(sent: asyncio.Future[Any]) -> None:
+    if not sent.cancelled():
+        sent.exception()
+
+
+def _no_bus(exc: Exception) -> BusError:
+    word = "not-permitted" if isinstance(exc, (PermissionError, _lib.AuthError)) else "missing"
+    return BusError(word, f"no bus: {str(exc) or type(exc).__name__}")
+
+
+def _from_error(member: str, answer: Any) -> BusError:
+    name, said = answer.error_name, answer.body[0] if answer.body else ""
+    last = name.rpartition(".")[2]
+    word = next((word for word, lasts in _WORDS.items() if last in lasts.split()), "failed")
+    return BusError(word, f"{member}: {said or name}", name)
