@@ -12,6 +12,7 @@ What systemd does, and what this file makes of it (seen on 252, 257 and 262):
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ UNIT = "org.freedesktop.systemd1.Unit"
 PROPERTIES = "org.freedesktop.DBus.Properties"
 _DBUS = "org.freedesktop.DBus"
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.2, 5.0
+_UNIT_NAME = re.compile(r"(?!@)[A-Za-z0-9:_.@\\-]{1,240}\.[a-z]{4,9}")
 _UNITS_AT_ONCE = 20
-"""Three calls each: dbus-daemon allows a connection 128 unanswered calls (max_replies_per_connection)."""
+"""dbus-daemon allows 128 calls in flight (max_replies_per_connection); three Gets cost less than a GetAll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class UnitRow:
     """CLOCK_MONOTONIC; 0 when it was never active."""
     unit_file_state: str = ""
     path: str = ""
+    """Its D-Bus object path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,7 @@ def unit_path(name: str) -> str:
     return f"{MANAGER_PATH}/unit/{escape_label(name)}"
 
 
-def _unit_rule(path: str) -> str:
-    return signal_rule(SYSTEMD, PROPERTIES, "PropertiesChanged", f",path='{path}'")
-
-
+_UNIT_RULE = signal_rule(SYSTEMD, PROPERTIES, "PropertiesChanged")
 _JOB_RULE = signal_rule(SYSTEMD, MANAGER, "JobRemoved")
 _ALWAYS = {
     signal_rule(SYSTEMD, MANAGER, "Reloading"),
@@ -100,8 +100,7 @@ class SystemdBus:
         self._rules_lock = asyncio.Lock()
         self._owner = ""
         self._owner_changed: asyncio.Future[None] | None = None
-        self._watched: dict[str, str] = {}
-        """Unit names by object path."""
+        self._watched: dict[str, str] = {}  # unit names by object path
         self._jobs: dict[str, asyncio.Future[str]] = {}
         self._starting = 0
 
@@ -135,35 +134,33 @@ class SystemdBus:
         within_s: float | None = None,
     ) -> list[Any]:
         """The body of systemd's reply. BusError, always within `within_s` (default: call_timeout_s)."""
-        if self._link is None:
-            raise BusError("missing", self.problem or "not connected to D-Bus")
         to = {"destination": SYSTEMD, "path": path, "interface": interface, "member": member}
         message = Message(**to, signature=signature, body=list(body))
-        return await self._link.call(message, self._call_timeout_s if within_s is None else within_s)
+        return await self._connected().call(message, within_s or self._call_timeout_s)
 
-    async def get(self, path: str, interface: str, name: str) -> Any:
-        """One property, its variant opened. BusError (missing) where this systemd has no such property."""
-        body = await self.call("Get", "ss", [interface, name], path=path, interface=PROPERTIES)
+    async def get(self, path: str, interface: str, name: str, *, if_unknown: Any = ...) -> Any:
+        """One property, its variant opened; `if_unknown` where this systemd has no such. BusError."""
+        try:
+            body = await self.call("Get", "ss", [interface, name], path=path, interface=PROPERTIES)
+        except BusError as exc:
+            if if_unknown is not ... and exc.error_name.endswith(".UnknownProperty"):
+                return if_unknown
+            raise
         return body[0].value
 
     async def manager(self) -> ManagerRow:
         """PID 1's version, and when it last loaded its units. BusError."""
-        version, loaded = await all_of([self.get(MANAGER_PATH, MANAGER, "Version"), self._units_load_usec()])
-        return ManagerRow(str(version), loaded)
+        loaded = self.get(MANAGER_PATH, MANAGER, "UnitsLoadTimestampMonotonic", if_unknown=None)
+        return ManagerRow(*await all_of([self.get(MANAGER_PATH, MANAGER, "Version"), loaded]))
 
     async def units(self, names: Iterable[str]) -> list[UnitRow]:
-        """These units now, in order: not-found is a row, a name systemd finds invalid is none. BusError."""
-        asked = list(names)
+        """These units now, in order: not-found is a row, an invalid name is no row. BusError."""
+        asked = [name for name in names if _UNIT_NAME.fullmatch(name)]
         (listed,) = await self.call("ListUnitsByNames", "as", [asked])
-        if len(listed) != len(asked):  # it leaves out what it finds invalid
-            ids = {row[0] for row in listed}
-            asked = [name for name in asked if name in ids]
-            listed = [row for row in listed if row[0] in asked]
-        pairs = list(zip(asked, listed, strict=True))
-        rows: list[UnitRow] = []
-        for i in range(0, len(pairs), _UNITS_AT_ONCE):
-            rows += await all_of([self._unit_row(name, row) for name, row in pairs[i : i + _UNITS_AT_ONCE]])
-        return rows
+        if len(listed) != len(asked):
+            raise BusError("failed", f"ListUnitsByNames: {len(listed)} answers for {len(asked)} units")
+        rows = (self._unit_row(name, row) for name, row in zip(asked, listed, strict=True))
+        return await all_of(rows, at_once=_UNITS_AT_ONCE)
 
     async def start_unit(self, name: str, mode: str = "replace", within_s: float = 30.0) -> str:
         """The job's result: done, failed, canceled, timeout, dependency, skipped, … BusError.
@@ -174,9 +171,8 @@ class SystemdBus:
         self._starting += 1
         try:
             await self._sync_rules()
-            link = self._link
+            link = self._connected()
             (job,) = await self.call("StartUnit", "ss", [name, mode])
-            assert link is not None  # noqa: S101
             return await self._wait_job_removed(link, name, job, deadline)
         finally:
             self._starting -= 1
@@ -208,6 +204,11 @@ class SystemdBus:
         if was_connected:
             self._signal("lost", self.problem)
 
+    def _connected(self) -> Link:
+        if self._link is None:
+            raise BusError("missing", self.problem or "not connected to D-Bus")
+        return self._link
+
     async def _subscribe(self, link: Link) -> None:
         (self._owner,) = await link.ask_bus("GetNameOwner", SYSTEMD, self._call_timeout_s)
         try:
@@ -231,7 +232,7 @@ class SystemdBus:
             link = self._link
             if link is None:
                 return
-            rules = _ALWAYS | {_unit_rule(path) for path in self._watched}
+            rules = _ALWAYS | {f"{_UNIT_RULE},path='{path}'" for path in self._watched}
             if self._watch_jobs or self._starting:
                 rules.add(_JOB_RULE)
             steps = [("AddMatch", rule) for rule in rules - link.rules]
@@ -260,14 +261,6 @@ class SystemdBus:
             file_state,
             path,
         )
-
-    async def _units_load_usec(self) -> int | None:
-        try:
-            return int(await self.get(MANAGER_PATH, MANAGER, "UnitsLoadTimestampMonotonic"))
-        except BusError as exc:
-            if exc.error_name.endswith(".UnknownProperty"):
-                return None
-            raise
 
     async def _wait_job_removed(self, link: Link, name: str, job: str, deadline: float) -> str:
         done = self._job(job)
@@ -302,12 +295,8 @@ class SystemdBus:
         elif member == "PropertiesChanged" and message.path in self._watched:
             self._signal("unit", self._watched[message.path])
         elif member == "JobRemoved":
-            self._on_job_removed(job=body[1], unit=body[2], result=body[3])
-
-    def _on_job_removed(self, job: str, unit: str, result: str) -> None:
-        if self._starting:
-            done = self._job(job)
-            if not done.done():
-                done.set_result(result)
-        if self._watch_jobs:
-            self._signal("job", unit)
+            _, job, unit, result = body
+            if self._starting and not self._job(job).done():
+                self._job(job).set_result(result)
+            if self._watch_jobs:
+                self._signal("job", unit)

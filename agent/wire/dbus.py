@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import functools
 import importlib
+import itertools
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable
@@ -82,13 +83,16 @@ def escape_label(text: str) -> str:
     return "".join(chr(b) if ok else f"_{b:02x}" for b, ok in zip(data, plain, strict=True)) or "_"
 
 
-async def all_of(waits: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Every result in order; an error is raised only when all are done, so that no call is left behind."""
-    results = await asyncio.gather(*waits, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return list(results)
+async def all_of(waits: Iterable[Awaitable[Any]], *, at_once: int = 100) -> list[Any]:
+    """Every result in order; an error is raised when its batch is done, so that no call is left behind."""
+    results: list[Any] = []
+    todo = iter(waits)
+    while batch := list(itertools.islice(todo, at_once)):
+        results += await asyncio.gather(*batch, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+    return results
 
 
 class Link:
