@@ -75,7 +75,7 @@ _ALWAYS = {
 
 
 class SystemdBus:
-    """The connection to PID 1, kept by `run`. Every other method fails at once while there is none."""
+    """The connection to PID 1, kept by `run`; while there is none, every question fails at once."""
 
     def __init__(
         self,
@@ -264,9 +264,8 @@ class SystemdBus:
 
     async def _wait_job_removed(self, link: Link, name: str, job: str, deadline: float) -> str:
         done = self._job(job)
-        await asyncio.wait(
-            {done, link.lost}, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED
-        )
+        left_s = deadline - time.monotonic()
+        await asyncio.wait({done, link.lost}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         if done.done():
             return done.result()
         if link.lost.done():

@@ -1,0 +1,304 @@
+"""A program with a deadline: asked to end, killed, and, where even that has no effect, abandoned.
+
+Facts this file lives with:
+
+* A process in uninterruptible sleep (state D: a driver call that never returns) takes no signal, not even
+  SIGKILL, and stays our child; whoever waits for it hangs with it. So nothing here waits without a deadline.
+* A pidfd is readable once the process is a zombie (pidfd_open(2), Linux 5.3): no SIGCHLD handler, no thread.
+* A child's pid is not used again before we have reaped it, and signals go through the pidfd all the same.
+* os.fork and preexec_fn hang for ever beside a live gRPC channel (grpcio 1.51.1); Popen without preexec_fn
+  starts by vfork and exec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+LIMIT_BYTES = 1 << 20  # of output; more counts as a flood
+ERR_TAIL_BYTES = 2048
+_KILL_WITHIN_S = 1.0
+_CHUNK_BYTES = 1 << 16
+
+
+class ChildProblem(Exception):
+    """`word` is hung, junk, too-much, exited or unstartable; `detail` a sentence with the end of stderr."""
+
+    def __init__(self, word: str, detail: str) -> None:
+        super().__init__(detail)
+        self.word = word
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """A child that outlived SIGKILL, as /proc shows it now."""
+
+    pid: int
+    state: str
+    """One letter of proc(5): D is uninterruptible sleep."""
+    wchan: str
+    """The kernel function it sleeps in, or "" where the kernel hides it."""
+    syscall: str
+    """The number of its system call, "running", or "" where the kernel hides it."""
+    age_s: float
+    """Since its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a program that was run to its end did."""
+
+    code: int | None
+    """Exit status, negative for a signal; None when it was never started or is still there."""
+    out: bytes
+    err: str
+    """The end of its stderr, 2 KiB at most."""
+    word: str = ""
+    """Empty when it ended by itself (whatever its status); else hung, too-much or unstartable."""
+    detail: str = ""
+    remains: Remains | None = None
+
+
+class _Pipe:
+    """What comes out of a pipe: `limit_bytes` are read at most, the last `keep_bytes` of them are kept."""
+
+    def __init__(
+        self, file: IO[bytes], keep_bytes: int, limit_bytes: int, on_news: Callable[[], None]
+    ) -> None:
+        self.data = bytearray()
+        self.is_over = self.is_flooded = False
+        self._file, self._keep_bytes, self._left, self._on_news = file, keep_bytes, limit_bytes, on_news
+        os.set_blocking(file.fileno(), False)
+        asyncio.get_running_loop().add_reader(file.fileno(), self.read)
+
+    def read(self) -> bool:
+        """Take what is there now, one chunk of it; False when there was nothing."""
+        if self.is_over:
+            return False
+        try:
+            chunk = os.read(self._file.fileno(), min(_CHUNK_BYTES, self._left + 1))
+        except BlockingIOError:
+            return False
+        self._left -= len(chunk)
+        self.data += chunk
+        del self.data[: -self._keep_bytes]
+        self.is_flooded = self._left < 0
+        if not chunk or self.is_flooded:
+            self.stop()
+        self._on_news()
+        return True
+
+    def stop(self) -> None:
+        """Read no more; a child that goes on writing blocks."""
+        if not self.is_over:
+            self.is_over = True
+            asyncio.get_running_loop().remove_reader(self._file.fileno())
+
+    def close(self) -> None:
+        self.stop()
+        self._file.close()
+
+
+class Child:
+    """A started program. Whoever starts it calls `end` in the end, whatever happened before."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], pidfd: int) -> None:
+        self.pid = popen.pid
+        self.code: int | None = None
+        """Exit status, negative for a signal; None while it is there."""
+        self._popen, self._pidfd = popen, pidfd
+        self._began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        assert popen.stderr is not None and popen.stdout is not None
+        self._out = popen.stdout
+        self._err = _Pipe(popen.stderr, ERR_TAIL_BYTES, LIMIT_BYTES, self._on_news)
+        asyncio.get_running_loop().add_reader(pidfd, self._on_exit)
+
+    @classmethod
+    async def start(
+        cls, argv: Sequence[str], *, env: Mapping[str, str] | None = None, hold_stdin: bool = True
+    ) -> Child:
+        """The program, started in a session of its own and in "/"; its stdin stays open until `release`.
+
+        ChildProblem (unstartable).
+        """
+        try:
+            popen = _spawn(argv, env, subprocess.PIPE if hold_stdin else subprocess.DEVNULL)
+        except (OSError, ValueError) as exc:
+            raise ChildProblem("unstartable", f"{argv[0]} could not be started: {exc}") from exc
+        return cls(popen, os.pidfd_open(popen.pid))
+
+    @property
+    def err_tail(self) -> str:
+        """The end of its stderr so far, printable."""
+        text = self._err.data.decode("utf-8", "replace").strip()
+        return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
+
+    async def first_line(self, within_s: float, limit_bytes: int = LIMIT_BYTES) -> bytes:
+        """Its first line, newline included; the program may go on. ChildProblem (all but unstartable)."""
+        data = await self._take(within_s, limit_bytes, lambda out: b"\n" in out.data or out.is_over)
+        line, newline, _ = data.partition(b"\n")
+        if newline:
+            if not _is_text(line):
+                raise self._problem("junk", f"it wrote {len(line)} bytes that are no text")
+            return line + newline
+        await self.wait_exited(_KILL_WITHIN_S)
+        if line:
+            raise self._problem("junk", f"its output ended within a line after {len(line)} bytes")
+        raise self._problem("exited", f"it {_how(self.code)} without a line")
+
+    async def output(self, within_s: float, limit_bytes: int = LIMIT_BYTES) -> bytes:
+        """All that it writes until it exits. ChildProblem (hung, too-much)."""
+        return await self._take(within_s, limit_bytes, lambda _: self.code is not None)
+
+    async def wait_exited(self, within_s: float) -> bool:
+        """True as soon as it has ended by itself; False at the deadline."""
+        return await self._wait(lambda: self.code is not None, within_s)
+
+    def release(self) -> None:
+        """Close its stdin: a program that holds until end of file goes on to its end."""
+        if self._popen.stdin is not None:
+            with suppress(OSError):
+                self._popen.stdin.close()
+
+    async def end(self, grace_s: float) -> Remains | None:
+        """Ended and reaped: None. Still there after SIGTERM, `grace_s` and SIGKILL: what remains, left alone.
+
+        Such a child is reaped by itself when the kernel lets go of it. Cancelled, it kills without the grace.
+        """
+        try:
+            for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WITHIN_S)):
+                self._send(number)
+                if await self.wait_exited(wait_s):
+                    break
+        except asyncio.CancelledError:
+            self._send(signal.SIGKILL)
+            raise
+        finally:
+            self.release()
+            self._out.close()
+            self._err.close()
+        return self.remains()
+
+    def remains(self) -> Remains | None:
+        """The child as /proc shows it now; None once it is gone."""
+        self._on_exit()
+        if self.code is not None:
+            return None
+        stat = _proc(self.pid, "stat").rpartition(")")[2].split()
+        wchan, syscall = _proc(self.pid, "wchan").strip("0"), _proc(self.pid, "syscall").partition(" ")[0]
+        return Remains(
+            self.pid,
+            stat[0] if stat else "?",
+            wchan,
+            syscall,
+            time.clock_gettime(time.CLOCK_BOOTTIME) - self._began_s,
+        )
+
+    def _send(self, number: signal.Signals) -> None:
+        self._on_exit()
+        if self.code is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+            if (
+                number is signal.SIGKILL
+            ):  # and what it started itself; the group's id is ours until it is reaped
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, number)
+
+    def _on_exit(self) -> None:
+        if self.code is None and (code := self._popen.poll()) is not None:
+            self.code = code
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._on_news()
+
+    def _on_news(self) -> None:
+        if not self._news.done():
+            self._news.set_result(None)
+
+    async def _take(self, within_s: float, limit_bytes: int, is_enough: Callable[[_Pipe], bool]) -> bytes:
+        out, err = _Pipe(self._out, limit_bytes + 1, limit_bytes, self._on_news), self._err
+        try:
+            in_time = await self._wait(lambda: is_enough(out) or out.is_flooded or err.is_flooded, within_s)
+            while self.code is not None and out.read():  # not to its end: a grandchild may keep the pipe open
+                pass
+        finally:
+            out.stop()
+        if out.is_flooded or err.is_flooded:
+            raise self._problem("too-much", f"it wrote over {limit_bytes} bytes")
+        if not in_time:
+            raise self._problem("hung", f"pid {self.pid} gave no answer within {within_s:g} s")
+        return bytes(out.data)
+
+    async def _wait(self, is_so: Callable[[], bool], within_s: float) -> bool:
+        """True as soon as it is so; False at the deadline."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        while not is_so():
+            if (left_s := deadline - loop.time()) <= 0:
+                return False
+            self._news = loop.create_future()
+            await asyncio.wait({self._news}, timeout=left_s)
+        return True
+
+    def _problem(self, word: str, detail: str) -> ChildProblem:
+        self._err.read()
+        return ChildProblem(word, f"{detail}: {self.err_tail}" if self.err_tail else detail)
+
+
+def _spawn(argv: Sequence[str], env: Mapping[str, str] | None, stdin: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        list(argv), env=env, cwd="/", bufsize=0, start_new_session=True,
+        stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def run_once(
+    argv: Sequence[str],
+    within_s: float,
+    limit_bytes: int = LIMIT_BYTES,
+    *,
+    env: Mapping[str, str] | None = None,
+    grace_s: float = 1.0,
+) -> Outcome:
+    """A program run to its end, or ended by us: `within_s` + `grace_s` + 1 s at the latest. Never raises."""
+    try:
+        child = await Child.start(argv, env=env, hold_stdin=False)
+    except ChildProblem as problem:
+        return Outcome(None, b"", "", problem.word, problem.detail)
+    out, word, detail, remains = b"", "", "", None
+    try:
+        out = await child.output(within_s, limit_bytes)
+    except ChildProblem as problem:
+        word, detail = problem.word, problem.detail
+    finally:
+        remains = await child.end(grace_s)
+    return Outcome(child.code, out, child.err_tail, word, detail, remains)
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "closed its output"
+    return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+
+
+def _is_text(line: bytes) -> bool:
+    with suppress(UnicodeDecodeError):
+        return line.decode("utf-8").replace("\t", " ").isprintable()
+    return False
+
+
+def _proc(pid: int, name: str) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace").strip()
+    return ""
