@@ -1,0 +1,164 @@
+"""What a service says to systemd and to journald.
+
+Facts this file lives with:
+
+* sdnotify 0.3 encodes Latin-1 and loses the whole message, READY=1 included, when that fails: so ASCII only.
+* Its socket blocks when PID 1 does not read (a long daemon-reload): so a send gets one second.
+* journald's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL): KEY=value lines; a value with a newline is
+  KEY, newline, its length as 64-bit little-endian, the value. What no datagram holds goes in a sealed memfd.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Mapping
+
+import sdnotify
+
+_SEND_WITHIN_S = 1.0
+JOURNAL_SOCKET = "/run/systemd/journal/socket"
+JOURNAL_LIMIT_BYTES = 1 << 20
+"""The most of one field's value that is sent; the rest is cut off."""
+
+
+class Notify:
+    """systemd's notification socket; every call is a no-op where the service was not given one."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        """Why the last message did not arrive, as a sentence; None when it did or there is no socket."""
+        self.watchdog_s = _watchdog_s(os.environ)
+        """systemd expects `watchdog` to be called within this time; None: it does not watch us."""
+        self._notifier: sdnotify.SystemdNotifier | None = None
+        if os.environ.get("NOTIFY_SOCKET"):
+            try:
+                self._notifier = sdnotify.SystemdNotifier(debug=True)
+                self._notifier.socket.settimeout(_SEND_WITHIN_S)
+            except OSError as exc:
+                self.problem = f"systemd's notify socket cannot be reached: {exc}"
+
+    def ready(self) -> bool:
+        """Started, or done reloading. False when systemd was not told; so with all of these."""
+        return self._send("READY=1")
+
+    def status(self, text: str) -> bool:
+        """The sentence that `systemctl status` shows: one line, characters beyond ASCII become '?'."""
+        return self._send("STATUS=" + " ".join(text.split()))
+
+    def watchdog(self) -> bool:
+        """Alive; due every `watchdog_s`, best at half of it."""
+        return self._send("WATCHDOG=1") if self.watchdog_s is not None else False
+
+    def reloading(self) -> bool:
+        """The configuration is being read again; `ready` ends it."""
+        return self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> bool:
+        """About to end, on purpose."""
+        return self._send("STOPPING=1")
+
+    def close(self) -> None:
+        if self._notifier is not None:
+            self._notifier.socket.close()
+            self._notifier = None
+
+    def _send(self, message: str) -> bool:
+        if self._notifier is None:
+            return False
+        try:
+            self._notifier.notify(message.encode("ascii", "replace").decode("ascii"))
+        except OSError as exc:
+            self.problem = f"systemd did not take a message: {exc or type(exc).__name__}"
+            return False
+        self.problem = None
+        return True
+
+
+def _watchdog_s(environ: Mapping[str, str]) -> float | None:
+    """WATCHDOG_USEC, when it is meant for this process (WATCHDOG_PID, sd_watchdog_enabled(3))."""
+    usec, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not usec.isdecimal() or int(usec) == 0 or (pid and pid != str(os.getpid())):
+        return None
+    return int(usec) / 1_000_000
+
+
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+
+
+class JournalHandler(logging.Handler):
+    """Log records to journald as fields, never blocking: what a full socket does not take is dropped."""
+
+    def __init__(
+        self, identifier: str, *, path: str = JOURNAL_SOCKET, fields_attribute: str = "gpu_gate_fields"
+    ) -> None:
+        """`fields_attribute` names the record's dict of further fields; its keys are upper-cased.
+
+        A key MESSAGE_ID in it (32 hex digits) makes the line findable by `journalctl MESSAGE_ID=`.
+        """
+        super().__init__()
+        self.dropped = 0
+        """Records that journald did not get."""
+        self._identifier, self._path, self._fields_attribute = identifier, path, fields_attribute
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.setblocking(False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = {
+            "MESSAGE": self.format(record),
+            "PRIORITY": str(next((p for level, p in _PRIORITIES if record.levelno >= level), 7)),
+            "SYSLOG_IDENTIFIER": self._identifier,
+            "LOGGER": record.name,
+            "CODE_FILE": record.pathname,
+            "CODE_LINE": str(record.lineno),
+            "CODE_FUNC": record.funcName or "",
+        }
+        more: Mapping[str, object] = getattr(record, self._fields_attribute, None) or {}
+        fields.update((_field_name(name), str(value)) for name, value in more.items())
+        try:
+            self._send(b"".join(_entry(name, value) for name, value in fields.items() if name))
+        except OSError:
+            self.dropped += 1
+
+    def close(self) -> None:
+        self._socket.close()
+        super().close()
+
+    def _send(self, message: bytes) -> None:
+        """To the path each time, not connected: journald may have been restarted."""
+        try:
+            self._socket.sendto(message, self._path)
+        except OSError as exc:
+            if exc.errno != errno.EMSGSIZE:
+                raise
+            self._send_memfd(message)
+
+    def _send_memfd(self, message: bytes) -> None:
+        fd = os.memfd_create("journal-entry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            with open(fd, "wb", closefd=False) as file:
+                file.write(message)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))
+            self._socket.sendmsg([], [rights], 0, self._path)
+        finally:
+            os.close(fd)
+
+
+def _field_name(name: str) -> str:
+    """As journald takes it: A-Z, 0-9 and _, at most 64, beginning with a letter; "" when nothing is left."""
+    return re.sub(r"[^A-Z0-9]", "_", name.upper()).lstrip("_0123456789")[:64]
+
+
+def _entry(name: str, value: str) -> bytes:
+    data = value.encode("utf-8", "backslashreplace")[:JOURNAL_LIMIT_BYTES]
+    if b"\n" in data:
+        return name.encode() + b"\n" + len(data).to_bytes(8, "little") + data + b"\n"
+    return name.encode() + b"=" + data + b"\n"
