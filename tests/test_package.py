@@ -1,0 +1,171 @@
+"""The .deb: built, clean to lintian, with the files expected and no others, and one version in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agent.model.settings import Settings
+
+REPO = Path(__file__).resolve().parent.parent
+DEB = REPO / "packaging" / "deb"
+SCRIPTS = ("build", "fetch-pynvml", "preinst", "postinst", "prerm", "postrm")
+KUBELETS = ("kubelet", "k3s-agent", "rke2-agent", "k0sworker")
+OPT_IN = ("k3s", "rke2-server", "k0scontroller", "snap.microk8s.daemon-kubelite")
+
+EXPECTED = {
+    "usr/bin/gpu-gate",
+    "etc/gpu-gate/gpu-gate.conf",
+    "usr/share/gpu-gate/pynvml.py",
+    "usr/share/doc/gpu-gate/changelog.gz",
+    "usr/share/doc/gpu-gate/copyright",
+    "usr/share/man/man5/gpu-gate.conf.5.gz",
+    "usr/share/man/man8/gpu-gate.8.gz",
+    "usr/share/python3/runtime.d/gpu-gate.rtupdate",
+    "usr/lib/systemd/system/gpu-gate.service",
+    "usr/lib/systemd/system/gpu-gate-wait.service",
+    "usr/lib/systemd/system/gpu-gate.target",
+    *(f"usr/lib/systemd/system/{unit}.service.d/10-gpu-gate.conf" for unit in KUBELETS),
+    *(f"usr/share/doc/gpu-gate/examples/{unit}.service.d/10-gpu-gate.conf" for unit in OPT_IN),
+}
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{name} is missing")
+        pytest.skip(f"{name} is missing")
+    return found
+
+
+def run(*argv: str | Path) -> str:
+    words = [str(word) for word in argv]
+    done = subprocess.run(words, cwd=REPO, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def deb() -> Path:
+    tool("dpkg-buildpackage")
+    tool("dh_python3")
+    return Path(run(DEB / "build").strip())
+
+
+def version() -> str:
+    found = re.search(r'^version = "(.+)"$', (REPO / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def test_changelog_names_the_version_of_pyproject() -> None:
+    first = (DEB / "changelog").read_text().splitlines()[0]
+    assert first.startswith(f"gpu-gate ({version()}) ")
+
+
+def test_built_package_carries_that_version_for_all_machines(deb: Path) -> None:
+    lines = run("dpkg-deb", "--field", deb).splitlines()
+    fields = dict(line.split(": ", 1) for line in lines if ": " in line)
+    assert (fields["Package"], fields["Version"], fields["Architecture"]) == ("gpu-gate", version(), "all")
+    # Nothing that brings a driver along: it is the node's owner who chooses one.
+    assert not {"Recommends", "Suggests"} & fields.keys()
+    assert "nvidia" not in fields["Depends"].lower()
+
+
+def test_files(deb: Path) -> None:
+    listing = [line.split(None, 5) for line in run("dpkg-deb", "--contents", deb).splitlines()]
+    paths = {line[5].removeprefix("./") for line in listing if not line[0].startswith("d")}
+    folders = {line[5].removeprefix("./") for line in listing if line[0].startswith("d")}
+    assert all(line[1] == "root/root" for line in listing)
+    program = {path for path in paths if path.startswith("usr/share/gpu-gate/gpu_gate/")}
+    tracked = run("git", "-c", f"safe.directory={REPO}", "ls-files", "agent/**.py", "agent/*.py").split()
+    there = {path.removeprefix("agent/") for path in tracked if (REPO / path).exists()}
+    assert program == {f"usr/share/gpu-gate/gpu_gate/{path}" for path in there}
+    assert paths - program == EXPECTED
+    assert "etc/gpu-gate/gpu-gate.conf.d/" in folders
+
+
+def test_conffile(deb: Path) -> None:
+    assert run("dpkg-deb", "--info", deb, "conffiles").split() == ["/etc/gpu-gate/gpu-gate.conf"]
+
+
+def test_an_upgrade_touches_the_agent_and_nothing_else(deb: Path) -> None:
+    postinst = run("dpkg-deb", "--info", deb, "postinst")
+    acted_on = re.findall(r"deb-systemd-(?:invoke|helper)\b[^\n']*'([^\n]*)'", postinst)
+    assert set(acted_on) == {"gpu-gate.service"}
+    # Each daemon-reload is what can take devices from running containers: no more than one.
+    assert len(re.findall(r"^\s*systemctl .*daemon-reload", postinst, re.MULTILINE)) == 1
+    postrm = run("dpkg-deb", "--info", deb, "postrm")
+    assert len(re.findall(r"^\s*systemctl .*daemon-reload", postrm, re.MULTILINE)) == 1
+
+
+def test_lintian(deb: Path) -> None:
+    said = run(tool("lintian"), "--allow-root", "--fail-on=error,warning", deb)
+    assert said == ""
+
+
+def test_same_inputs_same_package(deb: Path, tmp_path: Path) -> None:
+    again = Path(run(DEB / "build", tmp_path).strip())
+    assert again.read_bytes() == deb.read_bytes()
+
+
+def test_shellcheck() -> None:
+    run(tool("shellcheck"), *(DEB / name for name in SCRIPTS))
+
+
+def test_manual_pages_format_without_a_warning() -> None:
+    groff = tool("groff")
+    for page in sorted((REPO / "docs" / "man").iterdir()):
+        argv = [groff, "-man", "-Tutf8", "-ww", "-z", str(page)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+
+
+UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def as_written(value: object, unit: str) -> set[str]:
+    """The ways in which a default may stand in the file."""
+    if isinstance(value, bool):
+        return {"yes" if value else "no"}
+    if isinstance(value, tuple):
+        return {" ".join(value)}
+    if unit == "s" and isinstance(value, (int, float)):
+        return {f"{value / factor:g}{name}" for name, factor in UNITS.items()}
+    return {str(value)}
+
+
+def shipped() -> dict[tuple[str, str], str]:
+    section, found = "", {}
+    for line in (DEB / "conf" / "gpu-gate.conf").read_text().splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif re.match(r"#\w+=", line):
+            key, _, value = line[1:].partition("=")
+            found[section, key] = value
+    return found
+
+
+def test_shipped_settings_are_the_defaults_and_all_commented_out() -> None:
+    fields = {(f.metadata["section"], f.metadata["key"]): f for f in dataclasses.fields(Settings)}
+    said = shipped()
+    assert said.keys() == fields.keys()
+    defaults = {key: as_written(field.default, field.metadata["unit"]) for key, field in fields.items()}
+    wrong = {key: value for key, value in said.items() if value not in defaults[key]}
+    assert not wrong
+    lines = (DEB / "conf" / "gpu-gate.conf").read_text().splitlines()
+    assert all(not line or line[0] in "#[" for line in lines)
+
+
+def test_manual_names_every_setting_with_its_default() -> None:
+    page = (REPO / "docs" / "man" / "gpu-gate.conf.5").read_text().replace("\\-", "-")
+    said = {tuple(found) for found in re.findall(r"^\.I (\w+)=(.*)$", page, re.MULTILINE)}
+    missing = {(key, value) for (_, key), value in shipped().items()} - said
+    assert not missing

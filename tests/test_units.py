@@ -1,0 +1,267 @@
+"""The unit files say what docs/design.md, section 4, says, and systemd takes them without a word."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+UNITS = REPO / "systemd"
+AGENT, WAIT, TARGET = "gpu-gate.service", "gpu-gate-wait.service", "gpu-gate.target"
+GATED = ("kubelet.service", "k3s-agent.service", "rke2-agent.service", "k0sworker.service")
+OPT_IN = (
+    "k3s.service", "rke2-server.service", "k0scontroller.service", "snap.microk8s.daemon-kubelite.service",
+)  # fmt: skip
+DROP_INS = [UNITS / f"{unit}.d" / "10-gpu-gate.conf" for unit in GATED]
+EXAMPLES = [UNITS / "examples" / f"{unit}.d" / "10-gpu-gate.conf" for unit in OPT_IN]
+ALL = [UNITS / AGENT, UNITS / WAIT, UNITS / TARGET, *DROP_INS, *EXAMPLES]
+
+# What each file says, comments apart. "Unit.After": None means the key may not be there at all.
+SAYS: dict[str, dict[str, str | None]] = {
+    AGENT: {
+        "Unit.ConditionKernelCommandLine": "!gpu-gate=off",
+        "Unit.StartLimitIntervalSec": "0",
+        "Unit.Wants": None,
+        "Unit.Requires": None,
+        "Unit.After": None,
+        "Unit.Before": None,
+        "Service.Type": "notify",
+        "Service.ExecStart": "/usr/bin/gpu-gate run",
+        "Service.ExecReload": "/bin/kill -HUP $MAINPID",
+        "Service.Restart": "always",
+        "Service.WatchdogSec": "90",
+        "Service.TimeoutStopSec": "10s",
+        "Service.KillMode": "mixed",
+        "Service.RuntimeDirectory": "gpu-gate",
+        "Service.RuntimeDirectoryMode": "0755",
+        "Service.RuntimeDirectoryPreserve": "yes",
+        "Service.StateDirectory": "gpu-gate",
+        "Service.StateDirectoryMode": "0700",
+        "Install.WantedBy": "multi-user.target",
+    },
+    WAIT: {
+        "Unit.Wants": "gpu-gate.service",
+        "Unit.After": None,  # a hung agent must not add its own timeout
+        "Unit.Requires": None,
+        "Unit.Before": None,
+        "Unit.ConditionPathExists": "!/run/gpu-gate/released",
+        "Unit.ConditionKernelCommandLine": "!gpu-gate=off",
+        "Unit.PartOf": "gpu-gate.target",
+        "Service.Type": "oneshot",
+        "Service.RemainAfterExit": "yes",
+        "Service.ExecStart": "-/usr/bin/gpu-gate wait",  # "-": a crash, too, counts as done
+        "Service.TimeoutStartSec": "32min",
+        "Service.Restart": None,  # before systemd 254 the first failure would release
+        "Install.WantedBy": None,
+    },
+    TARGET: {
+        "Unit.Requires": "gpu-gate-wait.service",
+        "Unit.After": "gpu-gate-wait.service",
+        "Unit.Wants": None,
+        "Unit.Before": None,
+        "Unit.JobTimeoutSec": None,
+        "Install.WantedBy": None,  # wanted by multi-user.target it would hold up cloud-init
+    },
+}
+# Each was tried and breaks the agent (docs/units.md), or is the very fault that the agent looks for.
+FORBIDDEN = (
+    "PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectControlGroups", "ProtectClock",
+    "ProtectKernelModules", "ProtectKernelLogs", "PrivateNetwork", "DynamicUser", "User", "FailureAction",
+    "JobTimeoutAction", "BindsTo", "StopWhenUnneeded", "RestartMode",
+)  # fmt: skip
+ORDERS = ("After", "Before", "Wants", "Requires", "PartOf")
+CAPABILITIES = {
+    "CAP_SYS_ADMIN", "CAP_BPF", "CAP_NET_ADMIN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE",
+    "CAP_KILL", "CAP_SYSLOG", "CAP_SYS_MODULE", "CAP_MKNOD", "CAP_CHOWN", "CAP_FOWNER",
+}  # fmt: skip
+
+# The orders that these units carry where they come from; the programs are not needed to verify an order.
+SHAPES = {
+    "kubelet.service": """
+        [Unit]
+        Description=kubelet as kubeadm's package has it
+        Wants=network-online.target
+        After=network-online.target
+        [Service]
+        ExecStart=/bin/true
+        Restart=always
+        [Install]
+        WantedBy=multi-user.target""",
+    "containerd.service": """
+        [Unit]
+        Description=containerd
+        After=network.target local-fs.target dbus.service
+        [Service]
+        Type=notify
+        ExecStart=/bin/true
+        Delegate=yes
+        Restart=always
+        [Install]
+        WantedBy=multi-user.target""",
+    "k3s.service": """
+        [Unit]
+        Description=k3s, server
+        Wants=network-online.target
+        After=network-online.target
+        [Service]
+        Type=notify
+        ExecStart=/bin/true
+        Delegate=yes
+        Restart=always
+        [Install]
+        WantedBy=multi-user.target""",
+    "k3s-agent.service": """
+        [Unit]
+        Description=k3s, agent
+        Wants=network-online.target
+        After=network-online.target
+        [Service]
+        Type=notify
+        ExecStart=/bin/true
+        Delegate=yes
+        Restart=always
+        [Install]
+        WantedBy=multi-user.target""",
+    "nvidia-persistenced.service": """
+        [Unit]
+        Description=persistenced
+        After=syslog.target
+        [Service]
+        Type=forking
+        ExecStart=/bin/true
+        PIDFile=/run/nvidia-persistenced/nvidia-persistenced.pid
+        [Install]
+        WantedBy=multi-user.target""",
+    "nvidia-cdi-refresh.service": """
+        [Unit]
+        Description=CDI refresh, with the order that once closed a cycle
+        After=multi-user.target
+        [Service]
+        Type=oneshot
+        ExecStart=/bin/true
+        [Install]
+        WantedBy=multi-user.target""",
+    "cloud-final.service": """
+        [Unit]
+        Description=runs user data, which may install the driver
+        After=multi-user.target
+        [Service]
+        Type=oneshot
+        ExecStart=/bin/true
+        TimeoutSec=0""",
+}
+
+
+def settings(path: Path) -> list[tuple[str, str]]:
+    """`Section.Key` and value of each line; comments and blanks apart."""
+    section, found = "", []
+    for line in path.read_text(encoding="ascii").splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found.append((f"{section}.{key}", value))
+    return found
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{name} is missing")
+        pytest.skip(f"{name} is missing")
+    return found
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_unit_says_what_the_design_says(name: str) -> None:
+    said = dict(settings(UNITS / name))
+    wrong = {key: said.get(key) for key, value in SAYS[name].items() if said.get(key) != value}
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", ALL, ids=str)
+def test_nothing_that_breaks_the_agent_or_a_node(path: Path) -> None:
+    keys = {key.partition(".")[2] for key, _ in settings(path)}
+    assert not keys & set(FORBIDDEN)
+    orders = [v for k, v in settings(path) if k.partition(".")[2] in ORDERS]
+    named = {unit for value in orders for unit in value.split()}
+    assert named <= {AGENT, WAIT, TARGET}, "ordered on something that is not ours"
+
+
+@pytest.mark.parametrize("path", [*DROP_INS, *EXAMPLES], ids=str)
+def test_drop_in_wants_and_waits_and_never_requires(path: Path) -> None:
+    assert settings(path) == [("Unit.Wants", TARGET), ("Unit.After", TARGET)]
+
+
+def test_every_drop_in_is_known() -> None:
+    assert set(UNITS.rglob("*.conf")) == {*DROP_INS, *EXAMPLES}
+    assert {path.name for path in UNITS.iterdir() if path.is_file()} == {AGENT, WAIT, TARGET}
+
+
+def test_capabilities() -> None:
+    words = [word for key, value in settings(UNITS / AGENT) if key == "Service.CapabilityBoundingSet"
+             for word in value.split()]  # fmt: skip
+    assert sorted(words) == sorted(CAPABILITIES)
+
+
+def test_every_end_of_the_wait_but_the_ordinary_one_leaves_the_mark() -> None:
+    command = dict(settings(UNITS / WAIT))["Service.ExecStopPost"]
+    assert command.startswith("-/bin/sh -c ")
+    assert ">/run/gpu-gate/released" in command
+
+
+@pytest.mark.parametrize("path", ALL, ids=str)
+def test_every_file_begins_by_saying_what_it_is_for(path: Path) -> None:
+    assert path.read_text(encoding="ascii").startswith("# ")
+
+
+def node(folder: Path, more: dict[str, str] | None = None) -> Path:
+    """A unit folder as it looks on a node with everything installed, opt-in drop-ins as well."""
+    folder.mkdir(exist_ok=True)
+    for path in [UNITS / AGENT, UNITS / WAIT, UNITS / TARGET]:
+        text = path.read_text().replace("/usr/bin/gpu-gate", "/bin/true")
+        (folder / path.name).write_text(text)
+    for path in [*DROP_INS, *EXAMPLES]:
+        shutil.copytree(path.parent, folder / path.parent.name, dirs_exist_ok=True)
+    wants = folder / "multi-user.target.wants"
+    wants.mkdir(exist_ok=True)
+    for name, text in {**SHAPES, **(more or {})}.items():
+        target = folder / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_text("\n".join(line.strip() for line in text.splitlines()).strip() + "\n")
+        if "WantedBy" in text:
+            (wants / name).symlink_to(target)
+    (wants / AGENT).symlink_to(folder / AGENT)
+    return folder
+
+
+def verify(folder: Path, *units: str | Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "SYSTEMD_UNIT_PATH": f"{folder}:/usr/lib/systemd/system:/lib/systemd/system"}
+    argv = [tool("systemd-analyze"), "verify", "--man=no", *(str(folder / unit) for unit in units)]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_systemd_has_nothing_to_say(tmp_path: Path) -> None:
+    gated = ("kubelet.service", "k3s.service", "k3s-agent.service")
+    done = verify(node(tmp_path / "units"), AGENT, WAIT, TARGET, *gated)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+CYCLE = re.compile("cycle", re.IGNORECASE)
+
+
+def test_no_ordering_cycle_in_a_whole_boot(tmp_path: Path) -> None:
+    done = verify(node(tmp_path / "units"), *SHAPES, "/usr/lib/systemd/system/multi-user.target")
+    assert not CYCLE.search(done.stdout + done.stderr)
+
+
+def test_a_cycle_would_be_seen(tmp_path: Path) -> None:
+    more = {f"{WAIT}.d/x.conf": "[Unit]\nAfter=kubelet.service"}
+    done = verify(node(tmp_path / "units", more), "kubelet.service")
+    assert CYCLE.search(done.stdout + done.stderr)
