@@ -1,0 +1,1 @@
+"""The program: the cycle, its faces, and its verbs."""

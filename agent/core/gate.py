@@ -18,8 +18,8 @@ from ..model.finding import Diagnosis, Finding, Heals, Scope, Verdict
 from ..model.plan import Action, DropProbe, Learn, Release, StartProbe
 from ..model.scene import ProbeEnd
 from ..model.settings import Settings
+from .deadline import hold_limit_s
 
-MAX_HOLD_S = 1800.0
 FIRST_FAILURES_S = 60.0
 "failing probes are repeated at the stable interval for so long, then ever more rarely: each costs the driver work"
 MAX_BACKOFF_S = 60.0
@@ -71,8 +71,6 @@ class Gate:
     failures: int = 0
     probe_after: float = 0.0
     deadline_at: float = 0.0
-    learned: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -86,7 +84,7 @@ class Step:
 
 def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
     """Judge what was seen, move, and say what is to be done."""
-    moved = _count(gate, diagnosis, now, settings)
+    moved = _count(_forget(gate, diagnosis, now), diagnosis, now, settings)
     moved = replace(moved, deadline_at=_deadline(moved, diagnosis, settings))
     phase, why, reason = _phase(moved, diagnosis, settings, now)
     if phase is not moved.phase:
@@ -96,8 +94,19 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     moved = replace(moved, released=released)
     ready, ready_why = _ready(moved, diagnosis, now, settings)
     moved = replace(moved, ready=ready, ready_why=ready_why)
-    moved, actions = _actions(moved, diagnosis, now, settings, word)
+    actions = _actions(moved, diagnosis, now, settings, word)
     return Step(moved, actions, _wake_at(moved, diagnosis, now, settings))
+
+
+def _forget(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
+    """What earlier probes said does not outlive the driver they asked, nor the readings they were made of."""
+    if gate.good == 0 and gate.hopeless == 0:
+        return gate
+    differs = bool(diagnosis.fingerprint) and bool(gate.fingerprint) and diagnosis.fingerprint != gate.fingerprint
+    if diagnosis.may_probe and diagnosis.scope is not Scope.NONE and not differs:
+        return gate
+    return replace(gate, good=0, fingerprint="", validated_at=None, hopeless=0, failures=0, failing_since=None,
+                   probe_after=now)
 
 
 def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Gate:
@@ -137,7 +146,7 @@ def _backoff(settings: Settings, failures: int, failing_for_s: float, hung: bool
     if hopeless >= AGREE:
         return MAX_BACKOFF_S
     if hung:
-        return min(MAX_BACKOFF_S, 5.0 * 2 ** min(failures - 1, 4))
+        return min(MAX_BACKOFF_S, 5.0 * float(2 ** min(failures - 1, 4)))
     if failing_for_s < FIRST_FAILURES_S:
         return settings.stable_interval_s
     late = failing_for_s - FIRST_FAILURES_S
@@ -148,15 +157,6 @@ def _deadline(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
     """When the kubelet starts whatever is known; counted from the wait unit's start, or from ours."""
     origin = diagnosis.waiting_since if diagnosis.waiting_since is not None else gate.started_at
     return origin + hold_limit_s(settings, diagnosis.control_plane)
-
-
-def hold_limit_s(settings: Settings, control_plane: bool) -> float:
-    """The longest this node's kubelet is held, in seconds. The wait unit asks the same."""
-    if settings.on_deadline == "hold":
-        limit = min(max(settings.hold_s, settings.deadline_s), MAX_HOLD_S)
-    else:
-        limit = min(settings.deadline_s, MAX_HOLD_S)
-    return min(limit, settings.control_plane_deadline_s) if control_plane else limit
 
 
 def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> tuple[Phase, str, str]:
@@ -181,7 +181,9 @@ def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> 
                       and f.verdict is Verdict.FAILS), None)
         if nodes:
             return Phase.WAITING, nodes.because, nodes.reason
-        if disturbed or (nvml and nvml.verdict is Verdict.FAILS):
+        if nvml and nvml.verdict is Verdict.FAILS:
+            return Phase.REVALIDATING, because, reason
+        if disturbed:
             return Phase.REVALIDATING, f"a reload or restart {now - diagnosis.disturbed_at:.0f} s ago is newer " \
                 "than the last validation", "Revalidating"
         return Phase.OPEN, because, ""
@@ -236,7 +238,7 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
 
 
 def _actions(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings,
-             word: str) -> tuple[Gate, tuple[Action, ...]]:
+             word: str) -> tuple[Action, ...]:
     actions: list[Action] = []
     if not diagnosis.paused:
         actions += diagnosis.additive
@@ -245,12 +247,12 @@ def _actions(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings,
     settling = gate.phase in (Phase.PROBING, Phase.SETTLING) and gate.good > 0 and not diagnosis.paused
     if not settling:
         actions.append(DropProbe())
-    if gate.phase is Phase.OPEN and gate.learned != diagnosis.expected:
-        gate = replace(gate, learned=diagnosis.expected)
-        actions.append(Learn(diagnosis.expected))
+    known = tuple(sorted({*diagnosis.learned, *diagnosis.expected}))
+    if gate.phase is Phase.OPEN and known != diagnosis.learned:
+        actions.append(Learn(known))
     if _wants_probe(gate, diagnosis) and not diagnosis.probe_busy and now >= _probe_due(gate, settings):
         actions.append(StartProbe(overlap=gate.good < settings.stable_probes))
-    return gate, tuple(actions)
+    return tuple(actions)
 
 
 def _wants_probe(gate: Gate, diagnosis: Diagnosis) -> bool:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..model.host import Host
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.scene import DeviceNode, Entry, PciFunction, Scene
 from ..model.settings import Settings
 from . import parse
+from .paths import CONTROL_PLANE_MANIFESTS, PCI, RUN, STATE
 
 T = TypeVar("T")
 
-RUN = "/run/gpu-gate"
-STATE = "/var/lib/gpu-gate"
-PCI = "/sys/bus/pci/devices"
 NVIDIA_VENDOR = 0x10DE
 
 # Units that carry a kubelet: kubeadm and most clouds; k3s, rke2, microk8s and k0s run it inside their own.
@@ -37,10 +35,6 @@ KUBELET_UNITS = (
 RUNTIME_UNITS = ("containerd.service", "crio.service", "docker.service")
 DRIVER_UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
 
-CONTROL_PLANE_MANIFESTS = (
-    "/etc/kubernetes/manifests/kube-apiserver.yaml",
-    "/var/lib/rancher/rke2/agent/pod-manifests/kube-apiserver.yaml",
-)
 
 
 def watched_units(settings: Settings) -> tuple[str, ...]:
@@ -139,9 +133,9 @@ async def _pci_function(host: Host, name: str) -> PciFunction | Refusal:
     return PciFunction(parse.bus_id(name) or name, class_code.value, bound, written)
 
 
-async def _driver(host: Host) -> dict[str, object]:
+async def _driver(host: Host) -> dict[str, Any]:
     version = await _parsed_file(host, "/proc/driver/nvidia/version", parse.driver_version)
-    found: dict[str, object] = {
+    found: dict[str, Any] = {
         "driver_version": version,
         "module_state": await _parsed_file(host, "/sys/module/nvidia/initstate", parse.text),
         "is_container": await _is_container(host),
@@ -192,7 +186,7 @@ async def _driver_building(host: Host) -> Reading[str]:
     return Refusal(Why.MISSING, "dkms builds no nvidia module now")
 
 
-async def _device_nodes(host: Host) -> dict[str, object]:
+async def _device_nodes(host: Host) -> dict[str, Any]:
     majors = await _parsed_file(host, "/proc/devices", parse.majors)
     dev = await host.folder("/dev", "nvidia*")
     caps = await host.folder("/dev/nvidia-caps")
@@ -217,7 +211,7 @@ def _node(folder: str, entry: Entry) -> DeviceNode:
     return DeviceNode(f"{folder}/{entry.name}", entry.major, entry.minor)
 
 
-async def _marks(host: Host) -> dict[str, object]:
+async def _marks(host: Host) -> dict[str, Any]:
     plane = False
     for path in CONTROL_PLANE_MANIFESTS:
         plane = plane or isinstance(await host.file(path, 1), Seen)
@@ -235,17 +229,8 @@ async def _learned(host: Host) -> Reading[tuple[str, ...]]:
     stored = await _parsed_file(host, f"{STATE}/learned.json", parse.json_object)
     if isinstance(stored, Refusal):
         return stored
-    key = await machine_key(host)
     bus_ids = stored.value.get("bus_ids")
-    if stored.value.get("machine") != key or not isinstance(bus_ids, list):
+    if stored.value.get("machine") != await host.machine() or not isinstance(bus_ids, list):
         return Refusal(Why.MISSING, "learned on another machine")
     return Seen(tuple(str(b) for b in bus_ids), stored.at)
 
-
-async def machine_key(host: Host) -> str:
-    """DMI product UUID and machine-id: what a copied disk does not carry along."""
-    parts = []
-    for path in ("/sys/class/dmi/id/product_uuid", "/etc/machine-id"):
-        part = await _parsed_file(host, path, parse.text)
-        parts.append(part.value if isinstance(part, Seen) else "-")
-    return "/".join(parts)

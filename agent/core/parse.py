@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from ..model.scene import Mark
+from ..model.mark import Mark
 
 _KERNEL_MODULE = re.compile(r"Kernel Module\b.*?\s(\d{3,4}(?:\.\d+){1,2})\b")
 _MODULE_FILE = re.compile(r"^(\S*/nvidia(?:-current|-tesla[\w.-]*|-legacy[\w.-]*)?\.ko(?:\.(?:gz|xz|zst))?):", re.M)

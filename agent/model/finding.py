@@ -83,6 +83,8 @@ class Diagnosis:
     waiting_since: float | None
     paused: bool
     control_plane: bool
+    learned: tuple[str, ...]
+    "bus ids that this machine showed before"
     registered: Finding | None
     additive: tuple[Action, ...] = ()
     "what is missing and may be added without asking"

@@ -14,6 +14,9 @@ class Host(Protocol):
 
     async def clock(self) -> Clock: ...
 
+    async def machine(self) -> str:
+        """A hash that names this very machine (DMI product UUID and machine-id): a copied disk has another."""
+
     async def file(self, path: str, limit: int = 65536) -> Reading[bytes]:
         """The first `limit` bytes of a file."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .mark import Mark
 from .reading import Reading, Refusal, Why
 
 NOT_ASKED = Refusal(Why.NOT_ASKED)
@@ -167,15 +168,6 @@ class Manager:
     version: str
     last_reload_at: float | None
     "boottime, seconds: the last time units were loaded (boot, daemon-reload, daemon-reexec)"
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A small file under /run/gpu-gate: why it is there, and since when."""
-
-    reason: str
-    at: float
-    "boottime, seconds"
 
 
 @dataclass(frozen=True, slots=True)

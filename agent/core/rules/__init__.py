@@ -19,7 +19,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
         *driver.findings(scene, gpus),
         *device_nodes.findings(scene, gpus, judged),
         *driver.service_findings(scene, gpus),
-        *nvml.findings(scene, settings, gpus, judged),
+        *nvml.findings(scene, gpus, judged),
         *kubelet.findings(scene, settings),
         *((registered,) if registered else ()),
     )
@@ -39,6 +39,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
         waiting_since=scene.waiting.value.at if isinstance(scene.waiting, Seen) else None,
         paused=isinstance(scene.paused, Seen),
         control_plane=scene.control_plane,
+        learned=scene.learned.value if isinstance(scene.learned, Seen) else (),
         registered=registered,
         additive=device_nodes.additive(scene, settings, gpus, judged) + driver.additive(scene, settings, gpus),
     )

@@ -49,7 +49,7 @@ def _fingerprint(report: ProbeReport, shown: tuple[Gpu, ...], nodes: tuple[Devic
     return " ".join([report.driver_version, *sorted(f"{g.uuid}@{g.bus_id}" for g in shown), *numbers])
 
 
-def findings(scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged) -> tuple[Finding, ...]:
+def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, ...]:
     if gpus.scope is Scope.NONE:
         return ()
     state = scene.probe.value if isinstance(scene.probe, Seen) else None

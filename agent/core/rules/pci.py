@@ -7,7 +7,7 @@ from ...model.reading import Refusal, Seen
 from ...model.scene import PciFunction, Scene
 from ...model.settings import Settings
 from .. import parse
-from .gpus import NOUVEAU, SortedGpus
+from .gpus import SortedGpus
 
 NVIDIA = "nvidia"
 
@@ -90,6 +90,7 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
             1, "GpusBound", Verdict.FAILS,
             f"{len(gpus.unbound)} of {len(gpus.candidates)} GPUs bound to no driver: {', '.join(gpus.unbound)}",
             "GpuUnbound", missing=gpus.unbound,
+            blocks=(expected_number(settings) or len(gpus.candidates)) > len(gpus.bound),
             next_step="dmesg | grep NVRM; if that GPU is not for containers: [Gate] ExcludeGPUs="))
     if gpus.on_nouveau:
         found.append(Finding(

@@ -1,0 +1,161 @@
+"""`gpu-gate VERB`. Every verb imports only what it needs: wait and status start without asyncio.
+
+Exit status: 0 yes · 1 no (not ready, a broken link, a problem) · 2 wrong usage · 3 the agent does not answer ·
+4 unknown (doctor). `wait` always ends with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from ..model.errors import GateError
+from . import config as configuration
+
+VERBS = """
+  run              the agent (started by gpu-gate.service)
+  status           what the agent sees now; exit 0 only when ready
+  doctor [BUNDLE]  look once, here or in an evidence bundle, and name the broken link
+  evidence [DIR]   keep what one look saw as a folder of plain files
+  probe            ask NVML once
+  wait             hold a unit back until the gate releases it (gpu-gate-wait.service)
+  config           every setting in force and where it came from; --check: exit 1 on a problem
+  pause, resume    no probe and no action until resumed; a waiting kubelet is released
+  forget           forget the set of GPUs that earlier boots showed
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; its exit status."""
+    options = _parser().parse_args(argv)
+    config = configuration.load()
+    try:
+        return _run(options, config)
+    except GateError as exc:
+        print(f"gpu-gate: {exc.sentence}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpu-gate", description="May GPU work start on this node, and if not, which link is broken?",
+        epilog="verbs:" + VERBS, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"gpu-gate {__version__}")
+    parser.add_argument("verb", metavar="VERB", choices=(
+        "run", "status", "doctor", "evidence", "probe", "wait", "config", "pause", "resume", "forget"))
+    parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|DIR")
+    parser.add_argument("--json", action="store_true", help="JSON, versioned")
+    parser.add_argument("--check", action="store_true", help="config: exit 1 where something is wrong")
+    parser.add_argument("--verbose", action="store_true", help="run: debug lines as well")
+    return parser
+
+
+def _run(options: argparse.Namespace, config: configuration.Config) -> int:
+    if options.target and options.verb not in ("doctor", "evidence"):
+        print(f"gpu-gate: {options.verb} takes no {options.target!r}: gpu-gate --help", file=sys.stderr)
+        return 2
+    verb = options.verb
+    if verb == "wait":
+        from . import wait
+
+        return wait.run(config.settings)
+    if verb == "status":
+        return _status(config, options.json)
+    if verb == "config":
+        return _config(config, options.json, options.check)
+    if verb in ("pause", "resume", "forget"):
+        return _switch(verb)
+    if verb == "run":
+        return _daemon(config, options.verbose)
+    from . import doctor
+
+    if verb == "doctor":
+        return doctor.doctor(config.settings, options.target, options.json)
+    if verb == "evidence":
+        return doctor.evidence(config.settings, options.target)
+    return doctor.probe(config.settings, options.json)
+
+
+def _daemon(config: configuration.Config, verbose: bool) -> int:
+    import asyncio
+
+    from . import log
+    from .daemon import Daemon
+
+    log.set_up(verbose)
+
+    async def run() -> None:
+        await Daemon(config).run()
+
+    asyncio.run(run())
+    return 0
+
+
+def _status(config: configuration.Config, as_json: bool) -> int:
+    from . import ask
+    from .chain import chain, verdict_line
+
+    try:
+        status = ask.status(listen=config.settings.listen)
+    except ask.NoAgent as exc:
+        print(f"gpu-gate: {exc}", file=sys.stderr)
+        return 3
+    gate = status["gate"]
+    if as_json:
+        print(json.dumps(status, indent=1))
+    else:
+        released = gate["released_why"] or f"no, {gate['deadline_in_s']:.0f} s to the deadline"
+        print(verdict_line(gate))
+        print(f"kubelet released: {released}\n")
+        print("\n".join(chain(status["findings"], sys.stdout.isatty())))
+        for sentence in status["trouble"] + status["config_problems"]:
+            print(f"note: {sentence}")
+    return 0 if gate["ready"] else 1
+
+
+def _config(config: configuration.Config, as_json: bool, check: bool) -> int:
+    rows = configuration.rows(config)
+    if as_json:
+        print(json.dumps({"version": 1, "settings": [
+            {"section": s, "key": k, "value": v, "from": o} for s, k, v, o in rows],
+            "problems": [{"where": p.where, "sentence": p.sentence, "error": p.is_error}
+                         for p in config.problems]}, indent=1))
+    elif not check:
+        section = ""
+        for row_section, key, value, origin in rows:
+            if row_section != section:
+                print(f"{chr(10) if section else ''}[{row_section}]")
+                section = row_section
+            print(f"{key}={value}".ljust(58) + f" # {origin}")
+    for problem in config.problems:
+        print(f"{'error' if problem.is_error else 'warning'}: {problem}", file=sys.stderr)
+    return 1 if check and config.problems else 0
+
+
+def _switch(verb: str) -> int:
+    from pathlib import Path
+
+    from ..core.paths import RUN, STATE
+
+    mark = Path(RUN) / "paused"
+    try:
+        if verb == "pause":
+            mark.parent.mkdir(mode=0o755, exist_ok=True)
+            mark.touch()
+            print("paused until `gpu-gate resume` or the next boot")
+        elif verb == "resume":
+            mark.unlink(missing_ok=True)
+        else:
+            (Path(STATE) / "learned.json").unlink(missing_ok=True)
+    except OSError as exc:
+        raise GateError(f"{exc.filename} could not be changed ({exc.strerror}): are you root?") from exc
+    return 0

@@ -1,0 +1,253 @@
+"""The cycle: look, diagnose, step, act. One at a time, each bounded; what takes longer runs beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .. import __version__
+from ..core.gate import Gate, Phase, Step, step
+from ..core.look import look, watched_folders, watched_units
+from ..core.rules import diagnose
+from ..model.errors import HandFailed
+from ..model.finding import Diagnosis
+from ..model.plan import Action, DropProbe, StartProbe
+from ..model.scene import Scene
+from ..model.settings import Settings
+from ..node.codec import encode
+from ..node.hands import Hands
+from ..node.live import LiveHost
+from ..node.probes import Probes, boottime
+from ..node.wake import Sources, Wakes
+from ..wire.sd import Notify
+from . import config as configuration
+from .http import Http
+from .log import GATE_CLOSED, GATE_HELD, GATE_OPENED, KUBELET_RELEASED, PROBE_HUNG, facts
+
+log = logging.getLogger(__name__)
+
+CYCLE_S = 5.0
+"""The longest a cycle may wait for the node, in seconds."""
+GATHER_S = 0.02
+"""Signals come in bursts; a cycle waits this long for the rest of one."""
+HAND_RETRY_S = 60.0
+STATUS_VERSION = 1
+
+
+@dataclass
+class Snapshot:
+    """What the faces answer from: the last cycle, in memory."""
+
+    gate: Gate
+    diagnosis: Diagnosis | None = None
+    scene: Scene | None = None
+    cycles: int = 0
+    cycle_ended_at: float = 0.0
+    cycle_took_s: float = 0.0
+    wakes: dict[str, int] = field(default_factory=dict)
+
+
+class Daemon:
+    """The agent."""
+
+    def __init__(self, config: configuration.Config) -> None:
+        self.config = config
+        self.wakes = Wakes()
+        self.sources = Sources(self.wakes)
+        settings = config.settings
+        self.probes = Probes(self.wakes.wake, settings.probe_timeout_s, settings.driver_root)
+        self.host = LiveHost(self.sources.bus, self.probes)
+        self.hands = Hands(self.host, self.probes)
+        self.http = Http(self)
+        self.systemd = Notify()
+        self.host.sources = [self.sources.bus, self.sources.uevents, self.sources.inotify, self.http]
+        self.seen = Snapshot(Gate(started_at=boottime(), since=boottime()))
+        self._wake_at = 0.0
+        self._hand_failed: dict[Action, float] = {}
+        self._troubles: tuple[str, ...] = ()
+        self._rewatch = False
+        self._stop = asyncio.Event()
+
+    @property
+    def settings(self) -> Settings:
+        return self.config.settings
+
+    async def run(self) -> None:
+        """Until SIGTERM. An unforeseen exception ends the agent: systemd restarts it, the next look finds the
+        truth."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        self._say_config()
+        supervisor = await self.sources.start(self.settings)
+        await self.http.start()
+        cycles = loop.create_task(self._cycles())
+        stop: asyncio.Task[bool] = loop.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([supervisor, cycles, stop], return_when=asyncio.FIRST_COMPLETED)
+            for task in (cycles, supervisor):
+                if task.done():
+                    task.result()
+        finally:
+            self.systemd.stopping()
+            cycles.cancel()
+            supervisor.cancel()
+            stop.cancel()
+            await asyncio.gather(cycles, supervisor, stop, return_exceptions=True)
+            await self.http.close()
+            self.sources.close()
+            await self.probes.close()
+
+    def reload(self) -> None:
+        """Read the configuration again; what cannot be used keeps its last good value."""
+        self.systemd.reloading()
+        self.config = configuration.load(last_good=self.settings)
+        self._say_config()
+        self.probes.timeout_s, self.probes.driver_root = self.settings.probe_timeout_s, self.settings.driver_root
+        self.sources.inotify.watch(watched_folders(self.settings))
+        self._rewatch = True
+        self.wakes.wake("reload")
+        self.systemd.ready()
+
+    async def _cycles(self) -> None:
+        reasons = {"start": 1}
+        while True:
+            await self.cycle(reasons)
+            reasons = await self.wakes.wait(self._wake_at - boottime())
+            await asyncio.sleep(GATHER_S)
+            for reason, count in self.wakes.take().items():
+                reasons[reason] = reasons.get(reason, 0) + count
+
+    async def cycle(self, reasons: dict[str, int]) -> None:
+        """One cycle. A look that takes too long leaves the last diagnosis in force, and the deadline counts on."""
+        began = boottime()
+        diagnosis, scene = self.seen.diagnosis, self.seen.scene
+        if self._rewatch:
+            self._rewatch = False
+            await self.sources.bus.watch(watched_units(self.settings))
+        try:
+            scene = await asyncio.wait_for(look(self.host, self.settings), CYCLE_S)
+            diagnosis = diagnose(scene, self.settings)
+        except asyncio.TimeoutError:
+            log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
+        now = boottime()
+        if diagnosis is None:
+            self._wake_at = now + self.settings.stable_interval_s
+        else:
+            decided = step(self.seen.gate, diagnosis, now, self.settings)
+            self._tell(self.seen.gate, decided, reasons, diagnosis)
+            self._wake_at = decided.wake_at
+            acted = await self._act(decided)
+            if acted:
+                self._wake_at = min(self._wake_at, now + 0.1)
+            self.seen.gate = decided.gate
+        self.seen = replace(self.seen, diagnosis=diagnosis, scene=scene, cycles=self.seen.cycles + 1,
+                            cycle_ended_at=boottime(), cycle_took_s=boottime() - began, wakes=reasons)
+        await self.http.keep()
+        self._feed()
+
+    async def _act(self, decided: Step) -> bool:
+        """True where a hand changed the node: look again soon, what we did is learned by looking."""
+        changed = False
+        for action in decided.actions:
+            if self._hand_failed.get(action, 0.0) > boottime():
+                continue
+            try:
+                await self.hands.act(action)
+            except HandFailed as failed:
+                self._hand_failed[action] = boottime() + HAND_RETRY_S
+                log.warning("a hand did not take: %s", failed.sentence,
+                            extra=facts(action=type(action).__name__))
+                continue
+            if not isinstance(action, (StartProbe, DropProbe)):
+                changed = True
+                log.info("acted", extra=facts(action=type(action).__name__, detail=action))
+        self._hand_failed = {a: t for a, t in self._hand_failed.items() if t > boottime()}
+        return changed
+
+    def _feed(self) -> None:
+        gate = self.seen.gate
+        if self.seen.cycles == 1:
+            self.systemd.ready()
+        self.systemd.status(f"{gate.phase.value}{', ready' if gate.ready else ''}: {gate.why}")
+        self.systemd.watchdog()
+
+    def _tell(self, before: Gate, decided: Step, reasons: dict[str, int], diagnosis: Diagnosis) -> None:
+        """One line per cycle that changed something."""
+        gate = decided.gate
+        wake = ", ".join(reasons)
+        values: dict[str, Any] = {
+            "phase": gate.phase.value, "reason": gate.reason, "released": "yes" if gate.released else "no",
+            "ready": "yes" if gate.ready else "no", "wake": wake}
+        if gate.released and not before.released:
+            log.info("kubelet released: %s", gate.released, extra=facts(KUBELET_RELEASED, **values))
+        same = (before.phase, before.reason, before.ready) == (gate.phase, gate.reason, gate.ready)
+        if same and before.why != gate.why and diagnosis.report and before.counted != gate.counted:
+            log.debug("probe %d: %s", gate.counted, gate.why, extra=facts(**values))
+        elif not same:
+            readiness = "ready" if gate.ready else f"not ready: {gate.ready_why}"
+            text = f"{gate.phase.value}: {gate.why}"
+            level = logging.WARNING if gate.phase is Phase.HELD else logging.INFO
+            log.log(level, "%s (%s; woken by %s)", text, readiness, wake, extra=facts(_message_id(gate), **values))
+        troubles = self.seen.scene.trouble if self.seen.scene else ()
+        for gone in set(troubles) - set(self._troubles):
+            log.warning("a signal source is lost, which costs seconds: %s", gone, extra=facts(**values))
+        for back in set(self._troubles) - set(troubles):
+            log.info("a signal source is back: %s", back, extra=facts(**values))
+        self._troubles = troubles
+
+    def _say_config(self) -> None:
+        for problem in self.config.problems:
+            log.warning("configuration: %s", problem)
+        changed = [f"{key}={value}" for _, key, value, origin in configuration.rows(self.config)
+                   if origin != "default"]
+        log.info("gpu-gate %s, %s", __version__, " ".join(changed) or "every setting at its default",
+                 extra=facts(version=__version__))
+
+    def is_overdue(self) -> bool:
+        """True where the cycle has not ended when it should have: the agent is not healthy."""
+        return boottime() - self.seen.cycle_ended_at > self.settings.heartbeat_s + 2 * CYCLE_S
+
+    def listen(self) -> str:
+        return self.settings.listen
+
+    def readiness(self) -> tuple[bool, str]:
+        return self.seen.gate.ready, self.seen.gate.ready_why
+
+    def status(self) -> dict[str, Any]:
+        """The whole truth of the last cycle, as /status and `gpu-gate status --json` give it."""
+        seen, now = self.seen, boottime()
+        gate = seen.gate
+        body: dict[str, Any] = {
+            "version": STATUS_VERSION,
+            "agent": {"version": __version__, "pid": os.getpid(), "up_s": round(now - gate.started_at, 1)},
+            "gate": {
+                "phase": gate.phase.value, "phase_number": gate.phase.number, "for_s": round(now - gate.since, 1),
+                "why": gate.why, "reason": gate.reason, "released": bool(gate.released),
+                "released_why": gate.released, "ready": gate.ready, "ready_why": gate.ready_why,
+                "good_probes": gate.good, "wanted_probes": self.settings.stable_probes,
+                "deadline_in_s": round(max(0.0, gate.deadline_at - now), 1) if not gate.released else None,
+                "validated_s_ago": round(now - gate.validated_at, 1) if gate.validated_at else None,
+            },
+            "cycle": {"number": seen.cycles, "age_s": round(now - seen.cycle_ended_at, 2),
+                      "took_ms": round(seen.cycle_took_s * 1000, 1), "wakes": seen.wakes},
+            "findings": [encode(f) for f in seen.diagnosis.findings] if seen.diagnosis else [],
+            "expected": list(seen.diagnosis.expected) if seen.diagnosis else [],
+            "probe": encode(self.probes.state),
+            "trouble": list(seen.scene.trouble) if seen.scene else [],
+            "config_problems": [str(p) for p in self.config.problems],
+        }
+        return body
+
+
+def _message_id(gate: Gate) -> str:
+    if gate.phase is Phase.OPEN:
+        return GATE_OPENED
+    if gate.phase is Phase.HELD:
+        return GATE_HELD
+    return PROBE_HUNG if gate.reason == "ProbeHung" else GATE_CLOSED

@@ -1,0 +1,124 @@
+"""`gpu-gate wait`: hold the kubelet back until the gate releases it. It always ends, and always with success.
+
+A wait unit that failed would be waited for again at every later start of the kubelet (systemd 252 and 257), so
+the only exit is 0: released, not applicable, or the deadline. The agent is asked by the mark it leaves under
+/run; it may crash, restart or hang meanwhile without adding a second. Only stdlib, no D-Bus, no gRPC.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from ..core.deadline import hold_limit_s
+from ..core.parse import mark
+from ..core.paths import CONTROL_PLANE_MANIFESTS, PCI, RUN
+from ..model.mark import Mark
+from ..model.settings import Settings
+from . import ask
+
+POLL_S = 0.05
+NVIDIA_VENDOR = "0x10de"
+GPU_CLASSES = ("0x0300", "0x0302")
+
+
+def run(settings: Settings) -> int:
+    """Return 0 when the kubelet may start."""
+    released = _read_mark("released")
+    if released is None and not settings.expected_gpus and _has_no_gpu():
+        released = Mark("no NVIDIA GPU on the PCI bus", _boottime())
+        _leave_mark("released", released.reason)
+    if released is None:
+        released = _wait(settings)
+    _say(f"the kubelet may start: {released.reason}")
+    return 0
+
+
+def _wait(settings: Settings) -> Mark:
+    began = _first_wait_at()
+    plane = any(os.path.exists(path) for path in CONTROL_PLANE_MANIFESTS)
+    deadline = began + hold_limit_s(settings, plane)
+    _say(f"waiting for the GPUs, {max(0.0, deadline - _boottime()):.0f} s at most; to release the kubelet now: "
+         "systemctl stop gpu-gate.target")
+    while True:
+        released = _read_mark("released")
+        if released is not None:
+            return released
+        # A little after the agent's own deadline, so that its reason, which is better, comes first.
+        if _boottime() >= deadline + 1.0:
+            mark_now = Mark(f"the deadline is over; {_last_word()}", _boottime())
+            _leave_mark("released", mark_now.reason)
+            return mark_now
+        time.sleep(POLL_S)
+
+
+def _first_wait_at() -> float:
+    """When this boot began to wait: a wait that is started again does not wait anew."""
+    earlier = _read_mark("waiting")
+    if earlier is not None and 0.0 < earlier.at <= _boottime():
+        return earlier.at
+    _leave_mark("waiting", "the wait unit was started")
+    return _boottime()
+
+
+def _last_word() -> str:
+    try:
+        _, why = ask.get("/readyz", within_s=0.5)
+        return f"the agent says: {why.decode('utf-8', 'replace').strip()[:160]}"
+    except ask.NoAgent as exc:
+        return str(exc)
+
+
+def _has_no_gpu() -> bool:
+    """True only where sysfs was read and shows none: what cannot be read is not nothing."""
+    try:
+        names = os.listdir(PCI)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    for name in names:
+        try:
+            if _line(f"{PCI}/{name}/vendor") == NVIDIA_VENDOR and \
+                    _line(f"{PCI}/{name}/class").startswith(GPU_CLASSES):
+                return False
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+    return True
+
+
+def _line(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.readline().strip()
+
+
+def _read_mark(name: str) -> Mark | None:
+    try:
+        with open(f"{RUN}/{name}", "rb") as file:
+            return mark(file.read(65536))
+    except OSError:
+        return None
+
+
+def _leave_mark(name: str, reason: str) -> None:
+    """Best effort: what cannot be written costs one more wait at the kubelet's next start, no failure now."""
+    path = f"{RUN}/{name}"
+    try:
+        os.makedirs(RUN, mode=0o755, exist_ok=True)
+        with open(f"{path}.wait", "w", encoding="utf-8") as file:
+            json.dump({"reason": reason, "at": round(_boottime(), 3)}, file)
+        os.replace(f"{path}.wait", path)
+    except OSError as exc:
+        _say(f"{path} could not be written ({exc.strerror})")
+
+
+def _boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,13 @@
+"""A small file under /run/gpu-gate. Apart from the scene, because `wait` reads marks and must start in a blink."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mark(NamedTuple):
+    """Why a mark is there, and since when."""
+
+    reason: str
+    at: float
+    "boottime, seconds"

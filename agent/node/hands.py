@@ -1,0 +1,105 @@
+"""What may be done to a node: one function per action, each verified by looking, none destructive.
+
+Laws of the hands: docs/design.md §5. Everything here is additive; a hand that does not take raises HandFailed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from ..core.paths import RUN, STATE
+from ..model.errors import HandFailed
+from ..model.host import Host
+from ..model.plan import Action, DropProbe, Learn, LinkDevChar, LoadModule, MakeNodes, Release, StartProbe
+from ..model.reading import unreachable
+from ..wire.child import run_once
+from .probes import Probes, boottime
+
+MODPROBE_WITHIN_S = 20.0
+
+
+class Hands:
+    """The hands of one agent. `root` is for nodes that are a folder."""
+
+    def __init__(self, host: Host, probes: Probes, root: str = "/") -> None:
+        self._host = host
+        self._probes = probes
+        self._root = Path(root)
+
+    async def act(self, action: Action) -> None:
+        """Do it, or raise HandFailed."""
+        match action:
+            case StartProbe():
+                self._probes.start(action.overlap)
+            case DropProbe():
+                self._probes.drop()
+            case Release():
+                write_mark(self._root, "released", action.reason, action.word)
+            case LinkDevChar():
+                self._link_dev_char(action)
+            case MakeNodes():
+                await self._make_nodes(action)
+            case LoadModule():
+                await _run(["modprobe", "-b", "nvidia"])
+            case Learn():
+                await self._learn(action)
+            case _:
+                unreachable(action)
+
+    def _link_dev_char(self, action: LinkDevChar) -> None:
+        for name, target in action.links:
+            path = self._root / "dev/char" / name
+            try:
+                path.parent.mkdir(mode=0o755, exist_ok=True)
+                path.symlink_to(target)
+            except FileExistsError:  # made meanwhile by nvidia-modprobe or a person: theirs stands
+                continue
+            except OSError as exc:
+                raise HandFailed(f"/dev/char/{name} could not be made ({exc.strerror}): "
+                                 f"ln -s {target} /dev/char/{name}") from exc
+
+    async def _make_nodes(self, action: MakeNodes) -> None:
+        """nvidia-modprobe makes nodes with the driver's own modes (ModifyDeviceFiles in /proc/driver/nvidia)."""
+        if action.minors:
+            await _run(["nvidia-modprobe", *(part for m in action.minors for part in ("-c", str(m)))])
+        if action.uvm:
+            await _run(["nvidia-modprobe", "-u", "-c", "0"])
+
+    async def _learn(self, action: Learn) -> None:
+        """Remember only to warn by: a full or read-only disk costs the warning, nothing else."""
+        stored = {"machine": await self._host.machine(), "bus_ids": list(action.bus_ids)}
+        path = self._root / STATE.lstrip("/") / "learned.json"
+        try:
+            write_whole(path, json.dumps(stored).encode())
+        except OSError as exc:
+            raise HandFailed(f"{path} could not be written ({exc.strerror}): df {path.parent}") from exc
+
+
+def write_mark(root: Path, name: str, reason: str, word: str = "") -> None:
+    """A mark under /run/gpu-gate: true for this boot only, because /run is."""
+    path = root / RUN.lstrip("/") / name
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_whole(path, json.dumps({"reason": reason, "word": word, "at": round(boottime(), 3)}).encode())
+    except OSError as exc:
+        raise HandFailed(f"{path} could not be written ({exc.strerror}): touch {path} releases the kubelet") from exc
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """The whole file or the old one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    temporary.replace(path)
+
+
+async def _run(argv: list[str]) -> None:
+    done = await run_once(argv, MODPROBE_WITHIN_S)
+    if done.word or done.code != 0:
+        raise HandFailed(f"{' '.join(argv)}: {done.detail or f'exit status {done.code}'} {done.err}".rstrip())

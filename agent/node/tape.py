@@ -1,0 +1,115 @@
+"""A tape of one look: Recorder writes down every question and its answer, Replay answers from it.
+node/bundle.py puts a tape on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ..model.errors import BundleError
+from ..model.host import Host
+from ..model.reading import Reading, Refusal, Seen, Why
+from ..model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
+from .codec import decode, encode
+
+T = TypeVar("T")
+
+
+@dataclass
+class Tape:
+    """Answers by question. A question is its name and its arguments."""
+
+    answers: dict[str, Any] = field(default_factory=dict)
+    "encoded answers; file contents are bytes"
+
+    @staticmethod
+    def key(question: str, *args: object) -> str:
+        return json.dumps([question, *args])
+
+
+class Recorder:
+    """A Host that asks another one and writes the answers down."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.tape = Tape()
+
+    def _keep(self, answer: T, question: str, *args: object) -> T:
+        self.tape.answers[Tape.key(question, *args)] = encode(answer)
+        return answer
+
+    async def clock(self) -> Clock:
+        return self._keep(await self._host.clock(), "clock")
+
+    async def machine(self) -> str:
+        return self._keep(await self._host.machine(), "machine")
+
+    async def file(self, path: str, limit: int = 65536) -> Reading[bytes]:
+        return self._keep(await self._host.file(path, limit), "file", path)
+
+    async def folder(self, path: str, match: str = "*") -> Reading[tuple[Entry, ...]]:
+        return self._keep(await self._host.folder(path, match), "folder", path, match)
+
+    async def units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
+        return self._keep(await self._host.units(names), "units", *names)
+
+    async def manager(self) -> Reading[Manager]:
+        return self._keep(await self._host.manager(), "manager")
+
+    async def probe(self) -> Reading[ProbeState]:
+        return self._keep(await self._host.probe(), "probe")
+
+    async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
+        return self._keep(await self._host.allocatable(socket), "allocatable", socket)
+
+    async def trouble(self) -> tuple[str, ...]:
+        return self._keep(await self._host.trouble(), "trouble")
+
+
+class Replay:
+    """A Host that answers from a tape; what is not on it is refused as not recorded."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+
+    def _find(self, kind: Any, question: str, *args: object) -> Any:
+        found = self._tape.answers.get(Tape.key(question, *args))
+        if found is None:
+            return Refusal(Why.NOT_RECORDED, f"{question} {' '.join(map(str, args))}".strip())
+        return decode(kind, found)
+
+    async def clock(self) -> Clock:
+        found = self._find(Clock, "clock")
+        if isinstance(found, Refusal):
+            raise BundleError("the bundle holds no clock: it is not a tape of one look")
+        return found  # type: ignore[no-any-return]
+
+    async def machine(self) -> str:
+        found = self._find(str, "machine")
+        return found if isinstance(found, str) else ""
+
+    async def file(self, path: str, limit: int = 65536) -> Reading[bytes]:
+        found = self._find(Seen[bytes] | Refusal, "file", path)
+        return Seen(found.value[:limit], found.at) if isinstance(found, Seen) else found
+
+    async def folder(self, path: str, match: str = "*") -> Reading[tuple[Entry, ...]]:
+        return self._find(Seen[tuple[Entry, ...]] | Refusal, "folder", path, match)  # type: ignore[no-any-return]
+
+    async def units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
+        return self._find(Seen[tuple[Unit, ...]] | Refusal, "units", *names)  # type: ignore[no-any-return]
+
+    async def manager(self) -> Reading[Manager]:
+        return self._find(Seen[Manager] | Refusal, "manager")  # type: ignore[no-any-return]
+
+    async def probe(self) -> Reading[ProbeState]:
+        return self._find(Seen[ProbeState] | Refusal, "probe")  # type: ignore[no-any-return]
+
+    async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
+        return self._find(Seen[tuple[Devices, ...]] | Refusal, "allocatable", socket)  # type: ignore[no-any-return]
+
+    async def trouble(self) -> tuple[str, ...]:
+        found = self._find(tuple[str, ...], "trouble")
+        return () if isinstance(found, Refusal) else found

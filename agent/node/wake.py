@@ -1,0 +1,74 @@
+"""Signals wake us; readings decide. Every source only says "look again", and losing one costs seconds.
+
+One queue: reasons gather until the next cycle takes them. They go to the log, and rules may not read them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..core.look import watched_folders, watched_units
+from ..model.settings import Settings
+from ..wire.bus import SystemdBus
+from ..wire.kernel import Inotify, Uevents
+
+MAX_REASONS = 32
+
+
+class Wakes:
+    """Gathers reasons to look, from every source."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._reasons: dict[str, int] = {}
+
+    def wake(self, reason: str) -> None:
+        """Look again soon. May be called from any callback of the loop."""
+        if reason in self._reasons or len(self._reasons) < MAX_REASONS:
+            self._reasons[reason] = self._reasons.get(reason, 0) + 1
+        self._event.set()
+
+    async def wait(self, within_s: float) -> dict[str, int]:
+        """The reasons that came, {"timer": 1} where none did."""
+        try:
+            await asyncio.wait_for(self._event.wait(), max(0.0, within_s))
+        except asyncio.TimeoutError:
+            self._reasons.setdefault("timer", 1)
+        return self.take()
+
+    def take(self) -> dict[str, int]:
+        self._event.clear()
+        reasons, self._reasons = self._reasons, {}
+        return reasons
+
+
+class Sources:
+    """The signal sources of a live node, wired to one Wakes."""
+
+    def __init__(self, wakes: Wakes) -> None:
+        self._wakes = wakes
+        self.bus = SystemdBus(self._on_systemd, call_timeout_s=1.2)
+        self.uevents = Uevents(self._on_uevent, lambda: wakes.wake("udev overflow"))
+        self.inotify = Inotify(lambda folder: wakes.wake(f"inotify {folder}"),
+                               lambda: wakes.wake("inotify overflow"))
+
+    async def start(self, settings: Settings) -> asyncio.Task[None]:
+        """Subscribe before anything is read. The task is the bus's supervisor: it ends only when cancelled."""
+        self.uevents.start()
+        self.inotify.watch(watched_folders(settings))
+        await self.bus.watch(watched_units(settings))
+        return asyncio.get_running_loop().create_task(self.bus.run())
+
+    def close(self) -> None:
+        self.uevents.close()
+        self.inotify.close()
+
+    def _on_systemd(self, kind: str, detail: str) -> None:
+        # Before a reload there is nothing new to read, and systemd would not answer until it is over.
+        if (kind, detail) != ("reloading", "true"):
+            self._wakes.wake(f"systemd {kind} {detail}".rstrip())
+
+    def _on_uevent(self, event: dict[str, str]) -> None:
+        subsystem, name = event.get("SUBSYSTEM", ""), event.get("DEVPATH", "").rsplit("/", 1)[-1]
+        if subsystem == "pci" or "nvidia" in name or "nouveau" in name or "vfio" in name:
+            self._wakes.wake(f"udev {event.get('ACTION', '')} {subsystem}/{name}")

@@ -1,0 +1,266 @@
+"""What the kernel tells by itself: uevents, and changes in folders. Both only say "look again".
+
+uevent hard facts:
+
+* Of the two netlink groups, "udev" speaks after udevd's rules, and not at all without udevd; "kernel" always
+  does. Since we re-read anyway, we take the one that cannot be missing. Its filter works in libudev, not in
+  the kernel.
+* After an overrun (ENOBUFS) pyudev 0.24 raises OSError without an errno, again and again, until SO_ERROR has
+  been read from the socket: a busy loop under add_reader. What was lost is not known: look again.
+
+inotify hard facts:
+
+* A watch is on an inode, not on a path: a folder made anew is another one, one moved away keeps its watch.
+* add_watch on an inode already watched returns the same number, so it may be repeated; it replaces the mask
+  (or widens it, with IN_MASK_ADD).
+* No event tells of a mount on top of a watched folder or of a moved grandparent: mountinfo and a MOVE_SELF
+  watch on every parent do. A deleted folder that somebody still has open says nothing: `refresh` finds out.
+* What happens between looking for a folder and watching its parent is lost: watch first, then look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import PurePosixPath
+
+import pyudev
+
+_RECEIVE_BUFFER_BYTES = 4 << 20
+_DRAIN_AT_MOST, _READS_AT_MOST = 1000, 16
+
+
+class Uevents:
+    """The kernel's uevents of a few subsystems; deaf, with a `problem`, where there is no netlink."""
+
+    def __init__(
+        self,
+        on_event: Callable[[dict[str, str]], None],
+        on_overflow: Callable[[], None],
+        *,
+        subsystems: Sequence[str] = ("module", "drivers", "pci"),
+    ) -> None:
+        """`on_event` gets ACTION, DEVPATH, SUBSYSTEM, DRIVER, …; `on_overflow`: some were lost."""
+        self.problem: str | None = "uevents are not being received yet"
+        """Why nothing is heard, as a sentence; None while listening."""
+        self._on_event, self._on_overflow, self._subsystems = on_event, on_overflow, subsystems
+        self._monitor: pyudev.Monitor | None = None
+
+    def start(self) -> None:
+        """Hear from now on, in the running loop. May be called again after a problem."""
+        self.close()
+        try:
+            monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
+            for subsystem in self._subsystems:
+                monitor.filter_by(subsystem)
+            with suppress(OSError):  # without CAP_NET_ADMIN the kernel's default has to do
+                monitor.set_receive_buffer_size(_RECEIVE_BUFFER_BYTES)
+            monitor.start()
+        except (OSError, ImportError) as exc:
+            self.problem = f"the kernel's uevents cannot be received: {exc}"
+            return
+        self._monitor, self.problem = monitor, None
+        asyncio.get_running_loop().add_reader(monitor.fileno(), self._drain)
+
+    def close(self) -> None:
+        if self._monitor is not None:
+            asyncio.get_running_loop().remove_reader(self._monitor.fileno())
+            self._monitor, self.problem = None, "uevents are no longer received"
+
+    def _drain(self) -> None:
+        for _ in range(_DRAIN_AT_MOST):
+            if self._monitor is None:
+                return
+            try:
+                device = self._monitor.poll(timeout=0)
+            except OSError as exc:
+                self._on_error(exc)
+                return
+            if device is None:
+                return
+            self._on_event(dict(device.properties))
+
+    def _on_error(self, exc: OSError) -> None:
+        assert self._monitor is not None
+        with socket.socket(fileno=os.dup(self._monitor.fileno())) as twin:
+            cleared = twin.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not cleared and exc.errno != errno.ENOBUFS:  # nothing that reading on would cure
+            self.close()
+            self.problem = f"the kernel's uevents are no longer received: {exc}"
+        self._on_overflow()
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# linux/inotify.h
+_ATTRIB, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x4, 0x40, 0x80, 0x100, 0x200
+_DELETE_SELF, _MOVE_SELF, _UNMOUNT, _Q_OVERFLOW, _IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000
+_ONLYDIR, _MASK_ADD = 0x1000000, 0x20000000
+_GONE = _DELETE_SELF | _MOVE_SELF | _UNMOUNT | _IGNORED
+_FOLDER = _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF | _MOVE_SELF
+_PARENT = _DELETE_SELF | _MOVE_SELF
+_NEAREST = _CREATE | _MOVED_TO | _PARENT
+_EVENT = struct.Struct("iIII")
+
+
+class Inotify:
+    """Changes in a set of folders, wherever their paths lead now; a missing one is awaited at its parent."""
+
+    def __init__(self, on_change: Callable[[str], None], on_overflow: Callable[[], None]) -> None:
+        """`on_change(folder)`: once for many changes; also when the folder itself comes, goes, is replaced."""
+        self.problem: str | None = None
+        """Why some folder is not watched, as a sentence; None while all are."""
+        self._on_change, self._on_overflow = on_change, on_overflow
+        self._prefixes: dict[str, tuple[str, ...]] = {}
+        self._seats: dict[str, tuple[int, str]] = {}
+        """By folder: the watch that speaks for it, and the path of that watch (the folder, or a parent)."""
+        self._masks: dict[int, int] = {}
+        self._fd = -1
+        self._mounts: tuple[int, select.epoll] | None = None
+
+    def watch(self, folders: Iterable[str] | Mapping[str, Sequence[str]]) -> None:
+        """Exactly these folders from now on; a mapping adds, per folder, the beginnings of names that count.
+
+        Absolute paths. Never fails: see `problem`. Read after it returns.
+        """
+        named = folders if isinstance(folders, Mapping) else dict.fromkeys(folders, ())
+        self._prefixes = {str(PurePosixPath(folder)): tuple(names) for folder, names in named.items()}
+        self._seats = {folder: seat for folder, seat in self._seats.items() if folder in self._prefixes}
+        for folder in self._prefixes:
+            self._seats.setdefault(folder, (-1, ""))
+        self._walk()
+
+    def refresh(self) -> None:
+        """Find folders that were replaced without an event; cheap enough for every cycle."""
+        for folder in self._walk():
+            self._on_change(folder)
+
+    def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._fd >= 0:
+            loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+        if self._mounts is not None:
+            file, poll = self._mounts
+            loop.remove_reader(poll.fileno())
+            poll.close()
+            os.close(file)
+            self._mounts = None
+        self._seats, self._prefixes, self._masks = {}, {}, {}
+
+    def _open(self) -> None:
+        self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"{os.strerror(code)} (see fs.inotify.max_user_instances)")
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._fd, self._read)
+        with suppress(OSError):
+            # mountinfo is always readable and tells of a change by EPOLLPRI, which asyncio cannot wait for.
+            file, poll = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC), select.epoll()
+            poll.register(file, select.EPOLLPRI)
+            self._mounts = (file, poll)
+            loop.add_reader(poll.fileno(), self._on_mount)
+
+    def _on_mount(self) -> None:
+        if self._mounts is not None:
+            self._mounts[1].poll(0)
+            self.refresh()
+
+    def _walk(self) -> list[str]:
+        """Put every watch where the paths lead now; the folders whose place has changed."""
+        needed: dict[int, tuple[int, str]] = {}
+        changed = []
+        self.problem = None
+        try:
+            if self._fd < 0:
+                self._open()
+            for folder, seat in list(self._seats.items()):
+                self._seats[folder] = self._seat(folder, needed)
+                if self._seats[folder] != seat:
+                    changed.append(folder)
+        except OSError as exc:
+            self.problem = f"folders are not watched: {exc.strerror}"
+            return changed
+        for wd in self._masks.keys() - needed.keys():
+            _libc.inotify_rm_watch(self._fd, wd)
+            del self._masks[wd]
+        for wd, (mask, path) in needed.items():
+            if (
+                self._masks[wd] != mask
+                and _libc.inotify_add_watch(self._fd, os.fsencode(path), mask | _ONLYDIR) == wd
+            ):
+                self._masks[wd] = mask
+        return changed
+
+    def _seat(self, folder: str, needed: dict[int, tuple[int, str]]) -> tuple[int, str]:
+        """Watch the folder or its nearest parent for what comes, and every parent for being moved away."""
+        seat = (-1, "")
+        for path in (*(str(parent) for parent in reversed(PurePosixPath(folder).parents)), folder):
+            mask = _FOLDER if path == folder else _PARENT
+            wd = self._add(path, mask, needed)
+            if wd < 0:
+                self._add(seat[1], _NEAREST, needed)
+                wd = self._add(path, mask, needed)
+            if wd < 0:
+                break
+            seat = (wd, path)
+        return seat
+
+    def _add(self, path: str, mask: int, needed: dict[int, tuple[int, str]]) -> int:
+        """The watch's number, or -1 where there is no such folder. The mask is only ever widened here."""
+        wd: int = _libc.inotify_add_watch(self._fd, os.fsencode(path), mask | _ONLYDIR | _MASK_ADD)
+        if wd >= 0:
+            self._masks[wd] = self._masks.get(wd, 0) | mask
+            needed[wd] = (needed.get(wd, (0, ""))[0] | mask, path)
+        elif (code := ctypes.get_errno()) not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP):
+            hint = " (see fs.inotify.max_user_watches)" if code == errno.ENOSPC else ""
+            raise OSError(code, f"{path}: {os.strerror(code)}{hint}")
+        return wd
+
+    def _read(self) -> None:
+        changed: dict[str, None] = {}
+        must_walk = overflowed = False
+        with suppress(BlockingIOError):
+            for _ in range(_READS_AT_MOST):
+                for wd, mask, name in _events(os.read(self._fd, 1 << 16)):
+                    overflowed |= bool(mask & _Q_OVERFLOW)
+                    must_walk |= self._note(wd, mask, name, changed)
+        if must_walk or overflowed:
+            changed.update(dict.fromkeys(self._walk()))
+        if overflowed:
+            self._on_overflow()
+        for folder in changed:
+            self._on_change(folder)
+
+    def _note(self, wd: int, mask: int, name: str, changed: dict[str, None]) -> bool:
+        """Collect the folders that an event changes; True when a path may lead elsewhere now."""
+        if wd not in self._masks:
+            return False
+        if mask & _IGNORED:
+            del self._masks[wd]
+        leads_elsewhere = bool(mask & _GONE) or (bool(mask & _ATTRIB) and not name)
+        for folder, (seat, path) in self._seats.items():
+            if seat == wd and name and path == folder:
+                prefixes = self._prefixes[folder]
+                if not prefixes or name.startswith(prefixes):
+                    changed[folder] = None
+            elif seat == wd and name:
+                leads_elsewhere = leads_elsewhere or f"{folder}/".startswith(f"{path.rstrip('/')}/{name}/")
+        return leads_elsewhere
+
+
+def _events(data: bytes) -> Iterator[tuple[int, int, str]]:
+    at = 0
+    while at < len(data):
+        wd, mask, _cookie, length = _EVENT.unpack_from(data, at)
+        at += _EVENT.size + length
+        yield wd, mask, os.fsdecode(data[at - length : at].rstrip(b"\0"))
