@@ -22,6 +22,12 @@ REPO = HERE.parents[2]
 CACHE = REPO / ".cache" / "standins"
 HOME = "opt/gpu-gate-sim"
 PROGRAMS = ("kubelet.py", "plugin.py", "simgpu.py", "persistenced.py", "nvidia_modprobe.py")
+COMMANDS = {
+    "simgpu": "simgpu.py",
+    "kubelet": "kubelet.py",
+    "nvidia-persistenced": "persistenced.py",
+    "nvidia-modprobe": "nvidia_modprobe.py",
+}
 UNITS = {
     "sim-gpu.service": "sysinit.target",
     "nvidia-persistenced.service": "multi-user.target",
@@ -101,7 +107,9 @@ def install(
     for path in (HERE / "manifests").glob("*.yaml"):
         _write(home / "manifests" / path.name, path)
     _link(home / "nvidia-device-plugin", "plugin.py")
-    _link(root / "usr/bin/simgpu", "/opt/gpu-gate-sim/simgpu.py")
+    for name, program in COMMANDS.items():
+        if name != "nvidia-modprobe" or modprobe:
+            _link(root / "usr/bin" / name, f"/{HOME}/{program}")
     _write(home / "pynvml.py", pynvml_file or pynvml())
     multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
     _write(root / "usr/lib" / multiarch / "libnvidia-ml.so.1", library_file or library())
@@ -117,8 +125,6 @@ def install(
             root / "etc/kubernetes/manifests/nvidia-device-plugin.yaml",
             HERE / "manifests/nvidia-device-plugin.yaml",
         )
-    if modprobe:
-        _link(root / "usr/bin/nvidia-modprobe", "/opt/gpu-gate-sim/nvidia_modprobe.py")
 
 
 def onto(node, **options) -> None:

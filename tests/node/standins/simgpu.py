@@ -65,7 +65,8 @@ def plug(root: Path, args: argparse.Namespace) -> None:
     lay = layout(root)
     if is_running(root) and "/proc/devices" not in mounts.mounted():
         lay.state["real_devices"] = Path("/proc/devices").read_text()
-        lay.state["real_modules"] = Path("/proc/modules").read_text()
+        modules = Path("/proc/modules")  # a kernel without loadable modules has none
+        lay.state["real_modules"] = modules.read_text() if modules.exists() else ""
     lay.state["gpus"] = make_gpus(args.gpus)
     for gpu in lay.gpus:
         gpu["driver"] = "" if args.bound == "none" else args.bound

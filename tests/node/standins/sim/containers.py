@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import glob
-import os
 import secrets
 from pathlib import Path
 
@@ -36,10 +35,11 @@ def is_privileged(container: dict) -> bool:
 
 
 def sandbox_config(pod: Pod, attempt: int, log_root: Path, cgroup_driver: str):
-    config = cri.PodSandboxConfig(hostname=os.uname().nodename)
+    config = cri.PodSandboxConfig()
     config.metadata.name, config.metadata.uid, config.metadata.namespace = pod.name, pod.uid, pod.namespace
     config.metadata.attempt = attempt
     config.log_directory = str(log_root / f"{pod.namespace}_{pod.name}_{pod.uid}")
+    config.dns_config.servers.append("127.0.0.53")  # else containerd wants the host's resolv.conf
     config.labels.update({**pod.labels, **pod_labels(pod)})
     config.annotations.update(pod.annotations)
     config.annotations["kubernetes.io/config.hash"] = pod.uid

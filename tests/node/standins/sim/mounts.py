@@ -6,7 +6,7 @@ import ctypes
 import os
 from pathlib import Path
 
-MS_BIND, MNT_DETACH = 0x1000, 2
+MS_BIND, MS_PRIVATE, MNT_DETACH = 0x1000, 1 << 18, 2
 OVER = (
     "sys/bus/pci/devices",
     "sys/bus/pci/drivers",
@@ -42,6 +42,8 @@ def lay(under: Path) -> None:
     if str(real) not in here:
         real.mkdir(exist_ok=True)
         _bind(Path("/sys/module"), real)
+        # Else what is mounted over /sys/module would come to lie over this, too.
+        _libc.mount(None, os.fsencode(real), None, MS_PRIVATE, None)
     for module in real.iterdir():
         link = under / "sys/module" / module.name
         if not link.exists() and not link.is_symlink():

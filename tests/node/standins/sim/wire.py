@@ -1,7 +1,8 @@
 """The Kubernetes messages the stand-ins speak, declared at run time.
 
 A table of its own on purpose: were the product's table wrong, sharing it would let both sides agree on the error.
-One line a message: ``Name: field=number type, …``; ``type*`` repeats, ``map`` is a map of strings.
+One line a message: ``Name: field=number type, …``; ``type*`` repeats, ``map`` is a map of strings; an indented line
+goes on with the one above.
 Enums are declared int32, which is the same on the wire.
 """
 
@@ -22,9 +23,11 @@ AllocateRequest: container_requests=1 ContainerAllocateRequest*
 Mount: container_path=1 string, host_path=2 string, read_only=3 bool
 DeviceSpec: container_path=1 string, host_path=2 string, permissions=3 string
 CDIDevice: name=1 string
-ContainerAllocateResponse: envs=1 map, mounts=2 Mount*, devices=3 DeviceSpec*, annotations=4 map, cdi_devices=5 CDIDevice*
+ContainerAllocateResponse: envs=1 map, mounts=2 Mount*, devices=3 DeviceSpec*, annotations=4 map,
+  cdi_devices=5 CDIDevice*
 AllocateResponse: container_responses=1 ContainerAllocateResponse*
-ContainerPreferredAllocationRequest: available_deviceIDs=1 string*, must_include_deviceIDs=2 string*, allocation_size=3 int32
+ContainerPreferredAllocationRequest: available_deviceIDs=1 string*, must_include_deviceIDs=2 string*,
+  allocation_size=3 int32
 PreferredAllocationRequest: container_requests=1 ContainerPreferredAllocationRequest*
 ContainerPreferredAllocationResponse: deviceIDs=1 string*
 PreferredAllocationResponse: container_responses=1 ContainerPreferredAllocationResponse*
@@ -44,7 +47,8 @@ GetPodResourcesResponse: pod_resources=1 PodResources
 
 CRI = """
 VersionRequest: version=1 string
-VersionResponse: version=1 string, runtime_name=2 string, runtime_version=3 string, runtime_api_version=4 string
+VersionResponse: version=1 string, runtime_name=2 string, runtime_version=3 string,
+  runtime_api_version=4 string
 ImageSpec: image=1 string, annotations=2 map
 Image: id=1 string, repo_tags=2 string*
 ImageStatusRequest: image=1 ImageSpec, verbose=2 bool
@@ -52,8 +56,10 @@ ImageStatusResponse: image=1 Image
 NamespaceOption: network=1 int32, pid=2 int32, ipc=3 int32
 SandboxSecurityContext: namespace_options=1 NamespaceOption, privileged=6 bool
 LinuxPodSandboxConfig: cgroup_parent=1 string, security_context=2 SandboxSecurityContext
+DNSConfig: servers=1 string*, searches=2 string*, options=3 string*
 PodSandboxMetadata: name=1 string, uid=2 string, namespace=3 string, attempt=4 uint32
-PodSandboxConfig: metadata=1 PodSandboxMetadata, hostname=2 string, log_directory=3 string, labels=6 map, annotations=7 map, linux=8 LinuxPodSandboxConfig
+PodSandboxConfig: metadata=1 PodSandboxMetadata, hostname=2 string, log_directory=3 string,
+  dns_config=4 DNSConfig, labels=6 map, annotations=7 map, linux=8 LinuxPodSandboxConfig
 RunPodSandboxRequest: config=1 PodSandboxConfig, runtime_handler=2 string
 RunPodSandboxResponse: pod_sandbox_id=1 string
 StopPodSandboxRequest: pod_sandbox_id=1 string
@@ -62,19 +68,24 @@ RemovePodSandboxRequest: pod_sandbox_id=1 string
 RemovePodSandboxResponse:
 PodSandboxFilter: id=1 string, label_selector=3 map
 ListPodSandboxRequest: filter=1 PodSandboxFilter
-PodSandbox: id=1 string, metadata=2 PodSandboxMetadata, state=3 int32, created_at=4 int64, labels=5 map, annotations=6 map
+PodSandbox: id=1 string, metadata=2 PodSandboxMetadata, state=3 int32, created_at=4 int64, labels=5 map,
+  annotations=6 map
 ListPodSandboxResponse: items=1 PodSandbox*
 KeyValue: key=1 string, value=2 string
 Mount: container_path=1 string, host_path=2 string, readonly=3 bool, propagation=5 int32
 Device: container_path=1 string, host_path=2 string, permissions=3 string
 CDIDevice: name=1 string
-LinuxContainerResources: cpu_period=1 int64, cpu_quota=2 int64, cpu_shares=3 int64, memory_limit_in_bytes=4 int64, oom_score_adj=5 int64
+LinuxContainerResources: cpu_period=1 int64, cpu_quota=2 int64, cpu_shares=3 int64,
+  memory_limit_in_bytes=4 int64, oom_score_adj=5 int64
 Capability: add_capabilities=1 string*, drop_capabilities=2 string*
 SecurityProfile: profile_type=1 int32
-ContainerSecurityContext: capabilities=1 Capability, privileged=2 bool, namespace_options=3 NamespaceOption, no_new_privs=11 bool, masked_paths=13 string*, readonly_paths=14 string*, seccomp=15 SecurityProfile
+ContainerSecurityContext: capabilities=1 Capability, privileged=2 bool, namespace_options=3 NamespaceOption,
+  no_new_privs=11 bool, masked_paths=13 string*, readonly_paths=14 string*, seccomp=15 SecurityProfile
 LinuxContainerConfig: resources=1 LinuxContainerResources, security_context=2 ContainerSecurityContext
 ContainerMetadata: name=1 string, attempt=2 uint32
-ContainerConfig: metadata=1 ContainerMetadata, image=2 ImageSpec, command=3 string*, args=4 string*, working_dir=5 string, envs=6 KeyValue*, mounts=7 Mount*, devices=8 Device*, labels=9 map, annotations=10 map, log_path=11 string, linux=15 LinuxContainerConfig, CDI_devices=17 CDIDevice*
+ContainerConfig: metadata=1 ContainerMetadata, image=2 ImageSpec, command=3 string*, args=4 string*,
+  working_dir=5 string, envs=6 KeyValue*, mounts=7 Mount*, devices=8 Device*, labels=9 map,
+  annotations=10 map, log_path=11 string, linux=15 LinuxContainerConfig, CDI_devices=17 CDIDevice*
 CreateContainerRequest: pod_sandbox_id=1 string, config=2 ContainerConfig, sandbox_config=3 PodSandboxConfig
 CreateContainerResponse: container_id=1 string
 StartContainerRequest: container_id=1 string
@@ -85,9 +96,11 @@ RemoveContainerRequest: container_id=1 string
 RemoveContainerResponse:
 ContainerFilter: id=1 string, pod_sandbox_id=3 string, label_selector=4 map
 ListContainersRequest: filter=1 ContainerFilter
-Container: id=1 string, pod_sandbox_id=2 string, metadata=3 ContainerMetadata, image=4 ImageSpec, image_ref=5 string, state=6 int32, created_at=7 int64, labels=8 map, annotations=9 map
+Container: id=1 string, pod_sandbox_id=2 string, metadata=3 ContainerMetadata, image=4 ImageSpec,
+  image_ref=5 string, state=6 int32, created_at=7 int64, labels=8 map, annotations=9 map
 ListContainersResponse: containers=1 Container*
-ContainerStatus: id=1 string, metadata=2 ContainerMetadata, state=3 int32, created_at=4 int64, started_at=5 int64, finished_at=6 int64, exit_code=7 int32, reason=10 string, message=11 string
+ContainerStatus: id=1 string, metadata=2 ContainerMetadata, state=3 int32, created_at=4 int64,
+  started_at=5 int64, finished_at=6 int64, exit_code=7 int32, reason=10 string, message=11 string
 ContainerStatusRequest: container_id=1 string, verbose=2 bool
 ContainerStatusResponse: status=1 ContainerStatus, info=2 map
 """
@@ -119,7 +132,7 @@ class Package:
 
     def __init__(self, package: str, table: str) -> None:
         file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
-        for line in table.strip().splitlines():
+        for line in table.strip().replace("\n  ", " ").splitlines():
             name, _, fields = line.partition(":")
             message = file.message_type.add(name=name)
             for text in filter(None, fields.strip().split(", ")):
