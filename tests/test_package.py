@@ -7,10 +7,16 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent import __version__
+from agent.app.cli import VERBS
 from agent.model.settings import Settings
 
 REPO = Path(__file__).resolve().parent.parent
@@ -65,7 +71,8 @@ def version() -> str:
     return found[1]
 
 
-def test_changelog_names_the_version_of_pyproject() -> None:
+def test_one_version_everywhere() -> None:
+    assert __version__ == version()
     first = (DEB / "changelog").read_text().splitlines()[0]
     assert first.startswith(f"gpu-gate ({version()}) ")
 
@@ -169,3 +176,119 @@ def test_manual_names_every_setting_with_its_default() -> None:
     said = {tuple(found) for found in re.findall(r"^\.I (\w+)=(.*)$", page, re.MULTILINE)}
     missing = {(key, value) for (_, key), value in shipped().items()} - said
     assert not missing
+
+
+def test_manual_names_every_verb_and_no_other() -> None:
+    page = (REPO / "docs" / "man" / "gpu-gate.8").read_text().replace("\\-", "-")
+    verbs = page.partition(".SH VERBS")[2].partition(".SH OPTIONS")[0]
+    heads = re.findall(r"^\.TP\n\.BR? (.*)$", verbs, re.MULTILINE)
+    named = {word for head in heads for word in re.findall(r"[a-z]+", head.partition("[")[0])}
+    wanted = re.findall(r"^  ([a-z]+(?:, [a-z]+)*) ", VERBS, re.MULTILINE)
+    assert named == {verb for line in wanted for verb in line.split(", ")}
+
+
+# --- on a node: installed, upgraded, removed, purged (what was seen is written down in docs/units.md) ---
+
+KUBELET = """[Unit]
+Wants=network-online.target
+After=network-online.target
+[Service]
+ExecStart=/bin/sleep infinity
+Restart=always
+"""
+# Stands for a gate that stays closed, whatever hardware the node shows.
+HELD = "[Service]\nExecStart=\nExecStart=-/bin/sleep 600\n"
+HELD_PATH = "/etc/systemd/system/gpu-gate-wait.service.d/test.conf"
+
+
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def node(request: pytest.FixtureRequest, deb: Path) -> Iterator[Any]:
+    """A booted node with a running kubelet unit and without gpu-gate; the .deb lies in /root."""
+    tool("systemd-nspawn")
+    tool("mmdebstrap")
+    sys.path.insert(0, str(REPO / "tests" / "node"))
+    import tree
+    from nspawn import Node
+
+    with Node(tree.layers(request.param, None, sim=False)) as node:
+        node.put("/etc/systemd/system/kubelet.service", KUBELET)
+        node.copy(deb, "/root/gpu-gate.deb")
+        node.boot()
+        node.wait_booted()
+        node.systemctl("start", "kubelet.service")
+        yield node
+
+
+def dpkg(node: Any, *words: str) -> None:
+    node.run(["dpkg", *words], env={"DEBIAN_FRONTEND": "noninteractive"}, timeout=120)
+
+
+def invocation(node: Any) -> str:
+    return str(node.show("kubelet.service", "InvocationID"))
+
+
+def start_held(node: Any) -> None:
+    """The kubelet's start is asked for and waits, as in a boot whose GPUs do not come."""
+    node.systemctl("stop", "kubelet.service", "gpu-gate.target", "gpu-gate-wait.service", check=False)
+    node.systemctl("stop", "gpu-gate.service", check=False)
+    node.put(HELD_PATH, HELD)
+    node.run("rm -f /run/gpu-gate/released")
+    node.systemctl("daemon-reload")
+    node.systemctl("start", "--no-block", "kubelet.service")
+    node.wait_for("systemctl show -P ActiveState gpu-gate-wait.service | grep -qx activating")
+    assert not node.is_active("kubelet.service")
+
+
+@pytest.mark.node
+def test_life_of_the_package_on_a_running_node(node: Any) -> None:
+    before = invocation(node)
+    dpkg(node, "--install", "/root/gpu-gate.deb")
+    assert node.is_active("gpu-gate.service")
+    assert invocation(node) == before
+    assert "running node" in node.read("/run/gpu-gate/released")
+
+    # The present boot is not gated, even by a wait that would never end.
+    node.put(HELD_PATH, HELD)
+    node.systemctl("daemon-reload")
+    began = time.monotonic()
+    node.systemctl("restart", "kubelet.service")
+    assert time.monotonic() - began < 2
+    assert invocation(node) != before
+
+    before, agent = invocation(node), node.show("gpu-gate.service", "InvocationID")
+    dpkg(node, "--install", "/root/gpu-gate.deb")
+    assert node.show("gpu-gate.service", "InvocationID") != agent
+    assert invocation(node) == before
+
+
+@pytest.mark.node
+def test_upgrade_keeps_a_hold_and_the_target_ends_it(node: Any) -> None:
+    start_held(node)
+    waits = node.show("gpu-gate-wait.service", "InvocationID")
+    # Without the agent: it would see no GPU and release.
+    node.systemctl("mask", "--runtime", "gpu-gate.service")
+    dpkg(node, "--install", "/root/gpu-gate.deb")
+    assert node.show("gpu-gate-wait.service", "InvocationID") == waits
+    assert not node.is_active("kubelet.service")
+    node.systemctl("stop", "gpu-gate.target")
+    node.wait_for("systemctl is-active kubelet.service")
+    # The operator's word holds for later starts in this boot.
+    node.wait_for("test -e /run/gpu-gate/released")
+    node.systemctl("restart", "kubelet.service", timeout=5)
+    node.systemctl("unmask", "--runtime", "gpu-gate.service")
+
+
+@pytest.mark.node
+def test_removal_lets_a_held_kubelet_go_and_purge_leaves_nothing(node: Any) -> None:
+    start_held(node)
+    dpkg(node, "--remove", "gpu-gate")
+    node.wait_for("systemctl is-active kubelet.service")
+    node.run(f"rm -r {Path(HELD_PATH).parent}")
+    node.systemctl("daemon-reload")
+    node.systemctl("restart", "kubelet.service", timeout=5)
+    assert "gpu-gate" not in node.show("kubelet.service", "After")
+    dpkg(node, "--purge", "gpu-gate")
+    find = "find /etc /usr /var /run -xdev -name '*gpu-gate*'"
+    skip = "-not -path '/run/systemd/*' -not -path '/var/lib/containerd/*'"
+    left = node.run(f"{find} {skip}; find /run/gpu-gate", check=False).stdout
+    assert left == ""
