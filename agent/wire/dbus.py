@@ -138,7 +138,7 @@ class Link:
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._replies[message.serial] = reply
         try:
-            self._bus.send(message).add_done_callback(_look_at)
+            self._send(message)
             answer = await asyncio.wait_for(reply, within_s)
         except asyncio.TimeoutError:
             raise BusError("timed-out", f"{message.member}: no answer within {within_s:g} s") from None
@@ -172,6 +172,12 @@ class Link:
         finally:
             self.give_up("closed")
             _close_socket(self._bus)
+
+    def _send(self, message: Any) -> None:
+        try:
+            self._bus.send(message).add_done_callback(_look_at)
+        except OSError as exc:  # dbus-fast 5 writes at once
+            self.give_up(str(exc))
 
     def _on_end(self, end: asyncio.Future[Any]) -> None:
         error = None if end.cancelled() else end.exception()
