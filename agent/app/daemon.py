@@ -34,6 +34,8 @@ CYCLE_S = 5.0
 """The longest a cycle may wait for the node, in seconds."""
 GATHER_S = 0.02
 """Signals come in bursts; a cycle waits this long for the rest of one."""
+CONNECT_S = 0.5
+"""The first look waits so long for systemd's answer to be had."""
 HAND_RETRY_S = 60.0
 STATUS_VERSION = 1
 
@@ -115,6 +117,7 @@ class Daemon:
         self.systemd.ready()
 
     async def _cycles(self) -> None:
+        await self.wakes.wait(CONNECT_S)
         reasons = {"start": 1}
         while True:
             await self.cycle(reasons)
@@ -166,7 +169,7 @@ class Daemon:
                 continue
             if not isinstance(action, (StartProbe, DropProbe)):
                 changed = True
-                log.info("acted", extra=facts(action=type(action).__name__, detail=action))
+                log.info("%s", action.sentence, extra=facts(action=type(action).__name__))
         self._hand_failed = {a: t for a, t in self._hand_failed.items() if t > boottime()}
         return changed
 

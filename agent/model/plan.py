@@ -26,6 +26,10 @@ class Release:
     reason: str
     word: str
 
+    @property
+    def sentence(self) -> str:
+        return f"left the mark that releases the kubelet: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class LinkDevChar:
@@ -33,6 +37,10 @@ class LinkDevChar:
 
     links: tuple[tuple[str, str], ...]
     '("195:0", "../nvidia0")'
+
+    @property
+    def sentence(self) -> str:
+        return f"made links under /dev/char: {', '.join(name for name, _ in self.links)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +51,17 @@ class MakeNodes:
     "/dev/nvidia<minor>; 255 is /dev/nvidiactl"
     uvm: bool
 
+    @property
+    def sentence(self) -> str:
+        nodes = [*(f"minor {m}" for m in self.minors), *(["nvidia-uvm"] if self.uvm else [])]
+        return f"had nvidia-modprobe make device nodes: {', '.join(nodes)}"
+
 
 @dataclass(frozen=True, slots=True)
 class LoadModule:
     """Additive, opt-in (Load=auto): modprobe -b nvidia; an admin's blacklist holds."""
+
+    sentence = "loaded the nvidia module (Load=auto)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,10 @@ class Learn:
     """Remember the set of GPUs this machine showed when it was stable (only ever to warn)."""
 
     bus_ids: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        return f"remembered the set of GPUs this machine showed: {', '.join(self.bus_ids)}"
 
 
 Action = Union[StartProbe, DropProbe, Release, LinkDevChar, MakeNodes, LoadModule, Learn]
