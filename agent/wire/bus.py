@@ -68,10 +68,8 @@ def unit_path(name: str) -> str:
 
 _UNIT_RULE = signal_rule(SYSTEMD, PROPERTIES, "PropertiesChanged")
 _JOB_RULE = signal_rule(SYSTEMD, MANAGER, "JobRemoved")
-_ALWAYS = {
-    signal_rule(SYSTEMD, MANAGER, "Reloading"),
-    signal_rule(_DBUS, _DBUS, "NameOwnerChanged", f",arg0='{SYSTEMD}'"),
-}
+_OWNER_RULE = signal_rule(_DBUS, _DBUS, "NameOwnerChanged", f",arg0='{SYSTEMD}'")
+_ALWAYS = {_OWNER_RULE, signal_rule(SYSTEMD, MANAGER, "Reloading")}
 
 
 class SystemdBus:

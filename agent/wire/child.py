@@ -46,9 +46,8 @@ class Remains:
     state: str
     """One letter of proc(5): D is uninterruptible sleep."""
     wchan: str
-    """The kernel function it sleeps in, or "" where the kernel hides it."""
+    """The kernel function it sleeps in; like `syscall` (its number) "" where the kernel hides it."""
     syscall: str
-    """The number of its system call, "running", or "" where the kernel hides it."""
     age_s: float
     """Since its start."""
 
@@ -71,9 +70,7 @@ class Outcome:
 class _Pipe:
     """What comes out of a pipe: `limit_bytes` are read at most, the last `keep_bytes` of them are kept."""
 
-    def __init__(
-        self, file: IO[bytes], keep_bytes: int, limit_bytes: int, on_news: Callable[[], None]
-    ) -> None:
+    def __init__(self, file: IO[bytes], keep_bytes: int, limit_bytes: int, on_news: Callable[[], None]) -> None:
         self.data = bytearray()
         self.is_over = self.is_flooded = False
         self._file, self._keep_bytes, self._left, self._on_news = file, keep_bytes, limit_bytes, on_news
@@ -113,10 +110,8 @@ class Child:
 
     def __init__(self, popen: subprocess.Popen[bytes], pidfd: int) -> None:
         self.pid = popen.pid
-        self.code: int | None = None
-        """Exit status, negative for a signal; None while it is there."""
-        self._popen, self._pidfd = popen, pidfd
-        self._began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.code: int | None = None  # exit status, negative for a signal; None while it is there
+        self._popen, self._pidfd, self._began_s = popen, pidfd, time.clock_gettime(time.CLOCK_BOOTTIME)
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         assert popen.stderr is not None and popen.stdout is not None
         self._out = popen.stdout
@@ -209,9 +204,7 @@ class Child:
         if self.code is None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
-            if (
-                number is signal.SIGKILL
-            ):  # and what it started itself; the group's id is ours until it is reaped
+            if number is signal.SIGKILL:  # and what it started itself; the group's id is ours until it is reaped
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, number)
 
@@ -276,7 +269,7 @@ async def run_once(
         child = await Child.start(argv, env=env, hold_stdin=False)
     except ChildProblem as problem:
         return Outcome(None, b"", "", problem.word, problem.detail)
-    out, word, detail, remains = b"", "", "", None
+    out, word, detail = b"", "", ""
     try:
         out = await child.output(within_s, limit_bytes)
     except ChildProblem as problem:

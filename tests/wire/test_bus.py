@@ -288,14 +288,23 @@ async def _problem_with(address: str, call_timeout_s: float = PATIENCE_S) -> str
 def test_a_bus_that_hangs_up_during_authentication_is_a_problem(run, tmp_path):
     async def main():
         with _bad_bus(tmp_path / "bus", 5) as server:
+            loop, heard, peers = asyncio.get_running_loop(), [], []
 
-            def hang_up():
-                server.accept()[0].close()
+            def hear():
+                heard.append(peers[-1].recv(4096))
+                if b"AUTH" in heard[-1]:
+                    loop.remove_reader(peers[-1].fileno())
+                    peers.pop().close()
 
-            asyncio.get_running_loop().add_reader(server.fileno(), hang_up)
+            def welcome():
+                peers.append(server.accept()[0])
+                loop.add_reader(peers[-1].fileno(), hear)
+
+            loop.add_reader(server.fileno(), welcome)
             problem = await _problem_with(f"unix:path={tmp_path}/bus")
-            asyncio.get_running_loop().remove_reader(server.fileno())
-            assert "no bus" in problem
+            loop.remove_reader(server.fileno())
+            assert "closed during authentication" in problem
+            assert heard
 
     run(main())
 
