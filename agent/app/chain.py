@@ -25,7 +25,9 @@ def chain(findings: Sequence[dict[str, Any]], colour: bool = False) -> list[str]
             mark = f"\033[{_COLOURS.get(verdict, '0')}m{mark}\033[0m"
         link = int(finding.get("link", 0))
         head = f"{link:>2} {LINKS.get(link, '?'):<13}{mark} "
-        lines += _wrapped(head, str(finding.get("because", "")), 24)
+        age_s = finding.get("age_s") or 0
+        age = f" ({age_s:.0f} s ago)" if age_s >= 1 else ""
+        lines += _wrapped(head, str(finding.get("because", "")) + age, 24)
         if verdict == "fails" and blocks and not broken:
             broken = True
             if finding.get("next_step"):

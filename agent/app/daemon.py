@@ -193,7 +193,9 @@ class Daemon:
         if same and before.why != gate.why and diagnosis.report and before.counted != gate.counted:
             log.debug("probe %d: %s", gate.counted, gate.why, extra=facts(**values))
         elif not same:
-            readiness = "ready" if gate.ready else f"not ready: {gate.ready_why}"
+            readiness = "ready" if gate.ready else "not ready"
+            if not gate.ready and gate.ready_why != gate.why:
+                readiness += f": {gate.ready_why}"
             text = f"{gate.phase.value}: {gate.why}"
             level = logging.WARNING if gate.phase is Phase.HELD else logging.INFO
             log.log(level, "%s (%s; woken by %s)", text, readiness, wake, extra=facts(_message_id(gate), **values))

@@ -227,7 +227,7 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
         if now - diagnosis.disturbed_at > settings.revalidate_s:
             return False, f"no verdict for {settings.revalidate_s:.0f} s after a reload or restart"
     elif gate.phase is not Phase.OPEN:
-        return False, f"{gate.phase.value}: {gate.why}"
+        return False, gate.why
     broken = diagnosis.first_broken()
     if broken:
         return False, broken.because

@@ -46,6 +46,8 @@ class Finding:
     "what a person can do, best a command to paste"
     blocks: bool = True
     "False: worth saying, but GPU work may start without it"
+    age_s: float = 0.0
+    "seconds since it was seen, where that is not this very look"
 
 
 class Scope(str, Enum):

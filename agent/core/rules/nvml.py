@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.reading import Seen
 from ...model.scene import DeviceNode, Gpu, NvmlError, ProbeEnd, ProbeReport, Remains, Scene
@@ -61,7 +63,7 @@ def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, .
                    if state and state.running_since is not None else "no probe has been made")
         return (Finding(5, "NvmlComplete", Verdict.UNKNOWN, because, "NotProbed", missing=("an NVML probe",),
                         next_step="gpu-gate probe"),)
-    found = [_complete(state.last, judged, now)]
+    found = [replace(_complete(state.last, judged), age_s=round(max(0.0, now - state.last.ended_at), 1))]
     if isinstance(scene.learned, Seen):
         found += _learned(scene.learned.value, judged)
     return tuple(found)
@@ -76,12 +78,11 @@ def _hung(remains: Remains, now: float) -> Finding:
         next_step=f"cat /proc/{remains.pid}/stack; dmesg | grep -E 'NVRM|Xid'; a driver that hangs wants a reboot")
 
 
-def _complete(report: ProbeReport, judged: Judged, now: float) -> Finding:
-    age = f"{max(0.0, now - report.ended_at):.0f} s ago"
+def _complete(report: ProbeReport, judged: Judged) -> Finding:
     if report.end is ProbeEnd.HUNG:
-        return _fails(f"{report.detail}, {age}", "ProbeHung", Heals.SOON, "dmesg | grep -E 'NVRM|Xid'")
+        return _fails(report.detail, "ProbeHung", Heals.SOON, "dmesg | grep -E 'NVRM|Xid'")
     if report.end is ProbeEnd.BROKEN:
-        return _fails(f"the probe failed: {report.detail}, {age}", "ProbeBroken", Heals.SOON, "gpu-gate probe")
+        return _fails(f"the probe failed: {report.detail}", "ProbeBroken", Heals.SOON, "gpu-gate probe")
     worst = _worst(judged.errors)
     count = f"{len(judged.gpus)} of {len(judged.gpus) + len(judged.missing)}"
     if worst is not None:
@@ -89,16 +90,16 @@ def _complete(report: ProbeReport, judged: Judged, now: float) -> Finding:
         where = f" for {worst.bus_id or f'index {worst.index}'}" if worst.index >= 0 else ""
         seen = f"{count}: " if worst.index >= 0 else ""
         lost = f"; missing {', '.join(judged.missing)}" if judged.missing and worst.index >= 0 else ""
-        return _fails(f"{seen}{worst.call}{where} said {nvml_codes.name_of(worst.code)}{lost}, {age}",
+        return _fails(f"{seen}{worst.call}{where} said {nvml_codes.name_of(worst.code)}{lost}",
                       _camel(reason), nvml_codes.heals(worst.code), nvml_codes.next_step(worst.code),
                       judged.missing)
     if judged.missing:
-        return _fails(f"{count}: {', '.join(judged.missing)} on PCI, absent from NVML, {age}", "GpuMissing",
+        return _fails(f"{count}: {', '.join(judged.missing)} on PCI, absent from NVML", "GpuMissing",
                       Heals.SOON, "dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L", judged.missing)
     if not judged.gpus:
-        return _fails(f"NVML enumerates no GPU, {age}", "GpuMissing", Heals.SOON, "nvidia-smi -L")
+        return _fails("NVML enumerates no GPU", "GpuMissing", Heals.SOON, "nvidia-smi -L")
     return Finding(5, "NvmlComplete", Verdict.HOLDS,
-                   f"NVML enumerates {len(judged.gpus)} of {len(judged.gpus)} GPUs, {age}")
+                   f"NVML enumerates {len(judged.gpus)} of {len(judged.gpus)} GPUs")
 
 
 def _camel(nvml_name: str) -> str:
