@@ -8,7 +8,7 @@ introspection. Facts about dbus-next 0.2.3 that this file lives with:
 * A bus that closes the connection during authentication sends it into an endless loop without a yield.
 * It connects with a blocking socket, which waits for ever on a full backlog (a stopped dbus-daemon).
 * It never closes its socket.
-* It imports `gi` where that is installed: 5 MiB that nobody here uses.
+* It imports `gi` where that is installed: 3 MiB that nobody here uses.
 """
 
 from __future__ import annotations
