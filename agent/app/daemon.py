@@ -133,6 +133,7 @@ class Daemon:
         if self._rewatch:
             self._rewatch = False
             await self.sources.bus.watch(watched_units(self.settings))
+        self.sources.refresh()
         try:
             scene = await asyncio.wait_for(look(self.host, self.settings), CYCLE_S)
             diagnosis = diagnose(scene, self.settings)

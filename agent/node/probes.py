@@ -12,7 +12,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,8 +154,7 @@ class Probes:
     async def _let_go(self, child: Child) -> None:
         """Close its standard input, so that it shuts NVML down; end it if it will not."""
         child.release()
-        with suppress(ChildProblem):
-            await child.output(SHUTDOWN_S)
+        await child.wait_exited(SHUTDOWN_S)
         if await child.end(GRACE_S) is not None:
             self._stuck = (child, boottime())
             self._on_done("a finished probe does not end")

@@ -59,6 +59,10 @@ class Sources:
         await self.bus.watch(watched_units(settings))
         return asyncio.get_running_loop().create_task(self.bus.run())
 
+    def refresh(self) -> None:
+        """Before each look: a folder that was replaced while something held it open tells nobody."""
+        self.inotify.refresh()
+
     def close(self) -> None:
         self.uevents.close()
         self.inotify.close()
