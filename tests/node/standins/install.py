@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Puts the stand-ins into a node's tree, or into any folder that is to become one.
 
-    install.py ROOT [--pynvml FILE] [--library FILE] [--no-static-pod] [--no-kubelet] [--modprobe]
+    install.py ROOT [--pynvml FILE] [--library FILE] [--no-static-pod] [--no-kubelet] [--no-modprobe]
 
-As a layer of the harness:  layer("standins", below, standins.install.onto, standins.install.made_of())
+The harness may call onto(node), or copy this folder to /opt/gpu-gate-sim with lib/libnvidia-ml.so.1 and
+pynvml.py in it, and run `install` there.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import argparse
 import hashlib
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-REPO = HERE.parents[2]
-CACHE = REPO / ".cache" / "standins"
 HOME = "opt/gpu-gate-sim"
+IS_IN_PLACE = Path("/", HOME) == HERE
+REPO = HERE if IS_IN_PLACE else HERE.parents[2]
+CACHE = REPO / ".cache" / "standins"
 PROGRAMS = ("kubelet.py", "plugin.py", "simgpu.py", "persistenced.py", "nvidia_modprobe.py")
 COMMANDS = {
     "simgpu": "simgpu.py",
@@ -37,12 +38,11 @@ CONF = """\
 # One simgpu command a line, run early at boot; after "persistenced:" when nvidia-persistenced starts.
 plug --gpus 8
 """
-PYNVML = "nvidia-ml-py==13.615.71"
 
 
 def made_of() -> str:
     """A digest of all that is installed, for the harness's cache."""
-    total = hashlib.sha256(PYNVML.encode())
+    total = hashlib.sha256()
     for path in sorted(p for p in HERE.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
         total.update(f"{path.relative_to(HERE)} {path.stat().st_mode:o}".encode() + path.read_bytes())
     return total.hexdigest()[:12]
@@ -50,6 +50,8 @@ def made_of() -> str:
 
 def library() -> Path:
     """The stand-in libnvidia-ml.so.1, built once for each state of its source."""
+    if IS_IN_PLACE:
+        return HERE / "lib/libnvidia-ml.so.1"
     source = (HERE / "nvml/libnvidia-ml.c").read_bytes() + (HERE / "nvml/build.sh").read_bytes()
     folder = CACHE / f"nvml-{hashlib.sha256(source).hexdigest()[:12]}"
     if not (folder / "libnvidia-ml.so.1").exists():
@@ -58,31 +60,20 @@ def library() -> Path:
 
 
 def pynvml() -> Path:
-    """nvidia-ml-py's one module, fetched once; never committed."""
-    folder = CACHE / PYNVML.replace("==", "-")
+    """nvidia-ml-py's one module, fetched as for the package; never committed."""
+    if IS_IN_PLACE:
+        return HERE / "pynvml.py"
+    folder = CACHE / "pynvml"
     if not (folder / "pynvml.py").exists():
-        with tempfile.TemporaryDirectory() as temporary:
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--no-deps",
-                "--target",
-                temporary,
-                PYNVML,
-            ]
-            subprocess.run(command, check=True)
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.copy(Path(temporary) / "pynvml.py", folder / "pynvml.py")
+        subprocess.run(["sh", REPO / "packaging/deb/fetch-pynvml", folder, REPO / ".cache/wheels"], check=True)
     return folder / "pynvml.py"
 
 
 def _write(path: Path, source: Path | str, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(source, Path):
-        shutil.copyfile(source, path)
+        if source != path:
+            shutil.copyfile(source, path)
     else:
         path.write_text(source)
     path.chmod(mode)
@@ -95,7 +86,7 @@ def _link(path: Path, target: str) -> None:
 
 
 def install(
-    root: Path, *, static_pod: bool = True, kubelet: bool = True, modprobe: bool = False,
+    root: Path, *, static_pod: bool = True, kubelet: bool = True, modprobe: bool = True,
     library_file: Path | None = None, pynvml_file: Path | None = None,
 ) -> None:  # fmt: skip
     """Writes files and the links that enable the units; runs nothing of the tree."""
@@ -133,18 +124,17 @@ def onto(node, **options) -> None:
         Path(temporary).chmod(0o755)
         install(Path(temporary), **options)
         node.copy(Path(temporary), "/")
+    node.run("python3 -m compileall -q /opt/gpu-gate-sim; ldconfig")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path)
     parser.add_argument("--pynvml", type=Path, dest="pynvml_file")
     parser.add_argument("--library", type=Path, dest="library_file")
     parser.add_argument("--no-static-pod", dest="static_pod", action="store_false")
     parser.add_argument("--no-kubelet", dest="kubelet", action="store_false")
-    parser.add_argument("--modprobe", action="store_true")
+    parser.add_argument("--no-modprobe", dest="modprobe", action="store_false")
     options = vars(parser.parse_args())
     install(options.pop("root"), **options)
 

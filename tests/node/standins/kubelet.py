@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 import grpc
-
 from sim.devices import DeviceManager
 from sim.klog import Klog
 from sim.podresources import PodResources, RateLimit
@@ -47,9 +46,7 @@ OPTIONS = (
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default, words in OPTIONS:
         environment = os.environ.get("KUBELET_" + name.upper().replace("-", "_"), default)
         parser.add_argument(f"--{name}", default=environment, help=f"{words} ({default})")

@@ -40,9 +40,7 @@ def main() -> int:
         return 1
     known, dev = majors(), Path("/dev")
     flags = {flag for flag, _ in words}
-    minors = [
-        int(value.lstrip("=")) for flag, value in words if flag in ("-c", "--create-nvidia-device-file")
-    ]
+    minors = [int(value.lstrip("=")) for flag, value in words if flag in ("-c", "--create-nvidia-device-file")]
     if flags & {"-m", "--modeset"}:
         make_node(dev, "nvidia-modeset", known["nvidia-modeset"], 254)
     elif flags & {"-u", "--unified-memory"}:

@@ -25,7 +25,6 @@ from pathlib import Path
 
 import grpc
 import pynvml
-
 from sim.inotify import created_names
 from sim.klog import Klog
 from sim.plugin_server import PluginServer
@@ -46,7 +45,8 @@ PREREQUISITES = (
     "If this is a GPU node, did you set the docker default runtime to `nvidia`?",
     "You can check the prerequisites at: https://github.com/NVIDIA/k8s-device-plugin#prerequisites",
     "You can learn how to set the runtime at: https://github.com/NVIDIA/k8s-device-plugin#quick-start",
-    "If this is not a GPU node, you should set up a toleration or nodeSelector to only deploy this plugin on GPU nodes",
+    "If this is not a GPU node, you should set up a toleration or nodeSelector to only deploy this plugin"
+    " on GPU nodes",
 )
 
 log = Klog(pid=1, is_old_form=IS_OLD)

@@ -7,7 +7,7 @@
   simgpu nodes make|remove|link|unlink [NAME…]    device nodes, or only their /dev/char links; wildcards allowed
   simgpu lose N [--gone]   simgpu find N          NVML 15 for one GPU; --gone: off the PCI bus, too
   simgpu bind N nvidia|vfio-pci|nouveau|none
-  simgpu nvml WORD…                  a fault for libnvidia-ml (added); "ok": none any more; "reset WORD…": only this one:
+  simgpu nvml WORD…                  adds a fault for libnvidia-ml; "ok": none any more; "reset WORD…": only this one:
       init=999 for=6 · init=18 · init-delay=500 · count=15 · gpu=3 error=15 · gpu=3 delay=1500 · delay=300
       hang=init|count|handle [gpu=3] [deaf] [for=4] · show=7 · omit=3 · uuid=3:GPU-x · shuffle · shuffle=2
       xid=79 gpu=3 · check-devices=off|on · persistence=off · mig=on · fabric=STATE:STATUS
@@ -103,9 +103,7 @@ def driver(root: Path, args: argparse.Namespace) -> None:
     lay = layout(root)
     if args.verb == "version":
         # The library on disk is new, the loaded module stays what it was: NVML 18 until a reboot.
-        nvmlscript.set_hardware(
-            script(root), nvmlscript.hardware(lay.gpus, args.version, lay.state["loaded"])
-        )
+        nvmlscript.set_hardware(script(root), nvmlscript.hardware(lay.gpus, args.version, lay.state["loaded"]))
         nvmlscript.change(script(root), ["init=18"])
         return
     lay.state["loaded"] = args.verb == "load"
@@ -216,9 +214,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--no-driver", action="store_true", help="hardware only; driver load comes later")
     one.add_argument("--no-nodes", action="store_true")
     one.add_argument("--no-links", action="store_true", help="no /dev/char links")
-    one.add_argument(
-        "--without", action="append", default=[], metavar="NAME", help="leave this device node out"
-    )
+    one.add_argument("--without", action="append", default=[], metavar="NAME", help="leave this device node out")
     verb("unplug", unplug)
     one = verb("driver", driver)
     one.add_argument("verb", choices=("load", "unload", "version"))

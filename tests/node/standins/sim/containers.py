@@ -43,9 +43,7 @@ def sandbox_config(pod: Pod, attempt: int, log_root: Path, cgroup_driver: str):
     config.labels.update({**pod.labels, **pod_labels(pod)})
     config.annotations.update(pod.annotations)
     config.annotations["kubernetes.io/config.hash"] = pod.uid
-    config.annotations["kubernetes.io/config.seen"] = datetime.datetime.now(
-        tz=datetime.timezone.utc
-    ).isoformat()
+    config.annotations["kubernetes.io/config.seen"] = datetime.datetime.now(tz=datetime.timezone.utc).isoformat()
     config.annotations["kubernetes.io/config.source"] = "file"
     if cgroup_driver == "systemd":
         config.linux.cgroup_parent = f"kubepods-besteffort-pod{pod.uid}.slice"

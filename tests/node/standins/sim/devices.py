@@ -51,9 +51,7 @@ class DeviceManager:
 
     def start(self) -> None:
         """Reads the checkpoint, deletes all sockets, listens on kubelet.sock."""
-        self.log.say(
-            "manager.go:143", "Creating Device Plugin manager", path=str(self.directory / "kubelet.sock")
-        )
+        self.log.say("manager.go:143", "Creating Device Plugin manager", path=str(self.directory / "kubelet.sock"))
         self.directory.mkdir(parents=True, exist_ok=True)
         try:
             self.entries, registered = checkpoint.read(self.directory)
@@ -90,13 +88,12 @@ class DeviceManager:
 
     def _register(self, request, context):
         name = request.resource_name
-        self.log.say(
-            "server.go:144", "Got registration request from device plugin with resource", resourceName=name
-        )
+        self.log.say("server.go:144", "Got registration request from device plugin with resource", resourceName=name)
         if request.version != "v1beta1":
             context.abort(
                 grpc.StatusCode.UNKNOWN,
-                f'requested API version "{request.version}" is not supported by kubelet. Supported version is ["v1beta1"]',
+                f'requested API version "{request.version}" is not supported by kubelet. '
+                'Supported version is ["v1beta1"]',
             )
         client = Client(name, rpc.open_channel(self.directory / request.endpoint))
         try:
@@ -166,9 +163,7 @@ class DeviceManager:
         self.on_change()
 
     def _write(self) -> None:
-        checkpoint.write(
-            self.directory, self.entries, {name: r.healthy for name, r in self.resources.items()}
-        )
+        checkpoint.write(self.directory, self.entries, {name: r.healthy for name, r in self.resources.items()})
         self.log.say("manager.go:514", "Checkpoint file written", checkpoint=checkpoint.NAME)
 
     # What the node is said to have
@@ -216,11 +211,13 @@ class DeviceManager:
             free = [i for i in resource.healthy if i not in taken]
         if not resource.healthy or client is None:
             raise Rejected(
-                f"Allocate failed due to no healthy devices present; cannot allocate unhealthy devices {name}, which is unexpected"
+                "Allocate failed due to no healthy devices present; "
+                f"cannot allocate unhealthy devices {name}, which is unexpected"
             )
         if len(free) < count:
             raise Rejected(
-                f"Allocate failed due to requested number of devices unavailable for {name}. Requested: {count}, Available: {len(free)}, which is unexpected"
+                f"Allocate failed due to requested number of devices unavailable for {name}. "
+                f"Requested: {count}, Available: {len(free)}, which is unexpected"
             )
         try:
             chosen = self._choose(client, free, count)
@@ -229,7 +226,8 @@ class DeviceManager:
             answer = rpc.call(client.channel, "/v1beta1.DevicePlugin/Allocate", request, api.AllocateResponse)
         except grpc.RpcError as exc:
             raise Rejected(
-                f"Allocate failed due to rpc error: code = {exc.code().name.title()} desc = {exc.details()}, which is unexpected"
+                f"Allocate failed due to rpc error: code = {exc.code().name.title()} desc = {exc.details()}, "
+                "which is unexpected"
             ) from exc
         response = answer.container_responses[0].SerializeToString()
         with self.lock:

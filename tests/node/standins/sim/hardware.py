@@ -126,9 +126,7 @@ class Layout:
     def write_pci(self) -> None:
         devices, drivers = self.under / "sys/bus/pci/devices", self.under / "sys/bus/pci/drivers"
         present = {
-            g["bus"]: ("0x10de", "0x2330", "0x030200", self.driver_of(g))
-            for g in self.gpus
-            if not g.get("gone")
+            g["bus"]: ("0x10de", "0x2330", "0x030200", self.driver_of(g)) for g in self.gpus if not g.get("gone")
         }
         present.update(DECOYS)
         devices.mkdir(parents=True, exist_ok=True)
@@ -209,10 +207,12 @@ class Layout:
                 CAPS_MAJOR: ["nvidia-caps"],
             }
             lines += [f"{major:3d} {name}" for major, names in majors.items() for name in names]
-            own = "nvidia_uvm 4644864 0 - Live 0x0000000000000000 (POE)\nnvidia_modeset 1343488 0 - Live 0x0000000000000000 (POE)\n"
-            modules = (
-                own + "nvidia 53985280 3 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (POE)\n" + modules
+            own = (
+                "nvidia_uvm 4644864 0 -",
+                "nvidia_modeset 1343488 0 -",
+                "nvidia 53985280 3 nvidia_uvm,nvidia_modeset,",
             )
+            modules = "".join(f"{line} Live 0x0000000000000000 (POE)\n" for line in own) + modules
             self._write_driver(driver / "nvidia")
         else:
             # Moved away first: a reader sees a whole driver or none.
@@ -233,8 +233,9 @@ class Layout:
             if gpu["driver"] != "nvidia" or gpu.get("gone"):
                 continue
             fields = {
-                "Model": gpu["name"], "IRQ": 16 + gpu["index"], "GPU UUID": gpu["uuid"], "Video BIOS": "96.00.5e.00.01",
-                "Bus Type": "PCIe", "DMA Size": "52 bits", "DMA Mask": "0xfffffffffffff", "Bus Location": gpu["bus"],
+                "Model": gpu["name"], "IRQ": 16 + gpu["index"], "GPU UUID": gpu["uuid"],
+                "Video BIOS": "96.00.5e.00.01", "Bus Type": "PCIe", "DMA Size": "52 bits",
+                "DMA Mask": "0xfffffffffffff", "Bus Location": gpu["bus"],
                 "Device Minor": gpu["minor"], "GPU Firmware": version, "GPU Excluded": "No",
             }  # fmt: skip
             rewrite(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,43 @@ from sim.wire import plugin_api as api
 
 NvmlCheck = Callable[[], None]
 """Initialises NVML and walks all GPUs; raises where one of them does not answer."""
+
+
+class Channel:
+    """Go's unbuffered channel as NVIDIA's plugin has one for all ListAndWatch streams: first come, first served.
+
+    So a second client, even a closed one, takes an update away from the kubelet.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: deque[queue.SimpleQueue[str]] = deque()
+        self.backlog: deque[str] = deque()
+        self.is_closed = False
+
+    def put(self, item: str) -> None:
+        with self.lock:
+            if self.waiting:
+                self.waiting.popleft().put(item)
+            else:
+                self.backlog.append(item)
+
+    def get(self) -> str:
+        """Empty once it is closed."""
+        mine: queue.SimpleQueue[str] = queue.SimpleQueue()
+        with self.lock:
+            if self.is_closed:
+                return ""
+            if self.backlog:
+                return self.backlog.popleft()
+            self.waiting.append(mine)
+        return mine.get()
+
+    def close(self) -> None:
+        with self.lock:
+            self.is_closed = True
+            for one in self.waiting:
+                one.put("")
 
 
 class PluginServer:
@@ -31,9 +69,7 @@ class PluginServer:
         self.minors = minors
         self.check_all_gpus = check_all_gpus
         self.passes_device_specs = passes_device_specs
-        # ONE queue for all ListAndWatch streams, as NVIDIA's one channel: a second client, even a
-        # closed one, takes an update away from the kubelet.
-        self.updates: queue.Queue[str] = queue.Queue()
+        self.updates = Channel()
         self.is_stopped = threading.Event()
         self.server: grpc.Server | None = None
 
@@ -58,9 +94,7 @@ class PluginServer:
         self.log.plain("server.go:149", f"Registered device plugin for '{self.resource}' with Kubelet")
 
     def _register(self) -> None:
-        request = api.RegisterRequest(
-            version="v1beta1", endpoint=self.socket.name, resource_name=self.resource
-        )
+        request = api.RegisterRequest(version="v1beta1", endpoint=self.socket.name, resource_name=self.resource)
         request.options.get_preferred_allocation_available = True
         with rpc.open_channel(self.directory / "kubelet.sock") as channel:
             rpc.call(channel, "/v1beta1.Registration/Register", request, api.Empty)
@@ -70,6 +104,7 @@ class PluginServer:
             return
         self.log.plain("server.go:167", f"Stopping to serve '{self.resource}' on {self.socket}")
         self.is_stopped.set()
+        self.updates.close()
         # Removes the socket by name, whoever has bound it since: so does the real one.
         self.server.stop(None).wait()
         with contextlib.suppress(FileNotFoundError):
@@ -90,12 +125,8 @@ class PluginServer:
 
     def _list_and_watch(self, request, context):
         yield self._devices()
-        # The context is not asked whether the client is still there: see self.updates.
-        while not self.is_stopped.is_set():
-            try:
-                uuid = self.updates.get(timeout=0.2)
-            except queue.Empty:
-                continue
+        # The context is not asked whether the client is still there: see Channel.
+        while uuid := self.updates.get():
             self.health[uuid] = "Unhealthy"
             self.log.plain("server.go:279", f"'{self.resource}' device marked unhealthy: {uuid}")
             yield self._devices()
@@ -121,9 +152,7 @@ class PluginServer:
         try:
             self.check_all_gpus()
         except Exception as exc:
-            context.abort(
-                grpc.StatusCode.UNKNOWN, f"error getting list of preferred allocation devices: {exc}"
-            )
+            context.abort(grpc.StatusCode.UNKNOWN, f"error getting list of preferred allocation devices: {exc}")
         answer = api.PreferredAllocationResponse()
         for container in request.container_requests:
             must = list(container.must_include_deviceIDs)

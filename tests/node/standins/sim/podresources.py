@@ -72,16 +72,21 @@ class PodResources:
         return ""
 
     def _follow_faults(self) -> None:
+        """The two faults that are not an answer: the socket itself changes when the word does."""
+        before = ""
         while True:
             fault = self.fault()
-            if fault in ("refuse", "absent") and self.server:
-                self.server.stop(None).wait()
-                self.server = None
+            if fault in ("refuse", "absent") and fault != before:
+                if self.server:
+                    self.server.stop(None).wait()
+                    self.server = None
+                self.path.unlink(missing_ok=True)
                 if fault == "refuse":
                     with socket.socket(socket.AF_UNIX) as left:
                         left.bind(str(self.path))
             elif fault not in ("refuse", "absent") and not self.server:
                 self._listen()
+            before = fault
             time.sleep(0.2)
 
     def _guarded(self, handler):
@@ -131,6 +136,6 @@ class PodResources:
                 answer = api.GetPodResourcesResponse()
                 self._fill(answer.pod_resources, *pod)
                 return answer
-        context.abort(
+        return context.abort(
             grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         )

@@ -110,14 +110,8 @@ class PodWorker:
             self.admissions.pop(uid, None)
         self.pods = wanted
         try:
-            sandboxes = [
-                s for s in self.runtime.ask("ListPodSandbox").items if "io.kubernetes.pod.uid" in s.labels
-            ]
-            found = [
-                c
-                for c in self.runtime.ask("ListContainers").containers
-                if "io.kubernetes.pod.uid" in c.labels
-            ]
+            sandboxes = [s for s in self.runtime.ask("ListPodSandbox").items if "io.kubernetes.pod.uid" in s.labels]
+            found = [c for c in self.runtime.ask("ListContainers").containers if "io.kubernetes.pod.uid" in c.labels]
         except grpc.RpcError as exc:
             self.log.say(
                 "generic.go:238",
@@ -224,7 +218,8 @@ class PodWorker:
             if remaining_s > 0:
                 self._sync_error(
                     pod,
-                    f'failed to "StartContainer" for "{container["name"]}" with CrashLoopBackOff: "back-off {delay_s:g}s '
+                    f'failed to "StartContainer" for "{container["name"]}" with CrashLoopBackOff: '
+                    f'"back-off {delay_s:g}s '
                     f'restarting failed container={container["name"]} pod={pod.name}_{pod.namespace}({pod.uid})"',
                 )
                 return
@@ -238,7 +233,8 @@ class PodWorker:
         if not image:
             self._sync_error(
                 pod,
-                f'failed to "StartContainer" for "{container["name"]}" with ErrImageNeverPull: "Container image \\"{container["image"]}\\" is not present with pull policy of Never"',
+                f'failed to "StartContainer" for "{container["name"]}" with ErrImageNeverPull: '
+                f'"Container image \\"{container["image"]}\\" is not present with pull policy of Never"',
             )
             return
         entries = self.devices.given(pod.uid, container["name"])

@@ -138,9 +138,7 @@ class Package:
             for text in filter(None, fields.strip().split(", ")):
                 _add_field(package, message, text)
         pool = descriptor_pool.DescriptorPool()
-        pool.Add(file) if not hasattr(pool, "AddSerializedFile") else pool.AddSerializedFile(
-            file.SerializeToString()
-        )
+        pool.Add(file) if not hasattr(pool, "AddSerializedFile") else pool.AddSerializedFile(file.SerializeToString())
         for message in file.message_type:
             found = pool.FindMessageTypeByName(f"{package}.{message.name}")
             if hasattr(message_factory, "GetMessageClass"):
