@@ -86,6 +86,8 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
 
 
 def _daemon(config: configuration.Config, verbose: bool) -> int:
+    # asyncio and aiohttp take ssl along where there is one (4 MiB) and live without; the agent speaks no TLS.
+    sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
     import asyncio
 
     from . import log
