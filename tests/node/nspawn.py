@@ -185,8 +185,14 @@ class Node:
             self._end(proc, cgroup)
 
     def shell(self) -> int:
-        """An interactive shell on the node's own terminal."""
-        return subprocess.call(self._enter(["script", "-qc", "cd /root; exec bash -l", "/dev/null"], None)[1])
+        """An interactive shell with a terminal of the node's own; without a terminal here, commands from stdin."""
+        words = ["script", "--quiet", "--command", "cd /root; exec bash --login", "/dev/null"]
+        cgroup, argv = self._enter(words if sys.stdin.isatty() else ["bash", "--login"], None)
+        proc = subprocess.Popen(argv)
+        try:
+            return proc.wait()
+        finally:
+            self._end(proc, cgroup)
 
     def put(self, path: str, content: str | bytes, mode: int = 0o644) -> None:
         """Write a file, with the folders above it."""

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What a node consists of on this machine, and how every trace of it goes: processes, cgroups, one folder.
 
 python3 remains.py reap            removes the nodes of runners that died
@@ -122,10 +123,17 @@ def load(folder: Path) -> dict[str, Any]:
 def main(words: list[str]) -> int:
     if words[:1] == ["clean"] and len(words) == 2:
         clean(Path(words[1]))
+    elif words == ["clean-all"]:
+        reap()
+        reap(NODES.parent / "trees" / "building")
+        left = [folder.name for folder in NODES.glob("*/")]
+        if left:
+            print(f"{', '.join(left)}: in use by a run that is alive. End that run first.", file=sys.stderr)
+            return 1
     elif words == ["reap"]:
         print("\n".join(reap()) or "No node of a dead runner was left.")
     else:
-        print("Usage: remains.py reap | clean FOLDER", file=sys.stderr)
+        print("Usage: remains.py reap | clean FOLDER | clean-all", file=sys.stderr)
         return 2
     return 0
 

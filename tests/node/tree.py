@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Trees that nodes boot from, cached under .cache/trees and made from this machine's own package mirrors.
 
     python3 tree.py bookworm trixie
@@ -171,8 +172,9 @@ def _sources(suite: str, folder: Path) -> Path:
             copy.write_text(re.sub(r"\b(bookworm|trixie|forky|sid)\b", suite, source.read_text()))
             return copy
     raise NodeError(
-        "Nodes are built from this machine's own Debian sources, but /etc/apt/sources.list.d/debian.sources and "
-        "/etc/apt/sources.list name none. Add one, run apt-get update, then try again."
+        "Nodes are built from this machine's own Debian sources, but "
+        "/etc/apt/sources.list.d/debian.sources and /etc/apt/sources.list name none. "
+        "Add one, run apt-get update, then try again."
     )
 
 

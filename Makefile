@@ -1,0 +1,46 @@
+# Every target sets itself up on a bare Debian 12 (root; git, make, python3 there), says what it does, and is quiet
+# about what went well.
+SUITE ?= bookworm
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench deb node-shell soak clean set-up-node set-up-test
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: set-up-node ## a GPU node boots without the gate and with it, and the difference is shown
+	@tests/node/tree.py bookworm
+	@python3 tests/node/demo.py $(ARGS)
+
+test: set-up-test ## every test but those that want a real GPU; ARGS="-k name" for some
+	@tests/node/tree.py bookworm trixie
+	@.venv/bin/pytest -m "not gpu" --timeout=300 $(ARGS)
+
+lint: set-up-test ## ruff, mypy, shellcheck, lintian
+	@.venv/bin/pytest -q tests/tools/test_lint.py $(ARGS)
+
+bench: set-up-test ## what it costs, beside a polling loop and a fixed sleep
+	@tests/node/tree.py bookworm
+	@.venv/bin/python tests/bench/run.py $(ARGS)
+
+deb: set-up-node ## the Debian package, below .cache/deb
+	@packaging/deb/build
+
+node-shell: set-up-node ## a shell on a node with the package and the stand-ins; SUITE=trixie for systemd 257
+	@tests/node/shell.py $(SUITE)
+
+soak: set-up-test ## the stories, over and over, for SOAK_SECONDS (600 unless given)
+	@SOAK_SECONDS=$${SOAK_SECONDS:-600} .venv/bin/pytest tests/stories --timeout=0 $(ARGS)
+
+clean: ## removes all that the targets made, nodes of dead runs included
+	@tests/node/remains.py clean-all
+	@rm -rf .cache .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+set-up-node:
+	@tests/tools/setup node
+
+set-up-test:
+	@tests/tools/setup node test
+	@tests/tools/venv
