@@ -1,0 +1,1 @@
+"""Model and core: values in, values out. No fixture, no patching."""
