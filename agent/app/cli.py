@@ -86,8 +86,10 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
 
 
 def _daemon(config: configuration.Config, verbose: bool) -> int:
-    # asyncio and aiohttp take ssl along where there is one (4 MiB) and live without; the agent speaks no TLS.
-    sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
+    # asyncio and aiohttp take OpenSSL along where it is there, 6 MiB, and live without: the agent speaks no TLS,
+    # and Python has hashes of its own.
+    for unused in ("ssl", "_hashlib"):
+        sys.modules.setdefault(unused, None)  # type: ignore[arg-type]
     import asyncio
 
     from . import log
