@@ -18,7 +18,7 @@ test: set-up-test ## every test but those that want a real GPU; ARGS="-k name" f
 	@.venv/bin/pytest -m "not gpu" --timeout=300 $(ARGS)
 
 lint: set-up-test ## ruff, mypy, shellcheck, lintian
-	@.venv/bin/pytest -q tests/tools/test_lint.py $(ARGS)
+	@CI=true .venv/bin/pytest -q tests/test_linters.py tests/tools/test_lint.py $(ARGS)
 
 bench: set-up-test ## what it costs, beside a polling loop and a fixed sleep
 	@tests/node/tree.py bookworm

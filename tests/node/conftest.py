@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """A test that failed shows what its nodes said."""
     report: Any = yield
     if report.failed:
         for node in [*item.stash.get(NODES_OF, []), *item.session.stash.get(NODES_OF, [])]:
             if node.folder.exists():
                 report.sections.append((f"{node.name}: console and journal", node.console()))
-    return report  # type: ignore[return-value]
+    return report
 
 
 @pytest.fixture(params=tree.SUITES)

@@ -36,7 +36,7 @@ def identity(pid: int) -> Identity | None:
 
 
 def alive(who: Sequence[int] | None) -> bool:
-    return bool(who) and identity(who[0]) == tuple(who)  # type: ignore[index]
+    return bool(who) and who is not None and identity(who[0]) == tuple(who)
 
 
 def kill(who: Sequence[int] | None, timeout: float = 5.0) -> None:
@@ -77,13 +77,10 @@ def remove_cgroup(top: Path) -> None:
         (top / "cgroup.kill").write_text("1")
     end = time.monotonic() + 5
     while top.exists() and time.monotonic() < end:
-        for path in sorted((p for p in top.rglob("*") if p.is_dir()), reverse=True):
-            with contextlib.suppress(OSError):
-                path.rmdir()
-        with contextlib.suppress(OSError):
-            top.rmdir()
-            return
-        time.sleep(0.02)
+        for folder, _, _ in os.walk(top, topdown=False):
+            with contextlib.suppress(OSError):  # not empty yet, or removed by the other side
+                os.rmdir(folder)
+        time.sleep(0.02 if top.exists() else 0)
 
 
 def clean(folder: Path) -> None:

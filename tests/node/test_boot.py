@@ -47,7 +47,7 @@ except OSError as error:
 def remnants(name: str) -> list[str]:
     """Whatever of a node this machine still shows."""
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if name in line]
-    cgroups = [str(path) for top in remains.hierarchies() for path in top.rglob(f"*{name}*")]
+    cgroups = [str(path) for top in remains.hierarchies() for path in top.glob(f"*{name}*")]
     processes = []
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -80,7 +80,7 @@ def layer(name: str, below: Sequence[Path], build: Callable[[Node], None], made_
         if missing:
             with Node(below, nodes=TREES / "building") as node:
                 build(node)
-                node.run("rm -f /etc/machine-id")
+                node.run("rm -f /etc/machine-id /etc/hostname")
                 (node.folder / "upper").rename(target)
     return [target, *below]
 
@@ -138,7 +138,6 @@ def _furnish(node: Node) -> None:
     node.copy(HERE / "containerd", "/root/containerd")
     # mmdebstrap takes over this machine's name and resolver.
     node.run("rm -f /etc/resolv.conf")
-    node.put("/etc/hostname", "gpu-node\n")
     node.put("/etc/hosts", "127.0.0.1 localhost gpu-node\n::1 localhost\n")
     node.systemctl("enable", "--quiet", "bare-metal.service")
     node.systemctl("mask", "--quiet", *MASKED)

@@ -1,4 +1,4 @@
-"""The linters, as tests. What a file must look like is said in pyproject.toml, not here."""
+"""What the linters say of the whole tree and of the package; tests/test_linters.py has the others."""
 
 from __future__ import annotations
 
@@ -11,21 +11,6 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 
 
-def tracked() -> list[Path]:
-    # Files somebody is about to add count as well; the checkout may belong to another user.
-    words = ["git", "-c", f"safe.directory={REPO}", "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(words, cwd=REPO, check=True, capture_output=True, text=True).stdout.splitlines()
-    return [REPO / name for name in names if (REPO / name).is_file()]
-
-
-def shell_scripts() -> list[str]:
-    return [
-        str(path.relative_to(REPO))
-        for path in tracked()
-        if path.read_bytes()[:40].split(b"\n")[0] in (b"#!/bin/sh", b"#!/usr/bin/env bash", b"#!/bin/bash")
-    ]
-
-
 def quiet(*words: str) -> None:
     done = subprocess.run(words, cwd=REPO, capture_output=True, text=True, check=False)
     if done.returncode or done.stdout.startswith(("W:", "E:")):
@@ -34,14 +19,6 @@ def quiet(*words: str) -> None:
 
 def test_ruff() -> None:
     quiet(sys.executable, "-m", "ruff", "check", "--quiet", ".")
-
-
-def test_mypy() -> None:
-    quiet(sys.executable, "-m", "mypy", "--no-error-summary")
-
-
-def test_shellcheck() -> None:
-    quiet("shellcheck", *shell_scripts())
 
 
 def test_lintian() -> None:
