@@ -22,9 +22,10 @@ HOME = "opt/gpu-gate-sim"
 IS_IN_PLACE = Path("/", HOME) == HERE
 REPO = HERE if IS_IN_PLACE else HERE.parents[2]
 CACHE = REPO / ".cache" / "standins"
-PROGRAMS = ("kubelet.py", "plugin.py", "simgpu.py", "persistenced.py", "nvidia_modprobe.py")
+PROGRAMS = ("kubelet.py", "plugin.py", "simgpu.py", "simcri.py", "persistenced.py", "nvidia_modprobe.py")
 COMMANDS = {
     "simgpu": "simgpu.py",
+    "simcri": "simcri.py",
     "kubelet": "kubelet.py",
     "nvidia-persistenced": "persistenced.py",
     "nvidia-modprobe": "nvidia_modprobe.py",

@@ -63,7 +63,7 @@ class Broken(Exception):
 
 
 def words(exc: pynvml.NVMLError) -> str:
-    return {12: "ERROR_LIBRARY_NOT_FOUND"}.get(exc.value) or str(exc)
+    return "could not load NVML library" if exc.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND else str(exc)
 
 
 def config_text() -> str:
@@ -116,15 +116,30 @@ def check_all_gpus() -> None:
         pynvml.nvmlShutdown()
 
 
+def complain(first: str, rest: tuple[str, ...]) -> None:
+    for number, line in enumerate((first, *rest)):
+        log.plain(f"factory.go:{99 + number}", line, "E")
+
+
 def init_nvml() -> None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as exc:
-        prefix = "nvml: " if IS_OLD else ""
-        log.plain("factory.go:99", f"Failed to initialize NVML: {prefix}{words(exc)}.", "E")
-        for number, line in enumerate(PREREQUISITES):
-            log.plain(f"factory.go:{100 + number}", line, "E")
+        prefix = "nvml: " if IS_OLD and exc.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND else ""
+        complain(f"Failed to initialize NVML: {prefix}{words(exc)}.", PREREQUISITES)
         raise InitFailed(words(exc)) from exc
+
+
+def platform_unknown(why: str) -> dict[str, int]:
+    """A container without the driver's library: no GPU node at all, as far as the plugin can see."""
+    log.plain("plugin-manager.go:101", f"Detected non-NVML platform: {why}")
+    complain(
+        "Incompatible strategy detected auto",
+        ("If this is a GPU node, did you configure the NVIDIA Container Toolkit?", *PREREQUISITES[1:]),
+    )
+    if FAILS_ON_INIT:
+        raise Broken("unable to create plugin manager: invalid device discovery strategy")
+    return {}
 
 
 def retrieve_gpus() -> dict[str, int]:
@@ -140,8 +155,9 @@ def retrieve_gpus() -> dict[str, int]:
     try:  # the platform is found out by trying NVML: a hang shows no line after the one above
         pynvml.nvmlInit()
         pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        pass
+    except pynvml.NVMLError as exc:
+        if exc.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            return platform_unknown(words(exc))
     log.plain("plugin-manager.go:101", "Detected platform: nvml")
     log.plain("plugin-manager.go:50", "Using device discovery strategy: nvml")
     try:
