@@ -15,7 +15,7 @@ from ..core.look import look, watched_folders, watched_units
 from ..core.rules import diagnose
 from ..model.errors import HandFailed
 from ..model.finding import Diagnosis
-from ..model.plan import Action, DropProbe, StartProbe
+from ..model.plan import Action, DropProbe, Release, StartProbe
 from ..model.scene import Scene
 from ..model.settings import Settings
 from ..node.codec import encode
@@ -170,7 +170,9 @@ class Daemon:
                 continue
             if not isinstance(action, (StartProbe, DropProbe)):
                 changed = True
-                log.info("%s", action.sentence, extra=facts(action=type(action).__name__))
+                # The release has its own line, with its own MESSAGE_ID.
+                level = logging.DEBUG if isinstance(action, Release) else logging.INFO
+                log.log(level, "%s", action.sentence, extra=facts(action=type(action).__name__))
         self._hand_failed = {a: t for a, t in self._hand_failed.items() if t > boottime()}
         return changed
 

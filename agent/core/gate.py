@@ -206,7 +206,7 @@ def _released(gate: Gate, diagnosis: Diagnosis, now: float) -> tuple[str, str]:
     if diagnosis.paused:
         return "Paused", "gpu-gate is paused"
     if gate.phase is Phase.OPEN:
-        return "Open", f"NVML is stable: {gate.why}"
+        return "Open", f"stable: {gate.why}"
     if gate.phase is Phase.NOT_APPLICABLE:
         return "NotApplicable", gate.why
     if diagnosis.scope is Scope.LATE_DRIVER:

@@ -27,6 +27,9 @@ from pathlib import Path
 from nspawn import Node, NodeError
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "standins"))
+import install  # noqa: E402
+
 TREES = HERE.parents[1] / ".cache" / "trees"
 SUITES = ("bookworm", "trixie")
 PACKAGES = """
@@ -70,12 +73,12 @@ def tree(suite: str) -> Path:
 def base(suite: str) -> list[Path]:
     """The layers of a bare node, the topmost first: what Node() takes."""
     parts = [HERE / "host", HERE / "containerd"]
-    return layer("base", [tree(suite)], _furnish, digest(*parts, " ".join(MASKED)))
+    return layer("base", [tree(suite)], _furnish, digest(*parts))
 
 
 def layer(name: str, below: Sequence[Path], build: Callable[[Node], None], made_of: str) -> list[Path]:
     """One more layer: what `build` does to the disk of a node that never boots, kept for the next time."""
-    target = TREES / f"{name}-{digest(below[0].name, made_of)}"
+    target = TREES / f"{name}-{digest(below[0].name, made_of, Path(__file__))}"
     with _once(target) as missing:
         if missing:
             with Node(below, nodes=TREES / "building") as node:
@@ -86,8 +89,8 @@ def layer(name: str, below: Sequence[Path], build: Callable[[Node], None], made_
 
 
 def standins(below: Sequence[Path]) -> list[Path]:
-    """The layer with the stand-ins in /opt/gpu-gate-sim, set up by their own `install`."""
-    return layer("standins", below, _stand_in, digest(HERE / "standins"))
+    """The layer with the stand-ins in /opt/gpu-gate-sim, set up by their own installer."""
+    return layer("standins", below, install.onto, install.made_of())
 
 
 def deb(below: Sequence[Path], package: Path) -> list[Path]:
@@ -117,18 +120,6 @@ def install_deb(node: Node, package: Path) -> None:
     node.copy(package, f"/var/cache/{package.name}")
     words = ["dpkg", "--install", f"/var/cache/{package.name}"]
     node.run(words, env={"DEBIAN_FRONTEND": "noninteractive"}, timeout=120)
-
-
-def _stand_in(node: Node) -> None:
-    with tempfile.TemporaryDirectory() as out:
-        words = [str(HERE / "standins/nvml/build.sh"), out]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise NodeError(f"The stand-in for libnvidia-ml.so.1 did not compile:\n{done.stderr[-3000:]}")
-        node.copy(HERE / "standins", "/opt/gpu-gate-sim")
-        node.copy(Path(out) / "libnvidia-ml.so.1", "/opt/gpu-gate-sim/lib/libnvidia-ml.so.1")
-    if (HERE / "standins/install").exists():
-        node.run(["/opt/gpu-gate-sim/install"])
 
 
 def _furnish(node: Node) -> None:

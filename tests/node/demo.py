@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""`make demo`: a GPU node lives through the incident, without the gate and with it.
+
+Everything but the GPUs, their library and the kubelet is real: systemd, D-Bus, udev, journald, containerd, runc.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tree
+from nspawn import Node, NodeError
+
+HERE = Path(__file__).resolve().parent
+GPUS = 8
+EARLY_S = 6
+INCIDENT = f"plug --gpus {GPUS}\npersistenced: nvml init=999 for={EARLY_S}\n"
+AFTERWARDS_S = 4.0
+GIVE_UP_S = 40.0
+
+
+class Timeline:
+    """Prints what happens as it happens, in seconds since nvidia-persistenced was up."""
+
+    def __init__(self) -> None:
+        self.zero: float | None = None
+        self.known: dict[str, Any] = {}
+        self.times: dict[str, float] = {}
+
+    def take(self, seen: dict[str, Any]) -> None:
+        started = seen["units"]["nvidia-persistenced.service"]
+        if self.zero is None:
+            if started is None:
+                return
+            self.zero = started
+            self._say("persistenced", 0.0, "nvidia-persistenced is up")
+        for unit, name in (("kubelet.service", "the kubelet"), ("gpu-gate.target", "gpu-gate.target")):
+            if seen["units"][unit] is not None and unit not in self.known:
+                self._say(unit, seen["units"][unit] - self.zero, f"{name} is up")
+        now = seen["at"] - self.zero
+        self._changed("nvml", seen["nvml"], now, "NVML on the host: {} GPUs" if isinstance(seen["nvml"], int)
+                      else "NVML on the host: {}")
+        for line in seen["log"][self.known.get("lines", 0):]:
+            if any(word in line for word in ("Failed to initialize NVML", "Registered device plugin")):
+                self._say(f"log {line}", now, f"device plugin: {_message(line)}")
+        self.known["lines"] = len(seen["log"])
+        if seen["node"]:
+            self._changed("pod", _phase(seen["node"]), now, "device plugin pod: {}")
+            self._changed("allocatable", _allocatable(seen["node"]), now, "kubelet lists nvidia.com/gpu: {}")
+
+    def _changed(self, key: str, value: Any, at: float, sentence: str) -> None:
+        if value is not None and self.known.get(key) != value:
+            self.known[key] = value
+            self._say(f"{key} {value}", at, sentence.format(value))
+
+    def _say(self, key: str, at: float, sentence: str) -> None:
+        self.known.setdefault(key, True)
+        self.times.setdefault(key, at)
+        print(f"    {at:6.1f} s  {sentence}", flush=True)
+
+
+def _message(line: str) -> str:
+    """A plugin's log line without its stamp (klog's, or the older form's)."""
+    return line.split("] ", 1)[-1] if "] " in line else line[20:] if line[:2] == "20" else line
+
+
+def _phase(node: dict[str, Any]) -> str | None:
+    pods = node.get("pods", {})
+    return next((p["phase"] for name, p in pods.items() if "device-plugin" in name), None)
+
+
+def _allocatable(node: dict[str, Any]) -> str:
+    return str(node.get("allocatable", {}).get("nvidia.com/gpu", "none"))
+
+
+@contextmanager
+def watched(node: Node) -> Iterator[Iterator[dict[str, Any]]]:
+    with node.spawn(["python3", "-c", (HERE / "observer.py").read_text()]) as program:
+        assert program.stdout is not None
+        yield (json.loads(line) for line in program.stdout if line.startswith("{"))
+
+
+def live(node: Node, until: str) -> Timeline:
+    """Boot the node and watch it until `until` was seen, and a little longer."""
+    timeline, ends = Timeline(), time.monotonic() + GIVE_UP_S
+    node.boot()
+    with watched(node) as moments:
+        for seen in moments:
+            timeline.take(seen)
+            if until in timeline.times:
+                ends = min(ends, time.monotonic() + AFTERWARDS_S)
+                until = ""
+            if time.monotonic() > ends:
+                break
+    return timeline
+
+
+def act(number: int, title: str) -> None:
+    print(f"\n\033[1mAct {number}: {title}\033[0m\n" if sys.stdout.isatty() else f"\nAct {number}: {title}\n",
+          flush=True)
+
+
+def without() -> dict[str, str]:
+    act(1, f"without the gate. NVML answers 999 until {EARLY_S} s after nvidia-persistenced; the plugin asks at once.")
+    with Node(tree.layers("bookworm")) as node:
+        node.put("/etc/simgpu.conf", INCIDENT)
+        timeline = live(node, f"nvml {GPUS}")
+        state = json.loads(node.run(["simgpu", "node"]).stdout)
+        print(f"\n    The host sees {GPUS} GPUs, the plugin is {_phase(state)}, and the kubelet lists "
+              f"{_allocatable(state)}. It stays so for hours.")
+        return _row(timeline, state)
+
+
+def with_gate(package: Path) -> dict[str, str]:
+    act(2, "with the gate. The same node, the same second; the .deb is installed, nothing is configured.")
+    with Node(tree.layers("bookworm", package)) as node:
+        node.put("/etc/simgpu.conf", INCIDENT)
+        timeline = live(node, f"allocatable {GPUS}")
+        state = json.loads(node.run(["simgpu", "node"]).stdout)
+        print("\n    What the agent said (journalctl -u gpu-gate):\n")
+        _indented(node.journal("-u", "gpu-gate", "-o", "cat", "-t", "gpu-gate"))
+        print("\n    What the boot waited for (systemd-analyze critical-chain kubelet.service):\n")
+        node.wait_booted()
+        chain = node.run(["systemd-analyze", "critical-chain", "--no-pager", "kubelet.service"]).stdout
+        _indented("\n".join(chain.strip().splitlines()[3:9]))
+        print("\n    What gpu-gate sees now (gpu-gate status):\n")
+        _indented(node.run(["gpu-gate", "status"], check=False).stdout)
+        return _row(timeline, state)
+
+
+def _indented(text: str) -> None:
+    for line in text.rstrip().splitlines():
+        print(f"      {line}"[:150])
+
+
+def _row(timeline: Timeline, state: dict[str, Any]) -> dict[str, str]:
+    def at(key: str) -> str:
+        found = timeline.times.get(key)
+        return f"{found:.1f} s" if found is not None else "never"
+
+    return {
+        "NVML sees 8": at(f"nvml {GPUS}"), "kubelet up": at("kubelet.service"),
+        "plugin": _phase(state) or "none", "kubelet lists": f"{_allocatable(state)} of {GPUS}",
+        "since": at(f"allocatable {GPUS}"),
+    }
+
+
+def table(rows: dict[str, dict[str, str]]) -> None:
+    columns = list(next(iter(rows.values())))
+    print("\n" + " " * 20 + "".join(c.ljust(16) for c in columns))
+    for name, row in rows.items():
+        print("  " + name.ljust(18) + "".join(row[c].ljust(16) for c in columns))
+    print("""
+What to try next:
+  make node-shell        a shell on such a node: gpu-gate doctor, simgpu --help, journalctl -fu gpu-gate
+  make test              everything else it was tried on
+  README.md              install it on a host
+""")
+
+
+def main() -> int:
+    began = time.monotonic()
+    try:
+        print("gpu-gate: a GPU node boots, twice. Building what is not built yet …", flush=True)
+        package = tree.build_deb()
+        tree.layers("bookworm", package)
+        rows = {"without the gate": without(), "with the gate": with_gate(package)}
+    except NodeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    table(rows)
+    print(f"({time.monotonic() - began:.0f} s)")
+    return 0 if rows["with the gate"]["kubelet lists"] == f"{GPUS} of {GPUS}" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
