@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from conftest import Programs, wait_for
+from sim_programs import Programs, wait_for
 
 pytest.importorskip("pynvml")
 

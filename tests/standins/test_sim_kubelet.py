@@ -8,9 +8,9 @@ import time
 
 import grpc
 import pytest
-from conftest import Programs, text_of, wait_for
 from sim import checkpoint, rpc
 from sim.wire import plugin_api, pod_resources_api
+from sim_programs import Programs, text_of, wait_for
 
 pytest.importorskip("pynvml")
 

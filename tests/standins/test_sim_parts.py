@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import STANDINS
 from sim import checkpoint, containers, manifests, nvmlscript, uevent
 from sim.hardware import DECOYS, Layout
 from sim.podresources import RateLimit
 from sim.pods import Backoff
 from sim.wire import cri, plugin_api
+from sim_programs import STANDINS
 
 
 def uuid(i: int) -> str:
