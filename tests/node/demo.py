@@ -107,7 +107,8 @@ def act(number: int, title: str) -> None:
 
 
 def without() -> dict[str, str]:
-    act(1, f"without the gate. NVML answers 999 until {EARLY_S} s after nvidia-persistenced; the plugin asks at once.")
+    act(1, f"without the gate. NVML answers 999 until {EARLY_S} s after nvidia-persistenced; the plugin asks "
+           "at once.")
     with Node(tree.layers("bookworm")) as node:
         node.put("/etc/simgpu.conf", INCIDENT)
         timeline = live(node, f"nvml {GPUS}")

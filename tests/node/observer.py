@@ -20,7 +20,7 @@ def unit_times(units):
     names = ["systemctl", "show", "-p", "ActiveEnterTimestampMonotonic,ActiveState", "--", *units]
     said = subprocess.run(names, capture_output=True, text=True).stdout.split("\n\n")
     found = {}
-    for unit, block in zip(units, said):
+    for unit, block in zip(units, said, strict=True):
         fields = dict(line.split("=", 1) for line in block.strip().splitlines() if "=" in line)
         usec = int(fields.get("ActiveEnterTimestampMonotonic") or 0)
         found[unit] = usec / 1e6 if usec and fields.get("ActiveState") == "active" else None
