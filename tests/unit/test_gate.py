@@ -88,7 +88,7 @@ def test_three_equal_probes_open_the_gate() -> None:
     assert phases == [Phase.WAITING, Phase.SETTLING, Phase.SETTLING, Phase.OPEN]
     assert after_probes(2).why == "NVML enumerates 2 of 2 GPUs: 2 of 3 equal probes"
     assert not after_probes(2).released
-    assert after_probes(3).released == "NVML is stable: NVML enumerates 2 of 2 GPUs"
+    assert after_probes(3).released == "stable: NVML enumerates 2 of 2 GPUs"
 
 
 def test_the_same_probe_counts_once() -> None:
@@ -178,7 +178,7 @@ RELEASES: list[tuple[str, Gate, dict[str, Any], dict[str, Any], str]] = [
     ("whether a driver is there is unknown", gate(), {**NO_DRIVER, "module_installed": DENIED}, {}, ""),
     ("systemd unreadable", gate(), {"units": DENIED, "probe": failing(999)}, {}, ""),
     ("hung", gate(), {"probe": seen(ProbeState(None, None, Remains(7, "D", "", START)))}, {}, ""),
-    ("open", replace(after_probes(2), counted=2), {"probe": probed(number=3)}, {}, "NVML is stable"),
+    ("open", replace(after_probes(2), counted=2), {"probe": probed(number=3)}, {}, "stable: "),
     ("no GPU", gate(), {"pci": seen(())}, {}, "no NVIDIA GPU on the PCI bus"),
     ("paused", gate(), {"paused": seen(Mark("", 0.0)), "probe": failing(999)}, {}, "paused"),
     ("driver comes later", gate(), NO_DRIVER, {}, "no nvidia driver on the host yet"),
@@ -221,7 +221,7 @@ def test_once_released_released_for_this_boot() -> None:
     after = opened()
     for changes in ({"probe": failing(999, number=4)}, {"pci": DENIED}, NO_DRIVER, {"nodes": seen(())}):
         after = step(after, boot(**changes), NOW, DEFAULTS).gate
-        assert after.released.startswith("NVML is stable")
+        assert after.released.startswith("stable: ")
         assert not after.ready
 
 
