@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.app.daemon import CYCLE_S
 from agent.core.deadline import hold_limit_s
 from agent.core.gate import Phase, Step
 from agent.model.plan import Action, LinkDevChar, LoadModule, MakeNodes
@@ -44,11 +45,13 @@ class Laws:
 
     def before_probe(self) -> None:
         world = self._machine.world
-        there = world.disk.has(f"{PROC}/version") or bool(world.lookup_s)
+        there = world.disk.has(f"{PROC}/version") or bool(self._machine.looked_s)
         _hold(there, "a probe before the driver is there would load it")
 
     def after_hand(self, action: Action) -> None:
         now = self._machine.world.now
+        if self._machine.looked_s >= CYCLE_S:  # the last diagnosis is acted on again: it is all there is
+            return
         self._acted = [(at, done) for at, done in self._acted if at > now - REPEATS_S] + [(now, action)]
         often = sum(done == action for _, done in self._acted)
         _hold(often <= REPEATS, f"the same hand {often} times within {REPEATS_S:.0f} s: {action}")
@@ -92,11 +95,11 @@ class Laws:
             return
         enough = world.settings.stable_probes
         _hold(len(self._row) >= enough, f"open after {len(self._row)} of {enough} equal, complete probes")
-        if not world.settings.expected_gpus and not world.lookup_s:
+        if not world.settings.expected_gpus and not self._machine.looked_s:
             shown = {identity.split("@")[1] for identity in self._row[-1]}
             lacking = {c.bus_id for c in world.expected()} - shown
             _hold(not lacking, f"open without {sorted(lacking)}")
-        if world.kubelet.is_active and became_ready and not world.lookup_s:
+        if world.kubelet.is_active and became_ready and not self._machine.looked_s:
             registered = len(world.kubelet.registered)
             _hold(registered >= len(self._row[-1]), f"ready with {registered} GPUs registered")
 
@@ -107,7 +110,7 @@ class Laws:
         self._was_released = released
         if not released:
             late = world.now - self.deadline()
-            _hold(late <= world.lookup_s, f"not released {late:.1f} s after the deadline")
+            _hold(late <= machine.looked_s, f"not released {late:.1f} s after the deadline")
             _hold(machine.due_at <= max(self.deadline(), world.now + 0.1), "no cycle planned for the deadline")
 
     def deadline(self) -> float:
@@ -131,7 +134,7 @@ class Laws:
                 _hold(world.settings.load_driver == "auto", "the driver was loaded unasked")
             if isinstance(action, MakeNodes):
                 loaded = world.hardware.module == "live" and (world.hardware.uvm or not action.uvm)
-                _hold(loaded or bool(world.lookup_s), "asking for that node would load a module")
+                _hold(loaded or bool(self._machine.looked_s), "asking for that node would load a module")
             if isinstance(action, LinkDevChar):
                 _hold(world.settings.additive and bool(action.links), "nothing to link")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
-from agent.app.daemon import GATHER_S, HAND_RETRY_S
+from agent.app.daemon import CYCLE_S, GATHER_S, HAND_RETRY_S
 from agent.core.gate import Gate, Step, step
 from agent.core.look import look
 from agent.core.rules import diagnose
@@ -63,6 +63,8 @@ class Machine:
         self.diagnosis: Diagnosis | None = None
         self.asking = Asking(self.world, self.world.settings.probe_timeout_s, self._on_probe)
         self.world.probes = lambda: self.asking.state
+        self.looked_s = 0.0
+        "how long this cycle's look took: what it saw is so old"
         self._failed: dict[Action, float] = {}
         self.due_at = now
         self.laws.begin()
@@ -100,13 +102,16 @@ class Machine:
     def cycle(self) -> None:
         world = self.world
         self.cycles += 1
-        scene = finish(look(world, world.settings))
         self.due_at = math.inf  # what comes from here on asks for the next cycle
-        self.diagnosis = diagnose(scene, world.settings)
-        if world.lookup_s:
-            world.time.advance(world.now + world.lookup_s)
-            if not self.alive:
-                return
+        self.looked_s = min(world.lookup_s, CYCLE_S)
+        if world.lookup_s <= CYCLE_S:  # else the last diagnosis stays in force
+            self.diagnosis = diagnose(finish(look(world, world.settings)), world.settings)
+        world.time.advance(world.now + self.looked_s)
+        if not self.alive:
+            return
+        if self.diagnosis is None:
+            self.due_at = world.now + world.settings.stable_interval_s
+            return
         decided = step(self.gate, self.diagnosis, world.now, world.settings)
         self._tell(decided)
         self.gate = decided.gate

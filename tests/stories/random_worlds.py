@@ -81,7 +81,8 @@ def _event(dice: random.Random, gpus: int) -> str:
         "nodes vanish /dev/char/195:255", "persistenced restarts", "persistenced stops", "containerd restarts",
         "daemon-reload", "daemon-reload", "kubelet restarts", "plugin restarts", "gpu-gate paused",
         "gpu-gate resumed", "dev unreadable", "dev readable", "bus away", "bus slow", "bus back",
-        "hand MakeNodes fails", "hand LinkDevChar fails", "agent dies"))
+        "hand MakeNodes fails", "hand LinkDevChar fails", "look stalls",
+        "look is quick", "agent dies"))
     return event if dice.random() < 0.8 or event == "agent dies" else f"{event} silently"
 
 

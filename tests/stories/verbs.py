@@ -224,12 +224,18 @@ def _hand(world: World, words: list[str]) -> None:
     world.hands[words[0]] = "" if mood == "works" else mood
 
 
+def _look(world: World, words: list[str]) -> None:
+    """look takes 2 | look stalls | look is quick"""
+    world.lookup_s = float(words[1]) if words[0] == "takes" else 6.0 if words[0] == "stalls" else 0.0
+
+
 def _everything(world: World, words: list[str]) -> None:
     """everything heals: what makes any of these nodes well"""
     _gate(world, ["resumed"])
     _bus(world, ["back"])
     _dev(world, ["readable"])
     world.hands.clear()
+    _look(world, ["is", "quick"])
     world.thaw()
     _nvml(world, ["ok"])
     for card in world.hardware.cards:
@@ -246,7 +252,7 @@ def _everything(world: World, words: list[str]) -> None:
 VERBS: dict[str, Any] = {
     "nvml": _nvml, "gpu": _gpu, "driver": _driver, "nodes": _nodes, "kubelet": _kubelet, "plugin": _plugin,
     "wait": _wait, "daemon-reload": _reload, "gpu-gate": _gate, "dev": _dev, "bus": _bus, "hand": _hand,
-    "everything": _everything,
+    "look": _look, "everything": _everything,
     "persistenced": lambda world, words: _unit("nvidia-persistenced.service", world, words),
     "containerd": lambda world, words: _unit("containerd.service", world, words),
 }
