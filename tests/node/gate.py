@@ -98,8 +98,14 @@ def is_held(node: Node) -> bool:
 
 
 def wait_held(node: Node) -> None:
-    """Until the kubelet's start is asked for and held, and the agent is up."""
-    until(lambda: is_held(node) and status(node), lambda: f"held; {status(node)}")
+    """Until the kubelet's start is asked for and held, and the agent has looked."""
+    wait_looked(node)
+    until(lambda: is_held(node), lambda: f"held; {status(node)}")
+
+
+def wait_looked(node: Node) -> None:
+    """Until an agent has looked once: before that its status has no meaning."""
+    until(lambda: status(node).get("cycle", {}).get("number"), lambda: f"a cycle, but {status(node)}")
 
 
 def wait_kubelet(node: Node, timeout: float = 20.0) -> None:
