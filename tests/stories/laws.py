@@ -38,10 +38,11 @@ class Laws:
         self._acted: list[tuple[float, Action]] = []
 
     def begin(self) -> None:
-        self._judged = 0
-        self._row: list[tuple[str, ...]] = []
-        "what the last complete probes of this agent showed, equal ones in a row"
         self._was_open = self._was_ready = False
+
+    def before_look(self) -> None:
+        cards = self._machine.world.hardware.cards
+        self._elsewhere = {c.bus_id for c in cards if c.driver not in ("nvidia", "")}
 
     def before_probe(self) -> None:
         world = self._machine.world
@@ -57,24 +58,25 @@ class Laws:
         _hold(often <= REPEATS, f"the same hand {often} times within {REPEATS_S:.0f} s: {action}")
 
     def check(self, decided: Step) -> None:
-        self._count_reports()
         self._check_open()
         self._check_release()
         self._check_probes()
         self._check_actions(decided)
         self._check_pace(decided)
 
-    def _count_reports(self) -> None:
-        for report in self._machine.asking.reports[self._judged:]:
-            shows = self._shows(report)
-            self._row = [] if not shows else [*self._row, shows] if self._row[-1:] == [shows] else [shows]
-        self._judged = len(self._machine.asking.reports)
+    def _row(self) -> list[tuple[str, ...]]:
+        """What each of the last probes showed, of those that this cycle's look saw; () where it is not complete."""
+        machine = self._machine
+        seen = machine.diagnosis.report.number if machine.diagnosis and machine.diagnosis.report else 0
+        reports = [r for r in machine.asking.reports if r.number <= seen]
+        return [self._shows(r) for r in reports[-machine.world.settings.stable_probes:]]
 
     def _shows(self, report: ProbeReport) -> tuple[str, ...]:
         """The identities in a complete and clean report, () for any other."""
         if report.end is not ProbeEnd.ANSWERED or any(e.index < 0 for e in report.errors):
             return ()
-        gpus = [g for g in report.gpus if g.bus_id not in self._machine.world.settings.exclude_gpus]
+        world = self._machine.world
+        gpus = [g for g in report.gpus if g.bus_id not in self._elsewhere | set(world.settings.exclude_gpus)]
         shown = tuple(sorted(f"{g.uuid}@{g.bus_id}" for g in gpus))
         return shown if self._is_complete({g.bus_id for g in gpus}, {g.uuid for g in gpus}) else ()
 
@@ -93,15 +95,17 @@ class Laws:
         self._was_open, self._was_ready = is_open, gate.ready
         if gate.phase is Phase.NOT_APPLICABLE or not (opened or became_ready):
             return
-        enough = world.settings.stable_probes
-        _hold(len(self._row) >= enough, f"open after {len(self._row)} of {enough} equal, complete probes")
+        row, enough = self._row(), world.settings.stable_probes
+        _hold(len(row) == enough and all(row) and len(set(row)) == 1, f"open after {enough} probes that showed {row}")
         if not world.settings.expected_gpus and not self._machine.looked_s:
-            shown = {identity.split("@")[1] for identity in self._row[-1]}
-            lacking = {c.bus_id for c in world.expected()} - shown
+            lacking = {c.bus_id for c in world.expected()} - {identity.split("@")[1] for identity in row[-1]}
             _hold(not lacking, f"open without {sorted(lacking)}")
+        if opened and not self._machine.looked_s:
+            lacking = {"/dev/nvidiactl", *(c.node for c in world.expected())} - world.seen_nodes()
+            _hold(not lacking or bool(world.settings.expected_gpus), f"open without {sorted(lacking)}")
         if world.kubelet.is_active and became_ready and not self._machine.looked_s:
             registered = len(world.kubelet.registered)
-            _hold(registered >= len(self._row[-1]), f"ready with {registered} GPUs registered")
+            _hold(registered >= len(row[-1]), f"ready with {registered} GPUs registered")
 
     def _check_release(self) -> None:
         machine, world = self._machine, self._machine.world

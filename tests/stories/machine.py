@@ -105,6 +105,7 @@ class Machine:
         self.due_at = math.inf  # what comes from here on asks for the next cycle
         self.looked_s = min(world.lookup_s, CYCLE_S)
         if world.lookup_s <= CYCLE_S:  # else the last diagnosis stays in force
+            self.laws.before_look()
             self.diagnosis = diagnose(finish(look(world, world.settings)), world.settings)
         world.time.advance(world.now + self.looked_s)
         if not self.alive:

@@ -114,10 +114,15 @@ class World:
 
     def expected(self) -> list[Card]:
         """The cards that a truthful gate would wait for: its settings aside, what is for containers here."""
-        excluded = self.settings.exclude_gpus
-        return [c for c in self.hardware.cards if c.on_bus and c.driver in ("nvidia", "")
-                and c.bus_id not in excluded
-                and (self.hardware.given is None or c.bus_id in self.hardware.given)]
+        excluded, given = self.settings.exclude_gpus, self.hardware.given
+        mine = ("nvidia", "") if given is None else ("nvidia",)
+        return [c for c in self.hardware.cards if c.on_bus and c.driver in mine
+                and c.bus_id not in excluded and (given is None or c.bus_id in given)]
+
+    def seen_nodes(self) -> set[str]:
+        """Device nodes that can be read."""
+        listed = self.disk.list("/dev", "nvidia*", self.now)
+        return set() if isinstance(listed, Refusal) else {f"/dev/{e.name}" for e in listed.value}
 
     # What hands do.
 
