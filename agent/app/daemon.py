@@ -37,6 +37,7 @@ GATHER_S = 0.02
 CONNECT_S = 0.5
 """The first look waits so long for systemd's answer to be had."""
 HAND_RETRY_S = 60.0
+RELEASE_RETRY_S = 2.0
 STATUS_VERSION = 1
 
 
@@ -70,6 +71,7 @@ class Daemon:
         self.seen = Snapshot(Gate(started_at=boottime(), since=boottime()))
         self._wake_at = 0.0
         self._hand_failed: dict[Action, float] = {}
+        self._acted: set[Action] = set()
         self._troubles: tuple[str, ...] = ()
         self._rewatch = False
         self._stop = asyncio.Event()
@@ -139,6 +141,8 @@ class Daemon:
             diagnosis = diagnose(scene, self.settings)
         except asyncio.TimeoutError:
             log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
+            if diagnosis is not None:  # the deadline counts on; nothing else may be begun on an old look
+                diagnosis = replace(diagnosis, probe_busy=True, additive=())
         now = boottime()
         if diagnosis is None:
             self._wake_at = now + self.settings.stable_interval_s
@@ -158,21 +162,30 @@ class Daemon:
     async def _act(self, decided: Step) -> bool:
         """True where a hand changed the node: look again soon, what we did is learned by looking."""
         changed = False
+        acted: set[Action] = set()
         for action in decided.actions:
             if self._hand_failed.get(action, 0.0) > boottime():
+                continue
+            if action in self._acted:
+                self._hand_failed[action] = boottime() + HAND_RETRY_S
+                log.warning("a hand had no effect, and rests for %d s", HAND_RETRY_S,
+                            extra=facts(action=type(action).__name__, detail=action))
                 continue
             try:
                 await self.hands.act(action)
             except HandFailed as failed:
-                self._hand_failed[action] = boottime() + HAND_RETRY_S
+                self._hand_failed[action] = boottime() + (
+                    RELEASE_RETRY_S if isinstance(action, Release) else HAND_RETRY_S)
                 log.warning("a hand did not take: %s", failed.sentence,
                             extra=facts(action=type(action).__name__))
                 continue
             if not isinstance(action, (StartProbe, DropProbe)):
                 changed = True
+                acted.add(action)
                 # The release has its own line, with its own MESSAGE_ID.
                 level = logging.DEBUG if isinstance(action, Release) else logging.INFO
                 log.log(level, "%s", action.sentence, extra=facts(action=type(action).__name__))
+        self._acted = acted
         self._hand_failed = {a: t for a, t in self._hand_failed.items() if t > boottime()}
         return changed
 

@@ -114,9 +114,10 @@ def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     report = diagnosis.report
     if report is None or report.number == gate.counted:
         return gate
+    in_a_row = report.number == gate.counted + 1  # else a look was missed, and with it a probe nobody judged
     gate = replace(gate, counted=report.number)
     if diagnosis.fingerprint:
-        same = diagnosis.fingerprint == gate.fingerprint
+        same = in_a_row and diagnosis.fingerprint == gate.fingerprint
         good = gate.good + 1 if same else 1
         done = good >= settings.stable_probes
         return replace(
@@ -193,8 +194,10 @@ def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> 
     if gate.good > 0:
         return (Phase.SETTLING, f"{because}: {gate.good} of {settings.stable_probes} equal probes", "Settling")
     nodes = _of_link(diagnosis, 3)
-    if nodes and nodes.verdict is Verdict.FAILS and nvml and nvml.verdict is Verdict.HOLDS:
-        return Phase.WAITING, nodes.because, nodes.reason
+    if nvml and nvml.verdict is Verdict.HOLDS:
+        if nodes and nodes.verdict is not Verdict.HOLDS:
+            return Phase.WAITING, nodes.because, nodes.reason
+        return Phase.PROBING, f"{because}; a fresh probe is awaited", "Probing"
     return Phase.PROBING, because, reason or "Probing"
 
 
@@ -215,7 +218,7 @@ def _released(gate: Gate, diagnosis: Diagnosis, now: float) -> tuple[str, str]:
     if diagnosis.scope is Scope.LATE_DRIVER:
         return "DriverNotOnHost", gate.why
     if gate.phase is Phase.HELD:
-        return "CannotHeal", gate.why
+        return "CannotHeal", f"waiting cannot heal it: {gate.why}"
     if now >= gate.deadline_at:
         return "Deadline", f"the deadline is over while {gate.phase.value}: {gate.why}"
     return "", ""
@@ -227,8 +230,10 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
         broken = diagnosis.first_broken()
         return (False, broken.because) if broken else (True, gate.why)
     if gate.phase is Phase.REVALIDATING:
-        if now - diagnosis.disturbed_at > settings.revalidate_s:
-            return False, f"no verdict for {settings.revalidate_s:.0f} s after a reload or restart"
+        if diagnosis.paused:
+            return False, "paused: not validated since a reload or restart"
+        if now > diagnosis.disturbed_at + _stands_for_s(diagnosis, settings):
+            return False, f"no verdict for {now - diagnosis.disturbed_at:.0f} s after a reload or restart"
     elif gate.phase is not Phase.OPEN:
         return False, gate.why
     broken = diagnosis.first_broken()
@@ -240,6 +245,14 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     return True, registered.because if registered else gate.why
 
 
+def _stands_for_s(diagnosis: Diagnosis, settings: Settings) -> float:
+    """How long the last verdict stands, in seconds: a driver without persistence answers slowly, and the probe that
+    was under way when the reload came does not count."""
+    report = diagnosis.report
+    took_s = report.ended_at - report.started_at if report else 0.0
+    return max(settings.revalidate_s, 2.0 * took_s + settings.stable_interval_s + 1.0)
+
+
 def _actions(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings,
              word: str) -> tuple[Action, ...]:
     actions: list[Action] = []
@@ -247,24 +260,34 @@ def _actions(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings,
         actions += diagnosis.additive
     if gate.released and not diagnosis.released_before:
         actions.append(Release(gate.released, word))
-    settling = gate.phase in (Phase.PROBING, Phase.SETTLING) and gate.good > 0 and not diagnosis.paused
-    if not settling:
-        actions.append(DropProbe())
+    if not _keeps_probe(gate, diagnosis):
+        actions.append(DropProbe(forget=not diagnosis.may_probe))
     known = tuple(sorted({*diagnosis.learned, *diagnosis.expected}))
     if gate.phase is Phase.OPEN and known != diagnosis.learned:
         actions.append(Learn(known))
-    if _wants_probe(gate, diagnosis) and not diagnosis.probe_busy and now >= _probe_due(gate, settings):
-        actions.append(StartProbe(overlap=gate.good < settings.stable_probes))
+    if _wants_probe(gate, diagnosis) and not diagnosis.probe_busy and now >= _probe_due(gate, diagnosis, settings):
+        actions.append(StartProbe(overlap=not gate.released and gate.good < settings.stable_probes))
     return tuple(actions)
+
+
+def _keeps_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
+    """Keep the last probe's process until the next one is done: only while the kubelet waits, and only of a driver
+    that came up."""
+    settling = gate.phase in (Phase.WAITING, Phase.PROBING, Phase.SETTLING) and not gate.released
+    answered = diagnosis.report is not None and diagnosis.report.end is ProbeEnd.ANSWERED
+    return settling and answered and diagnosis.may_probe and not diagnosis.paused
 
 
 def _wants_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
     return diagnosis.may_probe and not diagnosis.paused and gate.phase is not Phase.NOT_APPLICABLE
 
 
-def _probe_due(gate: Gate, settings: Settings) -> float:
+def _probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
     if gate.phase is Phase.REVALIDATING and gate.validated_at is not None:
         return gate.validated_at + settings.stable_interval_s
+    registered = diagnosis.registered
+    if gate.phase is Phase.OPEN and registered and registered.reason == "PartlyRegistered" and gate.validated_at:
+        return min(gate.probe_after, gate.validated_at + settings.heartbeat_s)  # a GPU may be lost
     return gate.probe_after
 
 
@@ -273,9 +296,9 @@ def _wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -
     if not gate.released:
         instants.append(gate.deadline_at)
     if _wants_probe(gate, diagnosis) and not diagnosis.probe_busy:
-        instants.append(_probe_due(gate, settings))
+        instants.append(_probe_due(gate, diagnosis, settings))
     if gate.phase is Phase.REVALIDATING:
-        instants.append(diagnosis.disturbed_at + settings.revalidate_s + 0.01)
+        instants.append(diagnosis.disturbed_at + _stands_for_s(diagnosis, settings) + 0.01)
     if gate.phase in (Phase.OPEN, Phase.REVALIDATING) and not gate.ready:
         instants.append(now + 2.0)  # the kubelet sends no signal when a plugin registers
     return max(now, min(i for i in instants if i > now or i == instants[0]))

@@ -18,6 +18,9 @@ class StartProbe:
 class DropProbe:
     """Let go of a probe process that was kept for overlap: nothing is held once the gate is open."""
 
+    forget: bool = False
+    "the driver is gone, and what was asked of it says nothing any more"
+
 
 @dataclass(frozen=True, slots=True)
 class Release:

@@ -35,6 +35,8 @@ class Hands:
                 self._probes.start(action.overlap)
             case DropProbe():
                 self._probes.drop()
+                if action.forget:
+                    self._probes.forget()
             case Release():
                 write_mark(self._root, "released", action.reason, action.word)
             case LinkDevChar():

@@ -26,6 +26,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 SONAME = "libnvidia-ml.so.1"
 MISMATCH = 18
 LIBRARY_NOT_FOUND = 12
+DRIVER_NOT_LOADED = 9
 
 
 def read(path: str) -> str:
@@ -108,6 +109,10 @@ def ask(library: str, out: dict[str, Any]) -> Any:
         out["errors"].append({"code": LIBRARY_NOT_FOUND, "call": "dlopen", "index": -1, "detail": str(error)})
         return None
     module_version = driver_version()
+    if not module_version and not os.path.exists("/proc/driver/nvidia/version"):
+        # It went away since the agent looked: nvmlInit would load it again, on purpose of nobody.
+        out["errors"].append({"code": DRIVER_NOT_LOADED, "call": "version check", "index": -1})
+        return None
     if mismatch(out["library"], module_version):
         out["errors"].append({"code": MISMATCH, "call": "version check", "index": -1, "detail":
                               f"module {module_version}, library {os.path.basename(out['library'])}"})

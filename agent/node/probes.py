@@ -76,6 +76,10 @@ class Probes:
             await asyncio.wait([self._asking])
         return self.state
 
+    def forget(self) -> None:
+        """Drop the last report: the driver it asked is gone."""
+        self._last = None
+
     def drop(self) -> None:
         """Let go of the kept process, if there is one."""
         kept, self._kept = self._kept, None

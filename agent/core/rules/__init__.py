@@ -33,7 +33,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
         report=probe.last if probe else None,
         probe_busy=bool(probe and (probe.running_since is not None or probe.remains)),
         fingerprint=judged.fingerprint,
-        disturbed_at=driver.disturbed_at(scene, settings),
+        disturbed_at=driver.disturbed_at(scene),
         kubelet_active=kubelet.is_active(scene, settings),
         released_before=scene.released.value.reason if isinstance(scene.released, Seen) else "",
         waiting_since=scene.waiting.value.at if isinstance(scene.waiting, Seen) else None,

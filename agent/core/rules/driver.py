@@ -7,7 +7,7 @@ from ...model.plan import Action, LoadModule
 from ...model.reading import Refusal, Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
-from ..look import watched_units
+from ..look import DRIVER_UNITS
 from .gpus import SortedGpus
 
 
@@ -18,15 +18,18 @@ def is_live(scene: Scene) -> bool:
     return not (isinstance(scene.module_state, Seen) and scene.module_state.value != "live")
 
 
-def disturbed_at(scene: Scene, settings: Settings) -> float:
-    """When a reload or restart last happened that asks for a new validation; boottime, seconds."""
+def disturbed_at(scene: Scene) -> float:
+    """When a reload or restart last happened that asks for a new validation; boottime, seconds.
+
+    Of units only the driver's own count: NVML on the host does not care for a kubelet's start, and whether the
+    plugin registered with it is judged apart. Without persistence a probe more wakes every GPU.
+    """
     instants = [0.0]
     if isinstance(scene.manager, Seen) and scene.manager.value.last_reload_at is not None:
         instants.append(scene.manager.value.last_reload_at)
     if isinstance(scene.units, Seen):
-        watched = set(watched_units(settings))
         instants += [u.active_since for u in scene.units.value
-                     if u.name in watched and u.is_active and u.active_since is not None]
+                     if u.name in DRIVER_UNITS and u.is_active and u.active_since is not None]
     return max(instants)
 
 
@@ -35,7 +38,7 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
         return ()
     if isinstance(scene.driver_version, Seen):
         if not is_live(scene):
-            return (_fails("the nvidia module is still loading (initstate is not live)", "DriverLoading"),)
+            return (_fails("the nvidia module is loading (initstate is not live)", "DriverLoading"),)
         return (Finding(2, "DriverLoaded", Verdict.HOLDS,
                         f"driver {scene.driver_version.value} (/proc/driver/nvidia/version)"),)
     if not scene.driver_version.is_telling:
@@ -43,6 +46,8 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
                         missing=("/proc/driver/nvidia/version",)),)
     if not scene.driver_version.is_missing:
         return (_fails(str(scene.driver_version), "DriverUnreadable"),)
+    if isinstance(scene.module_state, Seen):
+        return (_fails(f"the nvidia module is loading (initstate {scene.module_state.value})", "DriverLoading"),)
     if gpus.scope is Scope.LATE_DRIVER:
         return (_fails(gpus.because, "DriverNotInstalled",
                        "the GPU Operator, cloud-init or a person installs it; gpu-gate watches for it"),)

@@ -90,7 +90,9 @@ def _complete(report: ProbeReport, judged: Judged) -> Finding:
     if report.end is ProbeEnd.BROKEN:
         return _fails(f"the probe failed: {report.detail}", "ProbeBroken", Heals.SOON, "gpu-gate probe")
     worst = _worst(judged.errors)
-    count = f"{len(judged.gpus)} of {judged.wanted}"
+    by_uuid = any(m.startswith("GPU-") for m in judged.missing)
+    shown = judged.wanted - len(judged.missing) if by_uuid else len(judged.gpus)
+    count = f"{shown} of {judged.wanted}"
     if worst is not None:
         reason = nvml_codes.CODES.get(worst.code, (f"NVML_ERROR_{worst.code}",))[0]
         where = f" for {worst.bus_id or f'index {worst.index}'}" if worst.index >= 0 else ""
@@ -100,7 +102,8 @@ def _complete(report: ProbeReport, judged: Judged) -> Finding:
                       _camel(reason), nvml_codes.heals(worst.code), nvml_codes.next_step(worst.code),
                       judged.missing)
     if judged.missing:
-        return _fails(f"{count}: {', '.join(judged.missing)} on PCI, absent from NVML", "GpuMissing",
+        where = "" if by_uuid else " on PCI,"
+        return _fails(f"{count}: {', '.join(judged.missing)}{where} absent from NVML", "GpuMissing",
                       Heals.SOON, "dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L", judged.missing)
     if not judged.gpus:
         return _fails("NVML enumerates no GPU", "GpuMissing", Heals.SOON, "nvidia-smi -L")

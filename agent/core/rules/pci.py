@@ -36,7 +36,10 @@ def sort_out(scene: Scene, settings: Settings) -> SortedGpus:
         else:
             unbound.append(gpu.bus_id)
     if scene.is_container:
-        bound, unbound = _given_to_this_container(scene, bound), []
+        given = _given_to_this_container(scene, bound)
+        if bound and not given and not settings.expected_gpus:
+            return SortedGpus(Scope.NONE, f"none of the host's {len(bound)} GPUs was given to this container node")
+        bound, unbound = given, []
     scope, because = _scope(scene, settings, len(bound) + len(unbound), elsewhere)
     return SortedGpus(scope, because, tuple(sorted(bound)), tuple(sorted(unbound)), tuple(sorted(elsewhere)))
 
