@@ -22,8 +22,9 @@ FOLDERS = """
 APPLETS = "sh cat ls sleep test stat readlink mknod kill ps grep touch rm mkdir id env true false"
 WHEN = "2026-01-01T00:00:00Z"
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# busybox's sleep wakes for nothing; as PID 1 it ignores SIGTERM, so the runtime ends it with SIGKILL.
-COMMANDS = {"base": ["/bin/sh"], "pause": ["/bin/sleep", "2147483647"]}
+# As PID 1 a plain sleep would ignore SIGTERM and hold up each shutdown of the node for 90 s.
+PAUSE = "trap 'exit 0' TERM INT; while :; do sleep 86400 & wait $!; done"
+COMMANDS = {"base": ["/bin/sh"], "pause": ["/bin/sh", "-c", PAUSE]}
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes | None, mode: int, link: str = "") -> None:

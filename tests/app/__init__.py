@@ -1,0 +1,1 @@
+"""The program's faces: configuration, verbs, HTTP, the wait and the probe."""

@@ -1,0 +1,163 @@
+"""`gpu-gate wait`: it always ends, and always with success."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from .sandbox import Node, ended
+
+GPU = "0000:07:00.0"
+
+
+def boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def mark(node: Node, name: str) -> dict[str, object]:
+    found = json.loads((node.run / name).read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def is_over(node: Node, settings: str = "") -> None:
+    """This boot began to wait longer ago than the deadline."""
+    node.conf(f"[Gate]\nDeadlineSec=1s\n{settings}")
+    (node.run / "waiting").write_text(json.dumps({"reason": "x", "at": boottime() - 2.5}))
+
+
+@pytest.mark.parametrize("functions", [
+    [], [("0000:00:1f.2", "0x8086", "0x010601")], [("0000:07:00.1", "0x10de", "0x040300")],
+    [("0000:05:00.0", "0x10de", "0x068000")], [("0000:00:02.0", "0x8086", "0x030000")],
+], ids=["empty bus", "a disk", "NVIDIA sound", "NVSwitch", "another's GPU"])
+def test_a_host_without_an_nvidia_gpu_answers_by_itself(node: Node, functions: list[tuple[str, str, str]]) -> None:
+    for function in functions:
+        node.pci(*function)
+    done = node.gpu_gate("wait")
+    assert done.returncode == 0
+    assert "no NVIDIA GPU on the PCI bus" in done.stderr
+    assert mark(node, "released")["reason"] == "no NVIDIA GPU on the PCI bus"
+
+
+def test_no_pci_bus_at_all(node: Node) -> None:
+    for folder in ("bus/pci/devices", "bus/pci"):
+        (node.folder / folder).rmdir()
+    assert node.gpu_gate("wait").returncode == 0
+
+
+def test_a_mark_that_is_there_already(node: Node) -> None:
+    node.pci(GPU)
+    (node.run / "released").write_text('{"reason": "NVML is stable", "at": 1}')
+    done = node.gpu_gate("wait")
+    assert (done.returncode, "NVML is stable" in done.stderr) == (0, True)
+    assert not (node.run / "waiting").exists()
+
+
+@pytest.mark.parametrize("content", ["", "by hand", "\0\0", '{"reason": 7}', '{"at": "x"}'])
+def test_any_file_is_a_mark(node: Node, content: str) -> None:
+    node.pci(GPU)
+    (node.run / "released").write_text(content)
+    assert node.gpu_gate("wait").returncode == 0
+
+
+def test_the_mark_appears_while_it_waits(node: Node) -> None:
+    node.pci(GPU)
+    child = node.start("wait")
+    assert child.stderr is not None
+    first = child.stderr.readline()
+    assert "waiting for the GPUs" in first and "systemctl stop gpu-gate.target" in first
+    assert child.poll() is None
+    (node.run / "released").write_text('{"reason": "NVML is stable", "at": 1}')
+    done = ended(child)
+    assert (done.returncode, "NVML is stable" in done.stderr) == (0, True)
+
+
+def test_the_deadline_with_no_agent_anywhere(node: Node) -> None:
+    node.pci(GPU)
+    is_over(node)
+    done = node.gpu_gate("wait")
+    assert done.returncode == 0
+    assert "the deadline is over; the agent does not answer" in done.stderr
+    assert "systemctl status gpu-gate" in str(mark(node, "released")["reason"])
+
+
+def test_the_deadline_is_not_begun_anew_by_a_second_start(node: Node) -> None:
+    node.pci(GPU)
+    is_over(node)
+    before = mark(node, "waiting")
+    assert node.gpu_gate("wait").returncode == 0
+    assert mark(node, "waiting") == before
+
+
+def test_a_start_that_is_still_to_come_is_not_believed(node: Node) -> None:
+    node.conf("[Gate]\nDeadlineSec=1s\n")
+    node.pci(GPU)
+    (node.run / "waiting").write_text(json.dumps({"reason": "x", "at": 1e12}))
+    assert node.gpu_gate("wait").returncode == 0
+    assert abs(float(str(mark(node, "waiting")["at"])) - boottime()) < 60
+
+
+def test_a_control_plane_waits_shorter(node: Node) -> None:
+    node.pci(GPU)
+    is_over(node)
+    node.conf("[Gate]\nControlPlaneDeadlineSec=1s\n")
+    manifests = node.folder / "etc/kubernetes/manifests"
+    manifests.mkdir(parents=True)
+    (manifests / "kube-apiserver.yaml").touch()
+    assert node.gpu_gate("wait").returncode == 0
+
+
+def test_the_owner_expects_gpus_where_the_bus_shows_none(node: Node) -> None:
+    is_over(node, "ExpectedGPUs=8\n")
+    done = node.gpu_gate("wait")
+    assert (done.returncode, "the deadline is over" in done.stderr) == (0, True)
+
+
+@pytest.mark.parametrize("answer", [
+    b"HTTP/1.1 503 Service Unavailable\r\n\r\nNVML said 999\n", b"", b"junk", b"HTTP/1.1 \xff\xff", b"HTTP/1.1 200"])
+def test_an_agent_that_answers_something_at_the_deadline(node: Node, answer: bytes) -> None:
+    node.pci(GPU)
+    is_over(node)
+    with socket.socket(socket.AF_UNIX) as server:
+        here = os.open(node.run, os.O_PATH)
+        server.bind(f"/proc/self/fd/{here}/agent.sock")  # the folder's own path may be too long for a socket
+        os.close(here)
+        server.listen()
+        threading.Thread(target=reply, args=(server, answer), daemon=True).start()
+        done = node.gpu_gate("wait")
+    assert done.returncode == 0
+    assert ("NVML said 999" in done.stderr) is (b"999" in answer)
+
+
+def reply(server: socket.socket, answer: bytes) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(answer)
+
+
+def test_a_run_folder_that_takes_no_mark(node: Node) -> None:
+    node.pci(GPU)
+    is_over(node)
+    (node.run / "released.wait").mkdir()
+    done = node.gpu_gate("wait")
+    assert done.returncode == 0
+    assert "/run/gpu-gate/released could not be written" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["[Gate]\nDeadlineSec=for ever\n", "\0\xff", "[Gate\nx", "DeadlineSec=1s"])
+def test_a_broken_configuration_holds_nobody(node: Node, text: str) -> None:
+    node.conf(text)
+    assert node.gpu_gate("wait").returncode == 0
+
+
+def test_nothing_but_marks_is_left(node: Node) -> None:
+    node.pci(GPU)
+    is_over(node)
+    node.gpu_gate("wait")
+    assert sorted(p.name for p in node.run.iterdir()) == ["released", "waiting"]
