@@ -82,12 +82,12 @@ def sandbox_of(message: Any) -> Sandbox:
     """Of a runtime.v1 PodSandbox."""
     meta = message.metadata
     return Sandbox(message.id, meta.name, meta.namespace, meta.uid, meta.attempt, message.state == _READY,
-                   _seconds(message.created_at), dict(message.labels), dict(message.annotations))
+                   _seconds(message.created_at), _map(message.labels), _map(message.annotations))
 
 
 def container_of(message: Any) -> Container:
     """Of a runtime.v1 Container."""
-    meta, labels = message.metadata, dict(message.labels)
+    meta, labels = message.metadata, _map(message.labels)
     name = meta.name or labels.get("io.kubernetes.container.name", "")
     return Container(message.id, message.pod_sandbox_id, name, meta.attempt, message.image.image or message.image_ref,
                      _STATES.get(message.state, ContainerState.UNKNOWN), _seconds(message.created_at), labels)
@@ -118,6 +118,11 @@ def info_of(info: Any) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _map(found: Any) -> dict[str, str]:
+    """Sorted: protobuf's maps have no order, and two tapes of one answer should be the same."""
+    return dict(sorted(found.items()))
 
 
 def _seconds(nanoseconds: int) -> float:
