@@ -217,6 +217,12 @@ def _kubelet_unit(value: str) -> str:
     return value
 
 
+def _unit(value: str) -> str:
+    if not _UNIT_NAME.fullmatch(value):
+        raise ValueError("a unit's full name, such as nvidia-device-plugin.service")
+    return value
+
+
 def _listen(value: str) -> str:
     found = _LISTEN.fullmatch(value)
     if not found or not 0 < int(found.group(2)) < 65536:
@@ -242,6 +248,16 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "resources": _patterns,
     "pod_resources_socket": _absolute,
     "device_plugins_dir": _absolute,
+    "runtime_socket": _absolute,
+    "plugin_containers": _patterns,
+    "plugin_images": _patterns,
+    "plugin_unit": _unit,
+    "repair": _one_of("yes", "report"),
+    "repair_partial": _yes,
+    "register_within_s": _span(1, 3600),
+    "verify_within_s": _span(5, 3600),
+    "repairs_per_hour": _count,
+    "repairs_per_boot": _count,
     "listen": _listen,
     "heartbeat_s": _span(1, 3600),
     "revalidate_s": _span(1, 600),
