@@ -17,7 +17,7 @@ from ..model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
 from ..wire.bus import SystemdBus
 from ..wire.dbus import BusError
 from ..wire.rpc import RpcError, get_allocatable
-from . import cri
+from . import access, cri
 from .probes import Probes, boottime
 
 FOLDER_LIMIT = 4096
@@ -177,7 +177,7 @@ class LiveHost:
             return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
 
     async def access(self, pid: int, path: str) -> Reading[Access]:
-        return Refusal(Why.NOT_ASKED, f"whether {pid} may open {path}: there is no way to ask yet")
+        return await access.ask(pid, path)
 
     async def trouble(self) -> tuple[str, ...]:
         problems = (getattr(source, "problem", None) for source in self.sources)
