@@ -127,7 +127,7 @@ def _map(found: Any) -> dict[str, str]:
 
 def _seconds(nanoseconds: int) -> float:
     """0 where it has not happened: CRI says 0, or a time before 1970 (Go's zero time)."""
-    return max(nanoseconds, 0) / 1e9
+    return max(nanoseconds, 0) / 1_000_000_000
 
 
 def _image(status: Any, info: dict[str, Any]) -> str:
