@@ -17,8 +17,9 @@ test: set-up-test ## every test but those that want a real GPU; ARGS="-k name" f
 	@tests/node/tree.py bookworm trixie
 	@.venv/bin/pytest -m "not gpu" --timeout=300 $(ARGS)
 
-lint: set-up-test ## ruff, mypy, shellcheck, lintian
-	@CI=true .venv/bin/pytest -q tests/test_linters.py tests/tools/test_lint.py $(ARGS)
+lint: set-up-test ## ruff on the whole tree, mypy, shellcheck, systemd-analyze verify, lintian
+	@.venv/bin/ruff check --quiet .
+	@CI=true .venv/bin/pytest -q tests/test_linters.py tests/test_units.py tests/test_package.py $(ARGS)
 
 bench: set-up-test ## what it costs, beside a polling loop and a fixed sleep
 	@tests/node/tree.py bookworm

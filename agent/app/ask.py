@@ -38,9 +38,10 @@ def status(within_s: float = 2.0, listen: str = "") -> dict[str, Any]:
         found = json.loads(body)
     except ValueError as exc:
         raise NoAgent(f"the agent answered {code} with something else than JSON") from exc
-    if code != 200 or not isinstance(found, dict):
-        raise NoAgent(f"the agent answered {code}")
-    return found
+    gate = found.get("gate") if isinstance(found, dict) else None
+    if code != 200 or not isinstance(gate, dict) or not {"ready", "released_why", "deadline_in_s"} <= gate.keys():
+        raise NoAgent("the agent does not answer there, something else does: ss -ltnp; systemctl status gpu-gate")
+    return dict(found)
 
 
 def _sentence(exc: OSError) -> str:

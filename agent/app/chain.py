@@ -35,12 +35,17 @@ def chain(findings: Sequence[dict[str, Any]], colour: bool = False) -> list[str]
     return lines
 
 
+def printable(text: str) -> str:
+    """Text that may have come from anywhere (a bundle, a file's name), safe on a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text).encode("utf-8", "replace").decode()
+
+
 def _wrapped(head: str, text: str, indent: int) -> list[str]:
-    parts = textwrap.wrap(text, _WIDTH - indent, break_long_words=False, break_on_hyphens=False) or [""]
+    parts = textwrap.wrap(printable(text), _WIDTH - indent, break_long_words=False, break_on_hyphens=False) or [""]
     return [head + parts[0], *(" " * indent + part for part in parts[1:])]
 
 
 def verdict_line(gate: dict[str, Any]) -> str:
     """One line: may GPU work start here?"""
     phase, why = gate.get("phase", "?"), gate.get("ready_why") or gate.get("why", "")
-    return f"{'READY' if gate.get('ready') else 'NOT READY'} ({phase}): {why}"
+    return printable(f"{'READY' if gate.get('ready') else 'NOT READY'} ({phase}): {why}")

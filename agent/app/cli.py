@@ -106,7 +106,7 @@ def _daemon(config: configuration.Config, verbose: bool) -> int:
 
 def _status(config: configuration.Config, as_json: bool) -> int:
     from . import ask
-    from .chain import chain, verdict_line
+    from .chain import chain, printable, verdict_line
 
     try:
         status = ask.status(listen=config.settings.listen)
@@ -119,10 +119,10 @@ def _status(config: configuration.Config, as_json: bool) -> int:
     else:
         released = gate["released_why"] or f"no, {gate['deadline_in_s']:.0f} s to the deadline"
         print(verdict_line(gate))
-        print(f"kubelet released: {released}\n")
+        print(printable(f"kubelet released: {released}") + "\n")
         print("\n".join(chain(status["findings"], sys.stdout.isatty())))
         for sentence in status["trouble"] + status["config_problems"]:
-            print(f"note: {sentence}")
+            print(printable(f"note: {sentence}"))
     return 0 if gate["ready"] else 1
 
 

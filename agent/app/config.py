@@ -18,6 +18,9 @@ from ..model.settings import Settings
 
 MAIN = "etc/gpu-gate/gpu-gate.conf"
 WATCHDOG_S = 90.0
+FILE_BYTES = 1 << 20
+PROBLEMS = 100
+"""So many are named."""
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|seconds|second|sec|s|minutes|minute|min|m|hours|hour|hr|h|)\s*")
 _UNITS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _GPU_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -51,37 +54,56 @@ class Config:
 
 def load(root: str = "/", last_good: Settings | None = None) -> Config:
     """Read the configuration. Never raises: what cannot be used is a problem, and the last good value stays."""
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    problems: list[Problem] = []
-    for path in _files(Path(root)):
+    reading = _Reading()
+    files, hidden = _files(Path(root))
+    if hidden:
+        reading.problem("/" + MAIN, f"could not be looked for ({hidden})", True)
+    for path in files:
         shown = "/" + str(path.relative_to(root))
         try:
-            text = path.read_bytes()[: 1 << 20].decode("utf-8", "replace")
+            with path.open("rb") as file:
+                data = file.read(FILE_BYTES + 1)
         except OSError as exc:
-            problems.append(Problem(shown, f"could not be read ({exc.strerror}); its lines are not in force", True))
+            reading.problem(shown, f"could not be read ({exc.strerror}); its lines are not in force", True)
+            reading.is_whole = False
             continue
-        _read(text, shown, values, origins, problems)
-    base = last_good or Settings()
-    bad = {p.where for p in problems if p.is_error}
-    kept = Settings() if last_good is None else replace(
-        Settings(), **{n: getattr(base, n) for n in _NAMES if origins.get(n) in bad})
-    settings = replace(kept, **values)
-    settings, more = _contradictions(settings, origins)
-    return Config(settings, origins, tuple(problems + more))
+        if len(data) > FILE_BYTES:
+            reading.problem(shown, f"is larger than {FILE_BYTES >> 20} MiB: the rest is not read", True)
+        _read(data[:FILE_BYTES].decode("utf-8-sig", "replace"), shown, reading)
+    good = last_good or Settings()
+    kept = {n: getattr(good, n) for n in _NAMES if n in reading.rejected or not reading.is_whole}
+    settings, more = _contradictions(replace(Settings(), **{**kept, **reading.values}), reading.origins)
+    return Config(settings, reading.origins, tuple(reading.problems[:PROBLEMS] + more))
 
 
-def _files(root: Path) -> list[Path]:
+@dataclass(slots=True)
+class _Reading:
+    """What has been read so far."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    rejected: set[str] = field(default_factory=set)
+    problems: list[Problem] = field(default_factory=list)
+    is_whole: bool = True
+
+    def problem(self, where: str, sentence: str, is_error: bool) -> None:
+        if len(self.problems) < PROBLEMS:
+            self.problems.append(Problem(where, sentence, is_error))
+        elif len(self.problems) == PROBLEMS:
+            self.problems[-1] = Problem(where, "and more of the kind: is that a configuration file?", True)
+
+
+def _files(root: Path) -> tuple[list[Path], str]:
+    """The files there are, and why some could not be looked for."""
     main = root / MAIN
     try:
         dropins = sorted((root / (MAIN + ".d")).glob("*.conf"))
-    except OSError:
-        dropins = []
-    return [path for path in (main, *dropins) if path.is_file()]
+        return [path for path in (main, *dropins) if path.is_file()], ""
+    except OSError as exc:
+        return [], exc.strerror or str(exc)
 
 
-def _read(text: str, shown: str, values: dict[str, Any], origins: dict[str, str],
-          problems: list[Problem]) -> None:
+def _read(text: str, shown: str, reading: _Reading) -> None:
     section = ""
     for number, raw in enumerate(text.splitlines(), 1):
         line, where = raw.strip(), f"{shown}:{number}"
@@ -90,27 +112,30 @@ def _read(text: str, shown: str, values: dict[str, Any], origins: dict[str, str]
         if line.startswith("[") and line.endswith("]"):
             section = line[1:-1]
             if section not in _SECTIONS:
-                problems.append(Problem(where, f"unknown section [{section}]; known: "
-                                        + ", ".join(f"[{s}]" for s in _SECTIONS), False))
+                reading.problem(where, f"unknown section [{section}]; known: "
+                                + ", ".join(f"[{s}]" for s in _SECTIONS), False)
             continue
         key, equals, value = (part.strip() for part in line.partition("="))
         name = _KEYS.get((section, key))
         if not equals:
-            problems.append(Problem(where, f"{line[:40]!r} is no Key=Value", True))
+            reading.problem(where, f"{line[:40]!r} is no Key=Value", True)
         elif name is None:
-            problems.append(Problem(where, _unknown(section, key), False))
+            reading.problem(where, _unknown(section, key), False)
         else:
-            _take(name, value, where, values, origins, problems)
+            _take(name, value, where, reading)
 
 
-def _take(name: str, value: str, where: str, values: dict[str, Any], origins: dict[str, str],
-          problems: list[Problem]) -> None:
-    origins[name] = where
+def _take(name: str, value: str, where: str, reading: _Reading) -> None:
     try:
-        values[name] = _DEFAULTS[name] if value == "" else _PARSERS[name](value)
+        reading.values[name] = _EMPTY.get(name, _DEFAULTS[name]) if value == "" else _PARSERS[name](value)
     except ValueError as exc:
-        values.pop(name, None)
-        problems.append(Problem(where, f"{_spelled(name)}={value[:60]}: {exc}", True))
+        reading.values.pop(name, None)
+        reading.origins.pop(name, None)
+        reading.rejected.add(name)
+        reading.problem(where, f"{_spelled(name)}={value[:60]}: {exc}", True)
+    else:
+        reading.origins[name] = where
+        reading.rejected.discard(name)
 
 
 def _unknown(section: str, key: str) -> str:
@@ -263,6 +288,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "revalidate_s": _span(1, 600),
 }
 _DEFAULTS = {f.name: f.default for f in fields(Settings)}
+_EMPTY: dict[str, Any] = {"listen": ""}
+"""What an empty value means where it is not the default."""
 _NAMES = tuple(_DEFAULTS)
 _KEYS = {(f.metadata["section"], f.metadata["key"]): f.name for f in fields(Settings)}
 _SECTIONS = tuple(dict.fromkeys(section for section, _ in _KEYS))

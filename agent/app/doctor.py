@@ -24,7 +24,7 @@ from ..node.probes import Probes, boottime
 from ..node.tape import Recorder, Replay
 from ..wire.bus import SystemdBus
 from . import ask
-from .chain import chain
+from .chain import chain, printable
 
 CONNECT_S = 2.0
 
@@ -110,7 +110,7 @@ def _text(diagnosis: Diagnosis) -> list[str]:
         line = f"Nothing is seen broken, but {unknown.condition} is unknown: {unknown.because}"
     else:
         line = "Every link that was asked holds."
-    return [line, "", *chain([encode(f) for f in diagnosis.findings], sys.stdout.isatty())]
+    return [printable(line), "", *chain([encode(f) for f in diagnosis.findings], sys.stdout.isatty())]
 
 
 def _first_unknown(diagnosis: Diagnosis) -> Any:

@@ -31,7 +31,7 @@ AGREE = 2
 def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
     """Judge what was seen, move, and say what is to be done."""
     moved = _count(_forget(gate, diagnosis, now), diagnosis, now, settings)
-    moved = replace(moved, deadline_at=_deadline(moved, diagnosis, settings))
+    moved = replace(moved, deadline_at=_deadline(moved, diagnosis, now, settings))
     phase, why, reason = _phase(moved, diagnosis, settings, now)
     moved, mended = _mend(moved, diagnosis, phase, now, settings)
     phase, why, reason = _with_mend(moved, phase, why, reason)
@@ -130,9 +130,11 @@ def _backoff(settings: Settings, failures: int, failing_for_s: float, hung: bool
     return min(MAX_BACKOFF_S, max(settings.stable_interval_s, late / 4))
 
 
-def _deadline(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
-    """When the kubelet starts whatever is known; counted from the wait unit's start, or from ours."""
-    origin = diagnosis.waiting_since if diagnosis.waiting_since is not None else gate.started_at
+def _deadline(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
+    """When the kubelet starts whatever is known; counted from the wait unit's start, or from ours. A mark that
+    does not lie in the past is none: it must not hold anybody longer."""
+    waiting = diagnosis.waiting_since
+    origin = waiting if waiting is not None and 0.0 < waiting <= now else gate.started_at
     return origin + hold_limit_s(settings, diagnosis.control_plane)
 
 
@@ -141,9 +143,10 @@ def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> 
     if diagnosis.scope is Scope.NONE:
         return Phase.NOT_APPLICABLE, diagnosis.scope_because, "NoGpuForContainers"
     if not diagnosis.may_probe:
-        broken = diagnosis.first_broken()
-        return (Phase.WAITING, broken.because if broken else diagnosis.scope_because,
-                broken.reason if broken else "DriverUnknown")
+        first = next((f for f in diagnosis.findings if f.link <= 2 and f.blocks
+                      and f.verdict is not Verdict.HOLDS), None)
+        return (Phase.WAITING, first.because if first else diagnosis.scope_because,
+                first.reason if first else "DriverUnknown")
     earlier = next((f for f in diagnosis.findings
                     if f.link == 1 and f.blocks and f.verdict is not Verdict.HOLDS), None)
     if earlier and gate.hopeless < AGREE:
@@ -155,7 +158,7 @@ def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> 
     if gate.good >= settings.stable_probes:
         disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
         nodes = next((f for f in diagnosis.findings if f.link == 3 and f.blocks
-                      and f.verdict is Verdict.FAILS), None)
+                      and f.verdict is not Verdict.HOLDS), None)
         if nodes:
             return Phase.WAITING, nodes.because, nodes.reason
         if nvml and nvml.verdict is Verdict.FAILS:

@@ -125,7 +125,9 @@ async def _pci(host: Host) -> Reading[tuple[PciFunction, ...]]:
         if vendor.value == NVIDIA_VENDOR:
             function = await _pci_function(host, entry.name)
             if isinstance(function, Refusal):
-                return function
+                # A function that goes away while it is read is not a host without a PCI bus.
+                why = Why.FAILED if function.is_missing else function.why
+                return Refusal(why, f"{PCI}/{entry.name} could not be read whole: {function.detail}")
             functions.append(function)
     return Seen(tuple(functions), folder.at)
 

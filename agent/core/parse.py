@@ -9,9 +9,11 @@ from typing import Any
 from ..model.mark import Mark
 
 _KERNEL_MODULE = re.compile(r"Kernel Module\b.*?\s(\d{3,4}(?:\.\d+){1,2})\b")
-_MODULE_FILE = re.compile(r"^(\S*/nvidia(?:-current|-tesla[\w.-]*|-legacy[\w.-]*)?\.ko(?:\.(?:gz|xz|zst))?):", re.M)
+# nvidia.ko; nvidia-current.ko, nvidia-current-open.ko, nvidia-tesla-535.ko (Debian); not its relatives.
+_MODULE_FILE = re.compile(
+    r"^(?!\S*-(?:uvm|modeset|drm|peermem|vgpu-vfio)\.ko)"
+    r"(\S*/nvidia(?:-(?:current|open|tesla|legacy)[\w.-]*)?\.ko(?:\.(?:gz|xz|zst))?):", re.M)
 _BUS_ID = re.compile(r"^([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])$")
-_DEVICE_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.M)
 
 
 def text(data: bytes) -> str:
@@ -51,7 +53,7 @@ def majors(data: bytes) -> dict[str, int]:
         if line.startswith("Block devices"):
             break
         number, _, name = line.strip().partition(" ")
-        if number.isdigit() and name:
+        if number.isascii() and number.isdecimal() and len(number) < 10 and name:
             found[name.strip()] = int(number)
     return found
 
@@ -60,12 +62,6 @@ def module_file(modules_dep: bytes) -> str | None:
     """The nvidia module's file in modules.dep, under any of the distributions' names for it."""
     found = _MODULE_FILE.search(modules_dep.decode("utf-8", "replace"))
     return found.group(1) if found else None
-
-
-def device_minor(information: bytes) -> int | None:
-    """N of /dev/nvidiaN, from /proc/driver/nvidia/gpus/<bus id>/information."""
-    found = _DEVICE_MINOR.search(information.decode("utf-8", "replace"))
-    return int(found.group(1)) if found else None
 
 
 def json_object(data: bytes) -> dict[str, Any] | None:
@@ -83,8 +79,16 @@ def mark(data: bytes) -> Mark | None:
     found = json_object(data)
     if found is None:
         return Mark(text(data)[:200], 0.0)
-    reason, at = found.get("reason"), found.get("at")
-    return Mark(str(reason or "no reason given")[:200], float(at) if isinstance(at, (int, float)) else 0.0)
+    return Mark(str(found.get("reason") or "no reason given")[:200], number(found.get("at")))
+
+
+def number(value: object) -> float:
+    """A finite number, 0.0 in the place of anything else: JSON may hold NaN, 1e999 and integers of 400 digits."""
+    try:
+        found = float(value) if isinstance(value, (int, float)) else 0.0
+    except OverflowError:
+        return 0.0
+    return found if found - found == 0.0 else 0.0
 
 
 def checkpoint(data: bytes) -> dict[str, int] | None:

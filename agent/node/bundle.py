@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,11 @@ LIMIT_BYTES = 64 << 20
 
 def write(tape: Tape, folder: Path, beside: dict[str, bytes] | None = None) -> None:
     """Write the bundle, and files `beside` the tape; BundleError, and nothing left behind, where that fails."""
-    if folder.exists():
+    try:
+        is_there = folder.exists()
+    except OSError as exc:
+        raise BundleError(f"{str(folder)[:80]} is no name for a folder ({exc.strerror})") from exc
+    if is_there:
         raise BundleError(f"{folder} is there already: name a folder that is not")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -90,8 +95,9 @@ def _bytes(folder: Path, name: str, left: int) -> bytes:
 
 def _json(path: Path) -> Any:
     try:
-        if path.stat().st_size > LIMIT_BYTES:
-            raise BundleError(f"{path} is larger than {LIMIT_BYTES >> 20} MiB")
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LIMIT_BYTES:
+            raise BundleError(f"{path} is no plain file, or larger than {LIMIT_BYTES >> 20} MiB")
         return json.loads(path.read_bytes())
     except OSError as exc:
         raise BundleError(f"{path} could not be read ({exc.strerror}): is that an evidence bundle?") from exc

@@ -94,6 +94,7 @@ def _decode_plain(target: Any, data: Any) -> Any:
             raise BundleError("bytes that are no base64") from exc
     if target is float:
         _want(isinstance(data, (int, float)) and not isinstance(data, bool), "a number", data)
+        _want(abs(data) < 1e18, "a finite number", data)
         return float(data)
     _want(type(data) is target, f"a {target.__name__}", data)
     return data

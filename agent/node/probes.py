@@ -176,7 +176,7 @@ def report_of(line: bytes, number: int, started_at: float, ended_at: float) -> P
             number, started_at, ended_at, ProbeEnd.ERROR if whole else ProbeEnd.ANSWERED, gpus, errors,
             tuple(_bus_id(b) for b in said["excluded"]), str(said["driver_version"]),
             str(said["library_version"]), str(said["library"]))
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError, OverflowError) as exc:
         return ProbeReport(number, started_at, ended_at, ProbeEnd.BROKEN,
                            detail=f"the probe's line lacks a part: {exc!r}")
 

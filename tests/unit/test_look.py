@@ -19,7 +19,6 @@ from agent.model.settings import Settings
 
 from .scenes import DEFAULTS, DENIED, MISSING, NOW, TIMED_OUT, report, seen, unit
 
-BUG = pytest.mark.xfail
 GPU, DISK = "0000:07:00.0", "0000:00:1f.2"
 VERSION = b"NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n"
 MACHINE = "0123456789abcdef"
@@ -163,7 +162,6 @@ def test_a_function_that_is_gone_before_it_tells_its_vendor_is_gone() -> None:
     assert value(looked(node(**{f"{PCI}/{GPU}/vendor": MISSING})).pci) == ()
 
 
-@BUG(reason="the whole bus then counts as missing: not applicable, released and ready")
 @pytest.mark.parametrize("part", ["class", "driver"])
 def test_a_function_that_goes_while_it_is_read_is_not_a_host_without_a_pci_bus(part: str) -> None:
     scene = looked(node(**{f"{PCI}/{GPU}/{part}": MISSING}), allocatable=seen(()))

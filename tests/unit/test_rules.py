@@ -42,7 +42,6 @@ from .scenes import (
     unit,
 )
 
-BUG = pytest.mark.xfail
 HOLDS, FAILS, UNKNOWN = Verdict.HOLDS, Verdict.FAILS, Verdict.UNKNOWN
 KUBELET = unit("kubelet.service", since=50.0)
 
@@ -413,7 +412,6 @@ def test_diagnose_changes_nothing_and_repeats_itself() -> None:
     assert diagnose(one, DEFAULTS) == diagnose(replace(one), DEFAULTS)
 
 
-@BUG(reason="a node without GPUs is not ready: link 10 fails")
 @pytest.mark.parametrize("changes", [{"pci": seen(())}, {"pci": MISSING},
                                      {"pci": seen((function(BUSES[0], "vfio-pci"),))}])
 def test_a_host_without_a_gpu_is_not_asked_for_a_registration(changes: dict[str, Any]) -> None:
@@ -422,20 +420,17 @@ def test_a_host_without_a_gpu_is_not_asked_for_a_registration(changes: dict[str,
     assert diagnosis.first_broken() is None
 
 
-@BUG(reason="ExpectedGPUs=8 and no PCI bus is called ready")
 def test_the_owners_number_stands_against_a_host_without_a_pci_bus() -> None:
     diagnosis = diagnosed(Settings(expected_gpus=("8",)), pci=MISSING)
     assert diagnosis.scope is not Scope.NONE
 
 
-@BUG(reason="8 expected, 2 shown is called 2 of 3")
 @pytest.mark.parametrize(("number", "gpus", "says"), [("8", GPUS, "2 of 8"), ("1", (), "0 of 1")])
 def test_counts_are_out_of_the_owners_number(number: str, gpus: Any, says: str) -> None:
     found = finding(diagnosed(Settings(expected_gpus=(number,)), probe=probed(gpus=gpus)), "NvmlComplete")
     assert found.because.startswith(says)
 
 
-@BUG(reason="a dead GPU that still tells its bus id counts")
 def test_the_owners_number_overrules_a_dead_gpu_at_whatever_call_it_fails() -> None:
     """Whether NVML loses a GPU before or after it tells its bus id is chance."""
     for call, bus in (("nvmlDeviceGetHandleByIndex", ""), ("nvmlDeviceGetUUID", BUSES[1])):
@@ -443,6 +438,5 @@ def test_the_owners_number_overrules_a_dead_gpu_at_whatever_call_it_fails() -> N
         assert finding(diagnosis, "NvmlComplete").verdict is HOLDS, call
 
 
-@BUG(reason="NvmlNvml77")
 def test_a_code_without_a_name_has_a_readable_reason() -> None:
     assert finding(diagnosed(probe=failing(77)), "NvmlComplete").reason == "Nvml77"

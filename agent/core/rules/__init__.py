@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...model.finding import Diagnosis, Verdict
+from ...model.finding import Diagnosis, Scope, Verdict
 from ...model.reading import Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
@@ -13,7 +13,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     """What this scene means. The same for a live node, a tape and a simulated world."""
     gpus = pci.sort_out(scene, settings)
     judged = nvml.judge(scene, settings, gpus)
-    registered = kubelet.registered(scene, settings, judged)
+    registered = kubelet.registered(scene, settings, judged) if gpus.scope is not Scope.NONE else None
     short = registered is not None and registered.verdict is Verdict.FAILS
     fault = plugin.fault(scene, settings, short)
     findings = (

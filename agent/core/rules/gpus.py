@@ -37,6 +37,8 @@ class Judged:
 
     expected: tuple[str, ...]
     "bus ids"
+    wanted: int
+    "how many GPUs must be shown"
     gpus: tuple[Gpu, ...]
     "that NVML enumerated and that are for containers"
     missing: tuple[str, ...]

@@ -17,18 +17,24 @@ from .pci import expected_number
 def judge(scene: Scene, settings: Settings, gpus: SortedGpus) -> Judged:
     report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
     if report is None:
-        return Judged(gpus.candidates, (), gpus.candidates, (), "")
+        return Judged(gpus.candidates, _wanted(settings, gpus.candidates), (), gpus.candidates, (), "")
     elsewhere = {bus_id for bus_id, _ in gpus.elsewhere}
     expected = tuple(b for b in gpus.candidates if b not in report.excluded)
     shown = tuple(g for g in report.gpus if g.bus_id not in elsewhere)
     missing = _missing(settings, expected, shown)
-    errors = tuple(e for e in report.errors
-                   if e.index < 0 or (e.bus_id in expected if e.bus_id else bool(missing)))
+    # An error of one GPU counts where that leaves the set short: the owner may expect fewer than PCI shows.
+    errors = tuple(e for e in report.errors if e.index < 0 or missing)
     clean = report.end is ProbeEnd.ANSWERED and not missing and not errors and bool(shown)
     nodes = scene.nodes.value if isinstance(scene.nodes, Seen) else ()
     if clean and missing_nodes(scene, shown):
         clean = False
-    return Judged(expected, shown, missing, errors, _fingerprint(report, shown, nodes) if clean else "")
+    fingerprint = _fingerprint(report, shown, nodes) if clean else ""
+    return Judged(expected, _wanted(settings, expected), shown, missing, errors, fingerprint)
+
+
+def _wanted(settings: Settings, expected: tuple[str, ...]) -> int:
+    number = expected_number(settings)
+    return number if number is not None else len(settings.expected_gpus or expected)
 
 
 def _missing(settings: Settings, expected: tuple[str, ...], shown: tuple[Gpu, ...]) -> tuple[str, ...]:
@@ -84,9 +90,9 @@ def _complete(report: ProbeReport, judged: Judged) -> Finding:
     if report.end is ProbeEnd.BROKEN:
         return _fails(f"the probe failed: {report.detail}", "ProbeBroken", Heals.SOON, "gpu-gate probe")
     worst = _worst(judged.errors)
-    count = f"{len(judged.gpus)} of {len(judged.gpus) + len(judged.missing)}"
+    count = f"{len(judged.gpus)} of {judged.wanted}"
     if worst is not None:
-        reason = nvml_codes.CODES.get(worst.code, (f"NVML_{worst.code}",))[0]
+        reason = nvml_codes.CODES.get(worst.code, (f"NVML_ERROR_{worst.code}",))[0]
         where = f" for {worst.bus_id or f'index {worst.index}'}" if worst.index >= 0 else ""
         seen = f"{count}: " if worst.index >= 0 else ""
         lost = f"; missing {', '.join(judged.missing)}" if judged.missing and worst.index >= 0 else ""
@@ -99,7 +105,7 @@ def _complete(report: ProbeReport, judged: Judged) -> Finding:
     if not judged.gpus:
         return _fails("NVML enumerates no GPU", "GpuMissing", Heals.SOON, "nvidia-smi -L")
     return Finding(5, "NvmlComplete", Verdict.HOLDS,
-                   f"NVML enumerates {len(judged.gpus)} of {len(judged.gpus)} GPUs")
+                   f"NVML enumerates {len(judged.gpus)} of {judged.wanted} GPUs")
 
 
 def _camel(nvml_name: str) -> str:

@@ -20,7 +20,7 @@ def expected_number(settings: Settings) -> int | None:
 
 def sort_out(scene: Scene, settings: Settings) -> SortedGpus:
     if isinstance(scene.pci, Refusal):
-        if scene.pci.is_missing:
+        if scene.pci.is_missing and not settings.expected_gpus:
             return SortedGpus(Scope.NONE, "this host has no PCI bus")
         return SortedGpus(Scope.UNKNOWN, f"the PCI bus could not be read ({scene.pci})")
     excluded = {parse.bus_id(b) or b for b in settings.exclude_gpus}
@@ -81,7 +81,7 @@ def _scope(scene: Scene, settings: Settings, candidates: int,
 
 
 def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Finding, ...]:
-    if isinstance(scene.pci, Refusal) and not scene.pci.is_missing:
+    if isinstance(scene.pci, Refusal) and gpus.scope is not Scope.NONE:
         return (Finding(1, "GpusOnPci", Verdict.UNKNOWN, gpus.because, "PciUnreadable",
                         missing=("/sys/bus/pci/devices",), next_step="lspci -d 10de:"),)
     found = [_on_pci(settings, gpus)]

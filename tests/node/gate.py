@@ -1,0 +1,182 @@
+"""What the tests of the gate ask of a node, in few words: its status, its kubelet, its plugin, and a fresh start.
+
+start_over() makes a running node forget that it was released and asks for the kubelet's start again, as its boot
+did: many gate stories fit into one boot that way. Stories about the boot itself boot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from nspawn import Node
+from remains import poll
+
+PLUGIN = "nvidia-device-plugin-ctr"
+MANIFEST = "/etc/kubernetes/manifests/nvidia-device-plugin.yaml"
+CONF = "/etc/gpu-gate/gpu-gate.conf.d/90-test.conf"
+QUICK = "[Gate]\nStableIntervalSec=0.2s\n"
+"""Three good probes within a second; for stories whose length is not the point."""
+SOCKETS = "/var/lib/kubelet/device-plugins"
+BUS_IDS = [f"0000:{bus}:00.0" for bus in ("07", "0f", "47", "4e", "87", "90", "b7", "bd")]
+
+
+def until(condition: Callable[[], Any], what: Callable[[], Any] | str, timeout: float = 20.0) -> None:
+    """Until the condition holds; in vain, say `what` instead (a function: what it answers then)."""
+    if not poll(condition, timeout, 0.1):
+        raise AssertionError(f"in vain for {timeout:g} s: {what() if callable(what) else what}")
+
+
+# --- the agent
+
+
+def status(node: Node) -> dict[str, Any]:
+    """The agent's /status, over its socket; {} where no agent answers."""
+    words = ["curl", "-sS", "-m", "3", "--unix-socket", "/run/gpu-gate/agent.sock", "http://localhost/status"]
+    said = node.run(words, check=False).stdout
+    return json.loads(said) if said.startswith("{") else {}
+
+
+def gate(node: Node) -> dict[str, Any]:
+    return status(node).get("gate", {})
+
+
+def readyz(node: Node) -> tuple[int, str]:
+    said = node.run(["curl", "-s", "-m", "3", "-w", "\n%{http_code}", "http://127.0.0.1:9477/readyz"], check=False)
+    body, _, code = said.stdout.rpartition("\n")
+    return int(code or 0), body.strip()
+
+
+def wait_phase(node: Node, *phases: str, timeout: float = 20.0) -> None:
+    until(lambda: gate(node).get("phase") in phases, lambda: f"{phases}, but {status(node)}", timeout)
+
+
+def wait_ready(node: Node, timeout: float = 25.0) -> None:
+    def settled() -> bool:
+        now = gate(node)
+        return bool(now.get("phase") == "OPEN" and now["ready"])
+
+    until(settled, lambda: f"OPEN and ready, but {gate(node)}", timeout)
+
+
+def wait_why(node: Node, part: str, timeout: float = 20.0) -> str:
+    """Until the agent says this about readiness; what it says."""
+    until(lambda: part in gate(node).get("ready_why", ""), lambda: f"“{part}”, but {gate(node)}", timeout)
+    return str(gate(node)["ready_why"])
+
+
+def agent_pid(node: Node) -> str:
+    return node.show("gpu-gate.service", "MainPID")
+
+
+def released(node: Node) -> dict[str, Any]:
+    """The mark; {} where there is none, {"reason": text} where a person or a unit wrote it."""
+    said = node.run("cat /run/gpu-gate/released", check=False)
+    if said.returncode:
+        return {}
+    return json.loads(said.stdout) if said.stdout.startswith("{") else {"reason": said.stdout.strip()}
+
+
+def said(node: Node, *words: str) -> str:
+    """What gpu-gate's agent wrote to the journal in this boot."""
+    return node.journal("-u", "gpu-gate.service", "-t", "gpu-gate", "-o", "cat", *words)
+
+
+# --- the kubelet and its plugin
+
+
+def kubelet_start(node: Node) -> str:
+    """The InvocationID of the running kubelet."""
+    assert node.is_active("kubelet.service"), "the kubelet does not run"
+    return node.show("kubelet.service", "InvocationID")
+
+
+def is_held(node: Node) -> bool:
+    wait, kubelet = (node.show(f"{unit}.service", "ActiveState") for unit in ("gpu-gate-wait", "kubelet"))
+    return (wait, kubelet) == ("activating", "inactive")
+
+
+def wait_held(node: Node) -> None:
+    """Until the kubelet's start is asked for and held, and the agent is up."""
+    until(lambda: is_held(node) and status(node), lambda: f"held; {status(node)}")
+
+
+def wait_kubelet(node: Node, timeout: float = 20.0) -> None:
+    until(lambda: node.is_active("kubelet.service"), lambda: f"the kubelet; {gate(node)} {released(node)}", timeout)
+
+
+def kubelet_state(node: Node) -> dict[str, Any]:
+    """What the stand-in kubelet would tell the API server."""
+    return json.loads(node.run("simgpu node", check=False).stdout or "{}")
+
+
+def allocatable(node: Node) -> int | None:
+    return kubelet_state(node).get("allocatable", {}).get("nvidia.com/gpu")
+
+
+def plugins(node: Node) -> list[dict[str, Any]]:
+    """The plugin's containers, dead ones too."""
+    rows = [json.loads(line) for line in node.run("simcri ps -a").stdout.splitlines()]
+    return [row for row in rows if row["name"] == PLUGIN]
+
+
+def plugin_hup(node: Node) -> None:
+    node.run(["kill", "-HUP", str(json.loads(node.run(["simcri", "inspect", PLUGIN]).stdout)["info"]["pid"])])
+
+
+# --- time and tries
+
+
+def uptime(node: Node) -> float:
+    """Boottime, seconds: the clock of the marks and of NVML's call log."""
+    return float(node.read("/proc/uptime").split()[0])
+
+
+def entered(node: Node, unit: str) -> float:
+    """Boottime when the unit became active."""
+    usec = int(node.show(unit, "ActiveEnterTimestampMonotonic"))
+    code = "import time as t; print(t.clock_gettime(t.CLOCK_BOOTTIME) - t.monotonic())"
+    return usec / 1e6 + float(node.run(["python3", "-c", code]).stdout)
+
+
+def nvml_calls(node: Node) -> list[list[str]]:
+    """[boottime, pid, program, call, result] of every nvmlInit and nvmlShutdown since `simgpu calls`."""
+    return [line.split() for line in node.run("cat /run/simgpu/nvml.calls", check=False).stdout.splitlines()]
+
+
+def probe_pids(node: Node) -> list[int]:
+    return [int(pid) for pid in node.run("pgrep -f [n]vml_probe.py", check=False).stdout.split()]
+
+
+# --- starting
+
+# The stand-ins for NVML and nvidia-modprobe write down who called them; the agent's own sandbox has no room for that.
+RECORDS = "[Service]\nReadWritePaths=-/run/simgpu\n"
+
+
+def prepare(node: Node, sim: str, settings: str = "") -> None:
+    """Before the boot: these GPUs, these settings."""
+    node.put("/etc/simgpu.conf", sim)
+    node.put("/etc/systemd/system/gpu-gate.service.d/records.conf", RECORDS)
+    configure(node, settings)
+
+
+def configure(node: Node, text: str) -> None:
+    node.put(CONF, text)
+
+
+def start_over(node: Node, *, sim: str = "", settings: str = QUICK, start: bool = True) -> None:
+    """Nothing released, the GPUs as `sim` (shell lines) leaves them, the kubelet's start asked for."""
+    node.run(
+        f"""
+        systemctl stop kubelet gpu-gate.target gpu-gate-wait gpu-gate
+        systemctl reset-failed kubelet gpu-gate gpu-gate-wait 2>/dev/null || :
+        rm -rf /run/gpu-gate /var/lib/gpu-gate/learned.json
+        simgpu nvml ok; simgpu nodes make
+        {sim}
+        """
+    )
+    configure(node, settings)
+    if start:
+        node.systemctl("start", "--no-block", "gpu-gate.service", "kubelet.service")

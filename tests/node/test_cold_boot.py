@@ -1,0 +1,104 @@
+"""Cold boots: when the kubelet starts, and why, on a node whose GPUs come late, partly, never, or are not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gate
+import pytest
+from nspawn import Node
+
+EARLY_S = 3
+COLD = f"plug --gpus 8\ncalls\npersistenced: nvml init=999 for={EARLY_S}\n"
+
+
+@pytest.fixture
+def cold(make_node) -> Callable[..., Node]:
+    """cold(simgpu lines, settings, suite): a node with the package and these GPUs, booting."""
+
+    def booted(sim: str, settings: str = "", suite: str = "bookworm") -> Node:
+        node = make_node(suite, boot=False)
+        gate.prepare(node, sim, settings)
+        return node.boot()
+
+    return booted
+
+
+def test_the_race_is_won(cold, suite: str) -> None:
+    """NVML says 999 for some seconds after persistenced: the plugin asks once, and registers 8 the first time."""
+    node = cold(COLD, suite=suite)
+    gate.wait_held(node)
+    gate.until(lambda: "999" in gate.gate(node)["why"], lambda: gate.gate(node))
+    assert gate.is_held(node)
+    assert gate.readyz(node)[0] == 503
+    gate.wait_ready(node, 30)
+
+    kubelet, target = gate.entered(node, "kubelet.service"), gate.entered(node, "gpu-gate.target")
+    inits = [(float(at), result) for at, _, _, call, result in gate.nvml_calls(node) if call == "init"]
+    before = [result for at, result in inits if at < target]
+    assert before[-3:] == ["0", "0", "0"], "three good probes stand before the release"
+    assert "999" in before
+    assert kubelet >= target >= [at for at, _ in inits if at < target][-1]
+    assert gate.released(node)["word"] == "Open"
+
+    assert gate.allocatable(node) == 8
+    assert gate.kubelet_state(node)["registrations"] == 1
+    (plugin,) = gate.plugins(node)
+    assert plugin["attempt"] == 0
+    assert node.wait_booted() == "running"
+
+
+@pytest.mark.parametrize("suite", ["trixie"])
+def test_no_gpu_at_all(cold, suite: str) -> None:
+    node = cold("# none\n", suite=suite)
+    gate.wait_kubelet(node, 10)
+    gate.wait_phase(node, "NOT_APPLICABLE")
+    assert "no NVIDIA GPU on the PCI bus" in gate.gate(node)["why"]
+    assert "no NVIDIA GPU on the PCI bus" in gate.released(node)["reason"]
+    gate.until(lambda: gate.readyz(node)[0] == 200, lambda: gate.readyz(node))
+    node.wait_booted()
+    assert gate.readyz(node)[0] == 200, "with a kubelet that lists no GPU, as it must"
+    assert not node.exists("/run/simgpu/modprobe.calls")
+
+
+def test_the_driver_comes_later(cold) -> None:
+    """Holding the kubelet would be a deadlock where a pod brings the driver: released, not ready, still watching."""
+    node = cold("plug --gpus 8 --no-driver\n")
+    gate.wait_kubelet(node, 10)
+    gate.until(lambda: gate.gate(node).get("released"), lambda: gate.gate(node))
+    assert "no nvidia driver on the host yet" in gate.released(node)["reason"]
+    now = gate.gate(node)
+    assert (now["phase"], now["ready"]) == ("WAITING", False)
+    assert "no nvidia driver on the host yet" in now["ready_why"]
+    assert not node.exists("/run/simgpu/modprobe.calls"), "nvidia-modprobe would load a module"
+    kubelet = gate.kubelet_start(node)
+
+    node.run("simgpu driver load --no-nodes")
+    gate.wait_phase(node, "OPEN")
+    first = next(line for line in gate.said(node).splitlines() if "WAITING" not in line and "woken by" in line)
+    assert "woken by timer" not in first, "it was told, and did not find out by and by"
+    assert "-c 255" in node.read("/run/simgpu/modprobe.calls"), "the control nodes were made"
+    assert gate.kubelet_start(node) == kubelet
+    assert gate.status(node)["cycle"]["number"] < 100
+
+
+def test_masked_for_good(cold) -> None:
+    """`systemctl mask`: the next boot is not gated, though NVML never comes."""
+    node = cold("plug --gpus 8\nnvml init=999\n")
+    gate.wait_held(node)
+    node.systemctl("mask", "gpu-gate-wait.service", "gpu-gate.target")
+    node.reboot(orderly=False)
+    gate.wait_kubelet(node, 10)
+    gate.until(lambda: gate.gate(node).get("phase") == "PROBING", lambda: gate.status(node))
+    assert not gate.gate(node)["ready"], "the agent goes on telling the truth"
+    node.systemctl("unmask", "gpu-gate-wait.service", "gpu-gate.target")
+    # And a drop-in alone, masked through /etc, as its head says.
+    node.run(
+        """
+        mkdir -p /etc/systemd/system/kubelet.service.d
+        ln -s /dev/null /etc/systemd/system/kubelet.service.d/10-gpu-gate.conf
+        """
+    )
+    node.reboot(orderly=False)
+    gate.wait_kubelet(node, 10)
+    assert not node.is_active("gpu-gate.target")

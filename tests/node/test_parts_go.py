@@ -1,0 +1,105 @@
+"""Parts of a node go and come back while the gate is open: each is named within one look, and nothing is mended yet
+that wants a disruptive hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import gate
+import pytest
+from nspawn import Node
+
+
+@pytest.fixture(scope="module")
+def module_node(make_module_node) -> Node:
+    node = make_module_node(boot=False)
+    gate.prepare(node, "plug --gpus 8\n", gate.QUICK)
+    return node.boot()
+
+
+@pytest.fixture
+def node(module_node: Node) -> Iterator[Node]:
+    """Open and ready, and so it must be again at the end, with the same agent."""
+    gate.wait_ready(module_node)
+    pid = gate.agent_pid(module_node)
+    yield module_node
+    gate.wait_ready(module_node, 40)
+    assert gate.agent_pid(module_node) == pid
+
+
+def test_dev_node_gone_and_back(node: Node) -> None:
+    """Closes within one look; nvidia-modprobe is out of the way, or the hand would be quicker than the eye."""
+    node.run("mv /usr/bin/nvidia-modprobe /usr/bin/away")
+    try:
+        node.run("rm /dev/nvidia3")
+        gate.wait_why(node, "/dev/nvidia3", 5)
+        code, why = gate.readyz(node)
+        assert (code, "/dev/nvidia3" in why) == (503, True)
+        assert "woken by inotify /dev" in gate.said(node)
+    finally:
+        node.run("mv /usr/bin/away /usr/bin/nvidia-modprobe; simgpu nodes make")
+
+
+def test_a_uevent_wakes(node: Node) -> None:
+    """A real one, of a real device: nobody but the kernel speaks in the kernel's group."""
+    found = node.run("ls -d /sys/devices/pci*/*:*/uevent", check=False).stdout.split()
+    if not found:
+        pytest.skip("this machine has no PCI device whose uevents could be asked for")
+    woken = f"udev change pci/{found[0].split('/')[-2]}"
+
+    def heard() -> bool:
+        return woken in gate.status(node)["cycle"]["wakes"]
+
+    node.run(f"echo change >{found[0]}")
+    gate.until(heard, lambda: gate.status(node)["cycle"], 5)
+
+
+def test_a_deaf_plugin_is_named_and_left_alone(node: Node) -> None:
+    """A plugin that does not register again after a kubelet restart: not ready, the reason, and no hand moves."""
+    manifest = node.read(gate.MANIFEST)
+    deaf = manifest.replace("      env:\n", '      env:\n        - {name: DEAF, value: "1"}\n')
+    old = {row["id"] for row in gate.plugins(node)}
+    node.put(gate.MANIFEST, deaf)
+    try:
+        gate.until(lambda: {row["id"] for row in gate.plugins(node) if row["state"] == "RUNNING"} - old,
+                   lambda: gate.plugins(node))
+        gate.wait_ready(node)
+        plugins = gate.plugins(node)
+        node.systemctl("restart", "kubelet.service")
+        kubelet = gate.kubelet_start(node)
+        mark = node.run("journalctl -n 0 --show-cursor -q").stdout.strip().removeprefix("-- cursor: ")
+        gate.wait_why(node, "the kubelet lists no nvidia.com/*")
+        gate.wait_phase(node, "OPEN")
+        code, why = gate.readyz(node)
+        assert (code, why) == (503, "the kubelet lists no nvidia.com/*")
+        cycle = gate.status(node)["cycle"]["number"]
+        gate.until(lambda: gate.status(node)["cycle"]["number"] >= cycle + 2, "two more looks", 40)
+        assert gate.plugins(node) == plugins
+        assert gate.kubelet_start(node) == kubelet
+        lines = node.run(["journalctl", "-q", "-o", "json", "-t", "gpu-gate", "--after-cursor", mark]).stdout
+        acts = [json.loads(line)["MESSAGE"] for line in lines.splitlines() if "GPU_GATE_ACTION" in line]
+        assert acts == []
+    finally:
+        node.put(gate.MANIFEST, manifest)
+
+
+def test_the_plugins_folder_goes_and_comes_back(node: Node) -> None:
+    node.run(f"rm -rf {gate.SOCKETS}; mkdir {gate.SOCKETS}")
+    gate.until(lambda: gate.status(node)["cycle"]["wakes"], "no cycle")
+    cycle = gate.status(node)["cycle"]["number"]
+
+    def heard() -> bool:
+        now = gate.status(node)["cycle"]
+        return bool(now["number"] > cycle and f"inotify {gate.SOCKETS}" in now["wakes"])
+
+    def touched() -> bool:
+        node.run(f"touch {gate.SOCKETS}/one; rm {gate.SOCKETS}/one")
+        return heard()
+
+    gate.until(touched, lambda: gate.status(node)["cycle"], 40)
+    node.systemctl("restart", "kubelet.service")
+    # Its container still holds the folder that is gone: only a new one sees the kubelet.
+    (plugin,) = [row for row in gate.plugins(node) if row["state"] == "RUNNING"]
+    node.run(f"simcri stop -t 10 {gate.PLUGIN}; simcri rm {plugin['id']}")
+    gate.wait_ready(node, 40)

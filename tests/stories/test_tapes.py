@@ -1,0 +1,43 @@
+"""A tape of one look means what the look meant: diagnose(look(Replay(record(host)))) == diagnose(look(host))."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.core.look import look
+from agent.core.rules import diagnose
+from agent.node import bundle
+from agent.node.tape import Recorder, Replay
+
+from .machine import Machine, finish
+from .random_worlds import TROUBLED_S, machine_of, recipe
+from .timeline import BOOT
+
+WORLDS = 200
+LOOKS = 4
+
+
+def moments(seed: int) -> Iterator[Machine]:
+    """A node at some moments of its troubles: the same machine each time, further on."""
+    machine, dice = machine_of(recipe(seed)), random.Random(seed)
+    for moment in sorted(dice.uniform(0.0, TROUBLED_S + 20.0) for _ in range(LOOKS)):
+        machine.run(BOOT + moment)
+        yield machine
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_a_tape_means_what_the_look_meant(block: int, tmp_path: Path) -> None:
+    for seed in range(block * WORLDS // 4, (block + 1) * WORLDS // 4):
+        for number, machine in enumerate(moments(seed)):
+            world, settings = machine.world, machine.world.settings
+            meant = diagnose(finish(look(world, settings)), settings)
+            recorder = Recorder(world)
+            assert diagnose(finish(look(recorder, settings)), settings) == meant, f"recorded, seed {seed}"
+            assert diagnose(finish(look(Replay(recorder.tape), settings)), settings) == meant, f"seed {seed}"
+            bundle.write(recorder.tape, tmp_path / f"{seed}.{number}")
+            read = bundle.read(tmp_path / f"{seed}.{number}")
+            assert diagnose(finish(look(Replay(read), settings)), settings) == meant, f"from disk, seed {seed}"
