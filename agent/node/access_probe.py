@@ -73,20 +73,26 @@ def look(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch, out:
     since = started(pid)
     if not since:
         raise Unsure(errno.ESRCH, f"Process {pid} is gone.")
-    cgroups = Cgroups(pid)
-    out.update(cgroup=cgroups.v1 if cgroups.v2 is None else cgroups.v2, version=cgroups.version)
+    cgroups = Cgroups.of(pid)
+    # Where the machine around a container node has v1, its cgroup is listed here and shown nowhere. It is ours too
+    # then, and governs us as it governs the process.
+    has_list = cgroups.v1 is not None and (mounts.v1 is not None or cgroups.v1 != scratch.own.v1)
+    out["cgroup"] = cgroups.v1 if cgroups.v2 is None else cgroups.v2
+    out["version"] = "v1" if cgroups.v2 is None else "hybrid" if has_list else "v2"
     if cgroups.v1 is None and cgroups.v2 is None:
-        raise Unsure(errno.ENOENT, f"Process {pid} is in no cgroup that can be seen.")
+        raise Unsure(errno.EPROTO, f"Process {pid} is in no cgroup that can be seen.")
     ways, rest = [], [device for device in devices if not device.detail]
-    if cgroups.v1 is not None and (mounts.v1 or cgroups.v1 != scratch.own.v1):
+    if has_list and cgroups.v1 is not None:
         ways.append("devices.list")
         rest = by_list(mounts.folder(mounts.v1, cgroups.v1), rest)
     is_under_v2 = cgroups.v2 is not None and not (mounts.v2 is None and cgroups.v2 == "/")
     if rest and is_under_v2:
         ways.append(by_programs(cgroups, rest, mounts, scratch))
         out["place"] = os.path.dirname(scratch.path)
+    if not ways:
+        raise Unsure(errno.ENOTSUP, f"No mount shows the cgroups of process {pid}.")
     out["way"] = "+".join(ways)
-    if started(pid) != since or Cgroups(pid) != cgroups:
+    if started(pid) != since or Cgroups.of(pid) != cgroups:
         raise Unsure(errno.ESRCH, f"Process {pid} ended or moved to another cgroup while it was looked at.")
 
 
@@ -101,8 +107,9 @@ def listed(text: str, kind: str, major: int, minor: int) -> bool:
         line_major, line_minor = numbers.split(":")
         if what not in ("a", "b", "c") or not rights or set(rights) - set("rwm"):
             raise ValueError(line)
-        fits = all(asked == "*" or int(asked) == number
-                   for asked, number in ((line_major, major), (line_minor, minor)))
+        if not (line_major + line_minor).replace("*", "0").isdecimal():
+            raise ValueError(line)
+        fits = line_major in ("*", str(major)) and line_minor in ("*", str(minor))
         found |= fits and what in ("a", kind) and {"r", "w"} <= set(rights)
     return found
 
@@ -137,7 +144,12 @@ def by_programs(cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch
                 for device in devices:
                     device.settle("allowed")
                 return "no-program"
-            verdicts = scratch.ask(ids, [device.node for device in devices], cgroups.v1 == scratch.own.v1)
+            try:
+                verdicts = scratch.ask(ids, [device.node for device in devices], cgroups.v1 == scratch.own.v1)
+            except Unsure:
+                if programs(fd) == ids:
+                    raise
+                continue
             if programs(fd) == ids:
                 for device, verdict in zip(devices, verdicts, strict=True):
                     device.settle(*verdict)
@@ -193,7 +205,7 @@ def main(argv: list[str]) -> int:
         print(f"access_probe: {exc}. Usage: access_probe.py --pid PID DEVICE...", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of finally
-    mounts = Mounts()
+    mounts = Mounts(read("/proc/self/mountinfo"))
     scratch = Scratch(mounts)
     try:
         for pid, words in asked:

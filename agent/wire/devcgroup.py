@@ -85,10 +85,12 @@ def access(path: str) -> int:
 class Cgroups:
     """Where a process sits: its path in the v2 hierarchy, and in v1's with the devices controller; None for none."""
 
-    def __init__(self, pid: int | str) -> None:
+    def __init__(self, text: str) -> None:
         self.v2: str | None = None
         self.v1: str | None = None
-        for line in read(f"/proc/{pid}/cgroup").splitlines():
+        for line in text.split("\n"):
+            if not line:
+                continue
             number, controllers, path = line.split(":", 2)
             if number == "0":
                 self.v2 = path
@@ -100,18 +102,20 @@ class Cgroups:
 
     __hash__ = None  # type: ignore[assignment]
 
-    @property
-    def version(self) -> str:
-        return "v2" if self.v1 is None else "v1" if self.v2 is None else "hybrid"
+    @classmethod
+    def of(cls, pid: int | str) -> Cgroups:
+        return cls(read(f"/proc/{pid}/cgroup"))
 
 
 class Mounts:
     """Where this host shows the v2 hierarchy and v1's devices: (mount point, which cgroup it is the root of)."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         self.v2: tuple[str, str] | None = None
         self.v1: tuple[str, str] | None = None
-        for line in read("/proc/self/mountinfo").splitlines():
+        for line in text.split("\n"):
+            if " - cgroup" not in line:
+                continue
             left, _, right = line.partition(" - ")
             place = [part.encode().decode("unicode_escape") if "\\" in part else part for part in left.split(" ")]
             kind, _, options = right.split(" ", 2)
@@ -126,10 +130,10 @@ class Mounts:
         if path.endswith(" (deleted)"):
             raise Unsure(errno.ESRCH, f"Its cgroup {path} is gone.")
         if mount is None:
-            raise Unsure(errno.ENOENT, f"No mount shows the cgroup {path}.")
+            raise Unsure(errno.ENOTSUP, f"No mount shows the cgroup {path}.")
         point, root = mount[0], mount[1].rstrip("/")
         if ".." in path.split("/") or not (path + "/").startswith(root + "/"):
-            raise Unsure(errno.ENOENT, f"Its cgroup {path} lies outside of what is seen at {point}.")
+            raise Unsure(errno.EXDEV, f"Its cgroup {path} lies outside of what is seen at {point}.")
         return point + path[len(root):]
 
 
@@ -160,7 +164,7 @@ class Scratch:
 
     def __init__(self, mounts: Mounts) -> None:
         self.path, self.name = "", f"{NAME}{os.getpid()}-{started('self')}"
-        self.own = Cgroups("self")
+        self.own = Cgroups.of("self")
         self._mounts, self._fd = mounts, -1
         self._folder = ""
         self._nodes: dict[DeviceNode, str] = {}
