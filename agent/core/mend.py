@@ -16,6 +16,8 @@ from ..model.runtime import LedgerEntry
 from ..model.settings import Settings
 from . import ledger, plugin
 
+HUP_WITHIN_S = 10.0
+"""A plugin that answers SIGHUP registers again within a tenth of a second (v0.14.5 … v0.20.0, seen)."""
 REFUSED_S = 60.0
 AGREE_S = 1.0
 """Two looks that agree lie at least so far apart, in seconds."""
@@ -30,8 +32,8 @@ class Mend:
     suspect_since: float = 0.0
     acting: str = ""
     "the cause that was last acted on and is not settled"
-    acted_at: float = 0.0
-    "boottime, seconds"
+    settle_by: float = 0.0
+    "boottime: by then the kubelet must list everything"
     listed: int = 0
     "looks in a row in which the kubelet lists everything"
     held: str = ""
@@ -56,7 +58,7 @@ def step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, now: float,
     """`open_since`: boottime since which NVML is stable, None while it is not."""
     view = diagnosis.mending
     if mend.acting:
-        return _settle(mend, diagnosis, now, settings)
+        return _settle(mend, diagnosis, now)
     if open_since is None or view is None or diagnosis.paused or not view.may_act:
         return Mended(replace(mend, suspect="", held="", held_reason=""))
     fault = view.fault
@@ -110,8 +112,10 @@ def _act(mend: Mend, diagnosis: Diagnosis, fault: Fault, now: float, settings: S
         reason, sentence, later = refusal
         held = replace(mend, held=f"{fault.because}; {sentence}", held_reason=reason)
         return Mended(held, wake_at=later - view.offset if later is not None else None)
-    action = _hand(fault, settings, cause, ledger.next_number(view.entries))
-    acting = replace(mend, acting=cause, acted_at=now, listed=0, held="", held_reason="", suspect="")
+    hupped = any(e.what == "hup" and e.target == target and e.cause == cause for e in view.entries)
+    action = _hand(fault, settings, cause, ledger.next_number(view.entries), hupped)
+    within_s = HUP_WITHIN_S if isinstance(action, SendHup) else settings.verify_within_s
+    acting = replace(mend, acting=cause, settle_by=now + within_s, listed=0, held="", held_reason="", suspect="")
     return Mended(acting, (action,), now + 1.0)
 
 
@@ -138,18 +142,19 @@ def _refusal(mend: Mend, entries: tuple[LedgerEntry, ...], boot_id: str, cause: 
     return None
 
 
-def _hand(fault: Fault, settings: Settings, cause: str, number: int) -> Action:
-    """The ladder: its unit, SIGHUP where that is known to answer, else stop and remove the one container."""
+def _hand(fault: Fault, settings: Settings, cause: str, number: int, hupped: bool) -> Action:
+    """The ladder: its unit; SIGHUP where that is known to answer and was not tried; else stop and remove the one
+    container."""
     if fault.sight is None:
         return RestartUnit(number, settings.plugin_unit, cause, fault.because)
     container = fault.sight.container
-    if fault.hup_answers:
+    if fault.hup_answers and not hupped:
         pid = fault.sight.detail.value.pid if isinstance(fault.sight.detail, Seen) else 0
         return SendHup(number, container.id, pid, cause, fault.because)
     return Rebuild(number, container.id, cause, fault.because)
 
 
-def _settle(mend: Mend, diagnosis: Diagnosis, now: float, settings: Settings) -> Mended:
+def _settle(mend: Mend, diagnosis: Diagnosis, now: float) -> Mended:
     """After an action: the kubelet must list everything in two looks, or the action did not cure it."""
     view = diagnosis.mending
     registered = diagnosis.registered
@@ -157,8 +162,8 @@ def _settle(mend: Mend, diagnosis: Diagnosis, now: float, settings: Settings) ->
         if mend.listed + 1 < 2:
             return Mended(replace(mend, listed=mend.listed + 1), wake_at=now + 0.5)
         return Mended(Mend(bad_probe_at=mend.bad_probe_at), _outcome(view.entries, view.boot_id, True))
-    if now < mend.acted_at + settings.verify_within_s:
-        return Mended(replace(mend, listed=0), wake_at=min(now + 1.0, mend.acted_at + settings.verify_within_s))
+    if now < mend.settle_by:
+        return Mended(replace(mend, listed=0), wake_at=min(now + 1.0, mend.settle_by))
     noted = _outcome(view.entries, view.boot_id, False) if view is not None else ()
     return Mended(Mend(bad_probe_at=mend.bad_probe_at), noted, wake_at=now)
 
