@@ -9,8 +9,9 @@ from ..model.runtime import LedgerEntry
 from . import parse
 
 OUTCOME = "outcome"
+CURED = "the kubelet lists every GPU"
 BACKOFF_S = 60.0
-"""After the second action of a boot; doubled with each further one."""
+"""After an action that did not cure; doubled with each further one."""
 MAX_BACKOFF_S = 3600.0
 
 
@@ -52,9 +53,19 @@ def allowed_at(entries: tuple[LedgerEntry, ...], boot_id: str, per_hour: int, pe
     done = actions(entries, boot_id)
     if len(done) >= per_boot:
         return None
-    earliest = 0.0
-    if done:
-        earliest = done[-1].at + min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** (len(done) - 1))
+    earliest, uncured = 0.0, _uncured(entries, done)
+    if uncured:
+        earliest = done[-1].at + min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** (uncured - 1))
     if len(done) >= per_hour:
         earliest = max(earliest, done[-per_hour].at + 3600.0)
     return earliest
+
+
+def _uncured(entries: tuple[LedgerEntry, ...], done: tuple[LedgerEntry, ...]) -> int:
+    """Actions in a row, up to the last one, that nobody saw cure anything."""
+    count = 0
+    for action in reversed(done):
+        if outcome_of(entries, action) == CURED:
+            break
+        count += 1
+    return count

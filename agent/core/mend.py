@@ -173,7 +173,7 @@ def _outcome(entries: tuple[LedgerEntry, ...], boot_id: str, cured: bool) -> tup
     done = ledger.actions(entries, boot_id)
     if not done or ledger.outcome_of(entries, done[-1]):
         return ()
-    return (NoteOutcome(done[-1].number, "the kubelet lists every GPU" if cured else "not cured", done[-1].evidence),)
+    return (NoteOutcome(done[-1].number, ledger.CURED if cured else "not cured", done[-1].evidence),)
 
 
 def _held(mend: Mend, fault: Fault, because: str, next_step: str) -> Mend:
