@@ -82,6 +82,8 @@ async def look(host: Host, settings: Settings) -> Scene:
         allocatable=await host.allocatable(settings.pod_resources_socket),
         trouble=await host.trouble(),
     )
+    if isinstance(scene.pci, Seen) and not scene.pci.value:  # no NVIDIA function at all: nothing to mend here
+        return scene
     return replace(scene, **await _plugins(host, settings, is_listed(scene, settings)))
 
 

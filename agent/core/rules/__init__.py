@@ -23,8 +23,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
         *driver.service_findings(scene, gpus),
         *nvml.findings(scene, gpus, judged),
         *kubelet.findings(scene, settings),
-        *plugin.findings(scene, fault),
-        *((registered,) if registered else ()),
+        *((*plugin.findings(scene, fault), registered) if registered else ()),
     )
     probe = scene.probe.value if isinstance(scene.probe, Seen) else None
     return Diagnosis(
