@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -235,6 +237,15 @@ def test_what_we_may_not_do_is_unknown_and_never_denied(node: Node, sandbox: str
     assert re.match(sentence, answer["detail"]), answer
 
 
+def test_where_our_own_cgroup_takes_no_more_the_root_is_used(node: Node) -> None:
+    with scope(node, *STRICT) as (pid, _):
+        shut = "echo 0 >/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)/cgroup.max.descendants"
+        answer = json.loads(node.run(f"{shut}; {PROBE} --pid {pid} {CTL} {NULL}").stdout)
+    assert answer["place"] == "/sys/fs/cgroup"
+    assert [one["access"] for one in answer["answers"]] == ["denied", "allowed"]
+    assert leftovers(node) == ""
+
+
 def test_without_the_right_to_make_nodes_the_hosts_own_is_asked(node: Node) -> None:
     run = "systemd-run --quiet --pipe --wait --property=CapabilityBoundingSet=~CAP_MKNOD"
     with scope(node, *STRICT) as (pid, _):
@@ -321,7 +332,77 @@ def test_the_plugins_container_before_and_after_it_is_denied(make_node, suite: s
     node.run(f"kill -0 {pid}")
 
 
+# --- cgroup v1, where this machine itself has it: inside a node it is mounted read-only
+
+V1 = Path("/sys/fs/cgroup/devices")
+ASK_ITSELF = (
+    "import ctypes, sys; open(sys.argv[1] + '/cgroup.procs', 'w').write('0')"
+    "; libc = ctypes.CDLL(None, use_errno=True); print([libc.access(b'/dev/' + n, 6) for n in (b'null', b'zero')])"
+    "; sys.stdin.read()"
+)
+
+
+@pytest.mark.skipif(not (V1 / "devices.list").exists(), reason="this machine has no cgroup v1 with devices")
+@pytest.mark.parametrize(
+    ("rules", "wanted"),
+    [
+        ([], ["allowed", "allowed"]),
+        (["a"], ["denied", "denied"]),
+        (["a", "c *:* m", "c 1:3 rw"], ["allowed", "denied"]),
+        (["a", "c *:* m", "c 1:3 r", "c 1:5 rwm"], ["denied", "allowed"]),
+        (["a", "c 1:* rw"], ["allowed", "allowed"]),
+    ],
+)
+def test_v1(rules: list[str], wanted: list[str], tmp_path: Path) -> None:
+    cage = V1 / f"gpu-gate-test-{os.getpid()}"
+    inner = cage / "inner"
+    cage.mkdir()
+    try:
+        for number, rule in enumerate(rules):  # on the level above: the process is one below
+            (cage / ("devices.allow" if number else "devices.deny")).write_text(rule)
+        inner.mkdir()
+        words = [sys.executable, "-c", ASK_ITSELF, str(inner)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            itself = ["denied" if failed else "allowed" for failed in json.loads(child.stdout.readline())]
+            probe = [sys.executable, "-I", "-S", str(REPO / "agent/node/access_probe.py"), "--pid", str(child.pid)]
+            line = subprocess.run([*probe, "c:1:3", "c:1:5"], capture_output=True, text=True, check=True).stdout
+            child.communicate("")
+        answer = json.loads(line)
+        assert [one["access"] for one in answer["answers"]] == itself == wanted
+        assert answer["way"].startswith("devices.list")
+        assert answer["version"] in ("v1", "hybrid")
+    finally:
+        for folder in (each for each in (inner, cage) if each.exists()):
+            poll(lambda folder=folder: not (folder / "cgroup.procs").read_text(), 5)
+            folder.rmdir()
+
+
 # --- the unit
+
+
+def test_reloads_meanwhile_change_no_answer(node: Node) -> None:
+    """The programs are replaced while they are looked at, those of the probe's own service among them."""
+    with scope(node, *STRICT, "DeviceAllow=/dev/zero rw") as (pid, cgroup), scope(node) as (free, _):
+        many = f"--pid {pid} {CTL} {NULL} --pid {free} {CTL} {NULL} " * 400
+        node.put("/opt/probe/loop", f"#!/bin/sh\nfor i in 1 2 3 4; do {PROBE} {many}; done\n", 0o755)
+        node.run("systemd-run --quiet --unit=looks --property=StandardOutput=file:/run/looks /opt/probe/loop")
+        node.run(
+            f"""
+            number=0
+            while systemctl is-active --quiet looks; do
+                number=$((number + 1))
+                systemctl daemon-reload
+                systemctl set-property --runtime {os.path.basename(cgroup)} CPUWeight=$((50 + number))
+                systemctl set-property --runtime looks CPUWeight=$((50 + number)) || true
+                [ $number != 3 ] || systemctl daemon-reexec
+            done
+            """
+        )
+        answers = [json.loads(line) for line in node.read("/run/looks").splitlines()]
+    found = {(one["pid"], *(each["access"] for each in one["answers"])) for one in answers}
+    assert len(answers) == 3200
+    assert found == {(pid, "denied", "allowed"), (free, "allowed", "allowed")}
 
 
 def test_under_the_units_own_sandbox(node: Node) -> None:
