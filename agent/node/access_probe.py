@@ -91,7 +91,7 @@ def look(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch, out:
     if rest and is_under_v2:
         ways.append(by_programs(cgroups, rest, mounts, scratch))
         out["place"] = os.path.dirname(scratch.path)
-    if not ways:
+    if rest and not ways:
         raise Unsure(errno.ENOTSUP, f"No mount shows the cgroups of process {pid}.")
     out["way"] = "+".join(ways)
     if started(pid) != since or Cgroups.of(pid) != cgroups:

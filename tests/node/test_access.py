@@ -219,6 +219,13 @@ def test_gone(node: Node) -> None:
     assert poll(lambda: ask(node, pid, CTL)["answers"][0]["detail"] == f"Process {pid} is gone.", 5)
 
 
+def test_a_device_that_this_host_lacks(node: Node) -> None:
+    for devices in (["/dev/nvidia77"], ["/dev/nvidia77", NULL]):
+        missing = ask(node, 1, *devices)["answers"][0]
+        assert (missing["access"], missing["errno"]) == ("unknown", 2)
+        assert missing["detail"] == "/dev/nvidia77 is not on this host: No such file or directory."
+
+
 @pytest.mark.parametrize(
     ("sandbox", "sentence"),
     [
