@@ -24,9 +24,10 @@ _MARKS: tuple[tuple[re.Pattern[str], PluginSays], ...] = (
     (re.compile(r"Registered device plugin (?:for \S+ )?with Kubelet"), PluginSays.REGISTERED),
     (re.compile(r"Starting to serve|Starting GRPC server|Starting gRPC server"), PluginSays.SERVING),
     (re.compile(r"Ret(?:rie|rei)ving plugins|Loading NVML|Starting Plugins"), PluginSays.ASKING),
-    (re.compile(r"Received signal .*shutting down|Stopping plugins"), PluginSays.STOPPED),
+    (re.compile(r'Received signal "[^"]*", shutting down|Stopping plugins'), PluginSays.STOPPED),
 )
-_VERSION = re.compile(r'Starting NVIDIA Device Plugin" version="v?([\w.-]+)"')
+# Released images print their commit there, over several lines: version=<
+_VERSION = re.compile(r'Starting NVIDIA Device Plugin" version=(?:"v?([\w.-]+)"|<)')
 # What the plugin's container lacks, whatever the host has: starting it afresh cannot give it the library.
 _NO_LIBRARY = re.compile(r"ERROR_LIBRARY_NOT_FOUND|could not load NVML library|cannot open shared object|Not Found"
                          r"|Incompatible|Driver/library version mismatch", re.I)
@@ -39,7 +40,7 @@ def read(tail: bytes) -> PluginLog:
         plain = _STAMP.sub("", _CRI.sub("", raw)).strip()
         found = _VERSION.search(_CRI.sub("", raw))
         if found:  # a new start: what was said before it is history
-            says, line, error, version = PluginSays.NOTHING, "", "", found.group(1)
+            says, line, error, version = PluginSays.NOTHING, "", "", found.group(1) or ""
             continue
         for pattern, meaning in _MARKS:
             mark = pattern.search(plain)
