@@ -8,14 +8,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NO_REASONS = {  # conditions, which docs/terms.md explains
     "GpusOnPci", "GpusBound", "DriverLoaded", "DeviceNodes", "DevCharLinks", "UvmLoaded", "PersistenceActive",
-    "FabricManagerActive", "NvmlComplete", "AsBefore", "KubeletActive", "PluginSocket", "PluginRegistered",
+    "FabricManagerActive", "NvmlComplete", "AsBefore", "KubeletActive", "PluginSocket", "PluginRegistered", "PluginWell", "Checkpoint",
 }  # fmt: skip
 
 
 def words() -> set[str]:
     """CamelCase string constants of the gate and the rules, phases (all capitals) apart."""
     found = set()
-    for path in [ROOT / "agent/core/gate.py", *(ROOT / "agent/core/rules").glob("*.py")]:
+    sources = [ROOT / "agent/core" / name for name in ("gate.py", "phases.py", "mend.py")]
+    for path in [*sources, *(ROOT / "agent/core/rules").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             value = node.value if isinstance(node, ast.Constant) else None
             if isinstance(value, str) and value.isalpha() and value[:1].isupper() and not value.isupper():

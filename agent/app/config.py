@@ -6,26 +6,18 @@ A typo must not hold a fleet: an unknown key warns with file and line, a bad val
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
-from ..core import parse
 from ..model.settings import Settings
+from .values import PARSERS
 
 MAIN = "etc/gpu-gate/gpu-gate.conf"
 WATCHDOG_S = 90.0
 FILE_BYTES = 1 << 20
 PROBLEMS = 100
 """So many are named."""
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|seconds|second|sec|s|minutes|minute|min|m|hours|hour|hr|h|)\s*")
-_UNITS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_GPU_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.service")
-_LISTEN = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z.-]+):(\d{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +119,7 @@ def _read(text: str, shown: str, reading: _Reading) -> None:
 
 def _take(name: str, value: str, where: str, reading: _Reading) -> None:
     try:
-        reading.values[name] = _EMPTY.get(name, _DEFAULTS[name]) if value == "" else _PARSERS[name](value)
+        reading.values[name] = _EMPTY.get(name, _DEFAULTS[name]) if value == "" else PARSERS[name](value)
     except ValueError as exc:
         reading.values.pop(name, None)
         reading.origins.pop(name, None)
@@ -163,114 +155,6 @@ def _contradictions(settings: Settings, origins: dict[str, str]) -> tuple[Settin
     return settings, problems
 
 
-def parse_span(value: str) -> float:
-    """Seconds in a span as systemd.time(7) writes it: "90", "3min", "1min 30s", "500ms"."""
-    at, total = 0, 0.0
-    while at < len(value):
-        found = _SPAN.match(value, at)
-        if not found or found.end() == at:
-            raise ValueError("a time span looks like 180s, 3min or 1min 30s")
-        unit = found.group(2)
-        total += float(found.group(1)) * (_UNITS.get(unit) or _UNITS[unit[0]])
-        at = found.end()
-    return total
-
-
-def _span(least: float, most: float) -> Callable[[str], float]:
-    def parser(value: str) -> float:
-        seconds = parse_span(value)
-        if not least <= seconds <= most:
-            raise ValueError(f"must lie between {least:g}s and {most:g}s")
-        return seconds
-    return parser
-
-
-def _count(value: str) -> int:
-    if not value.isdigit() or not 1 <= int(value) <= 20:
-        raise ValueError("a whole number from 1 to 20")
-    return int(value)
-
-
-def _yes(value: str) -> bool:
-    if value.lower() in ("yes", "true", "on", "1"):
-        return True
-    if value.lower() in ("no", "false", "off", "0"):
-        return False
-    raise ValueError("yes or no")
-
-
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parser(value: str) -> str:
-        if value not in words:
-            raise ValueError(" or ".join(words))
-        return value
-    return parser
-
-
-def _gpus(value: str) -> tuple[str, ...]:
-    parts = tuple(value.replace(",", " ").split())
-    if len(parts) == 1 and parts[0].isdigit() and int(parts[0]) <= 128:
-        return parts
-    if all(_GPU_UUID.fullmatch(p) for p in parts):
-        return parts
-    raise ValueError("a number of GPUs up to 128, or UUIDs as nvidia-smi -L prints them (GPU-…)")
-
-
-def _bus_ids(value: str) -> tuple[str, ...]:
-    ids = [parse.bus_id(p) for p in value.replace(",", " ").split()]
-    if not all(ids):
-        raise ValueError("PCI bus ids as lspci -D prints them (0000:07:00.0)")
-    return tuple(i for i in ids if i)
-
-
-def _patterns(value: str) -> tuple[str, ...]:
-    parts = tuple(value.replace(",", " ").split())
-    for part in parts:
-        re.compile(translate(part))
-    return parts
-
-
-def _absolute(value: str) -> str:
-    if not value.startswith("/") or "\0" in value:
-        raise ValueError("an absolute path")
-    return value.rstrip("/") or "/"
-
-
-def _kubelet_unit(value: str) -> str:
-    if value != "none" and not _UNIT_NAME.fullmatch(value):
-        raise ValueError("a unit's full name (kubelet.service), or none")
-    return value
-
-
-def _listen(value: str) -> str:
-    found = _LISTEN.fullmatch(value)
-    if not found or not 0 < int(found.group(2)) < 65536:
-        raise ValueError("address:port, such as 127.0.0.1:9477, or empty for none")
-    return value
-
-
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "expected_gpus": _gpus,
-    "exclude_gpus": _bus_ids,
-    "stable_probes": _count,
-    "stable_interval_s": _span(0.1, 60),
-    "deadline_s": _span(1, 1800),
-    "on_deadline": _one_of("open", "hold"),
-    "hold_s": _span(1, 1800),
-    "control_plane_deadline_s": _span(1, 1800),
-    "probe_timeout_s": _span(1, 600),
-    "probe_interval_s": _span(10, 86400),
-    "driver_root": _absolute,
-    "load_driver": _one_of("no", "auto"),
-    "additive": _yes,
-    "kubelet_unit": _kubelet_unit,
-    "resources": _patterns,
-    "pod_resources_socket": _absolute,
-    "device_plugins_dir": _absolute,
-    "listen": _listen,
-    "heartbeat_s": _span(1, 3600),
-    "revalidate_s": _span(1, 600),
-}
 _DEFAULTS = {f.name: f.default for f in fields(Settings)}
 _EMPTY: dict[str, Any] = {"listen": ""}
 """What an empty value means where it is not the default."""

@@ -10,18 +10,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import __version__
-from ..core.gate import Gate, Phase, Step, step
+from ..core.gate import step
 from ..core.look import look, watched_folders, watched_units
+from ..core.mend import refuse
+from ..core.phases import Gate, Phase, Step
 from ..core.rules import diagnose
 from ..model.errors import HandFailed
 from ..model.finding import Diagnosis
-from ..model.plan import Action, DropProbe, Release, StartProbe
+from ..model.plan import Action, DropProbe, Rebuild, Release, RestartUnit, SendHup, StartProbe
 from ..model.scene import Scene
 from ..model.settings import Settings
 from ..node.codec import encode
 from ..node.hands import Hands
 from ..node.live import LiveHost
+from ..node.mender import Mender
 from ..node.probes import Probes, boottime
+from ..node.tape import Recorder, Tape
 from ..node.wake import Sources, Wakes
 from ..wire.sd import Notify
 from . import config as configuration
@@ -64,7 +68,8 @@ class Daemon:
         settings = config.settings
         self.probes = Probes(self.wakes.wake, settings.probe_timeout_s, settings.driver_root)
         self.host = LiveHost(self.sources.bus, self.probes)
-        self.hands = Hands(self.host, self.probes)
+        self.mender = Mender(self.host, self.sources.bus, self.wakes.wake)
+        self.hands = Hands(self.host, self.probes, self.mender)
         self.http = Http(self)
         self.systemd = Notify()
         self.host.sources = [self.sources.bus, self.sources.uevents, self.sources.inotify, self.http]
@@ -105,6 +110,7 @@ class Daemon:
             await asyncio.gather(cycles, supervisor, stop, return_exceptions=True)
             await self.http.close()
             self.sources.close()
+            await self.mender.close()
             await self.probes.close()
 
     def reload(self) -> None:
@@ -131,18 +137,21 @@ class Daemon:
     async def cycle(self, reasons: dict[str, int]) -> None:
         """One cycle. A look that takes too long leaves the last diagnosis in force, and the deadline counts on."""
         began = boottime()
+        recorder: Recorder | None = None
         diagnosis, scene = self.seen.diagnosis, self.seen.scene
         if self._rewatch:
             self._rewatch = False
             await self.sources.bus.watch(watched_units(self.settings))
         self.sources.refresh()
         try:
-            scene = await asyncio.wait_for(look(self.host, self.settings), CYCLE_S)
+            # A look that may lead to a repair is recorded: it is the evidence of it.
+            recorder = Recorder(self.host) if self.seen.gate.mend.suspect else None
+            scene = await asyncio.wait_for(look(recorder or self.host, self.settings), CYCLE_S)
             diagnosis = diagnose(scene, self.settings)
         except asyncio.TimeoutError:
             log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
             if diagnosis is not None:  # the deadline counts on; nothing else may be begun on an old look
-                diagnosis = replace(diagnosis, probe_busy=True, additive=())
+                diagnosis = replace(diagnosis, probe_busy=True, additive=(), mending=None)
         now = boottime()
         if diagnosis is None:
             self._wake_at = now + self.settings.stable_interval_s
@@ -150,19 +159,19 @@ class Daemon:
             decided = step(self.seen.gate, diagnosis, now, self.settings)
             self._tell(self.seen.gate, decided, reasons, diagnosis)
             self._wake_at = decided.wake_at
-            acted = await self._act(decided)
-            if acted:
+            tape = recorder.tape if recorder else None
+            if await self._act(decided, tape, scene.runtime_socket if scene else ""):
                 self._wake_at = min(self._wake_at, now + 0.1)
-            self.seen.gate = decided.gate
         self.seen = replace(self.seen, diagnosis=diagnosis, scene=scene, cycles=self.seen.cycles + 1,
                             cycle_ended_at=boottime(), cycle_took_s=boottime() - began, wakes=reasons)
         await self.http.keep()
         self._feed()
 
-    async def _act(self, decided: Step) -> bool:
+    async def _act(self, decided: Step, tape: Tape | None, socket: str) -> bool:
         """True where a hand changed the node: look again soon, what we did is learned by looking."""
         changed = False
         acted: set[Action] = set()
+        self.seen.gate = decided.gate
         for action in decided.actions:
             if self._hand_failed.get(action, 0.0) > boottime():
                 continue
@@ -172,10 +181,13 @@ class Daemon:
                             extra=facts(action=type(action).__name__, detail=action))
                 continue
             try:
-                await self.hands.act(action)
+                await self.hands.act(action, tape, socket)
             except HandFailed as failed:
                 self._hand_failed[action] = boottime() + (
                     RELEASE_RETRY_S if isinstance(action, Release) else HAND_RETRY_S)
+                if isinstance(action, (RestartUnit, SendHup, Rebuild)):
+                    gate = decided.gate
+                    self.seen.gate = replace(gate, mend=refuse(gate.mend, failed.sentence, boottime()))
                 log.warning("a hand did not take: %s", failed.sentence,
                             extra=facts(action=type(action).__name__))
                 continue

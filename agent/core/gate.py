@@ -11,14 +11,15 @@ Three values, never one:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 from ..model.finding import Diagnosis, Finding, Heals, Scope, Verdict
 from ..model.plan import Action, DropProbe, Learn, Release, StartProbe
 from ..model.scene import ProbeEnd
 from ..model.settings import Settings
+from . import mend as mending
 from .deadline import hold_limit_s
+from .phases import Gate, Phase, Step
 
 FIRST_FAILURES_S = 60.0
 "failing probes are repeated at the stable interval for so long, then ever more rarely: each costs the driver work"
@@ -27,66 +28,13 @@ AGREE = 2
 "looks at fresh probes that must agree before a cause counts as one that waiting cannot heal"
 
 
-class Phase(str, Enum):
-    """Where the host's GPUs stand. The numbers are on dashboards: they never change."""
-
-    WAITING = "WAITING"
-    PROBING = "PROBING"
-    SETTLING = "SETTLING"
-    OPEN = "OPEN"
-    REVALIDATING = "REVALIDATING"
-    REPAIRING = "REPAIRING"
-    HELD = "HELD"
-    NOT_APPLICABLE = "NOT_APPLICABLE"
-
-    @property
-    def number(self) -> int:
-        return list(Phase).index(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """The gate's memory. Dropped with the agent: the next one begins anew and ends at the same place."""
-
-    started_at: float
-    phase: Phase = Phase.WAITING
-    since: float = 0.0
-    why: str = "not looked yet"
-    reason: str = "NotLooked"
-    "a stable word, docs/reasons.md"
-    released: str = ""
-    'why the kubelet may start, "" while it may not'
-    ready: bool = False
-    ready_why: str = "not looked yet"
-    counted: int = 0
-    "number of the last probe that was judged"
-    good: int = 0
-    "complete, equal probes in a row"
-    fingerprint: str = ""
-    validated_at: float | None = None
-    "start of the last probe that found the open gate's set again"
-    hopeless: int = 0
-    "fresh probes in a row whose cause waiting cannot heal"
-    failing_since: float | None = None
-    failures: int = 0
-    probe_after: float = 0.0
-    deadline_at: float = 0.0
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one cycle decided."""
-
-    gate: Gate
-    actions: tuple[Action, ...]
-    wake_at: float
-    "boottime, seconds: look again then at the latest"
-
-
 def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
     """Judge what was seen, move, and say what is to be done."""
     moved = _count(_forget(gate, diagnosis, now), diagnosis, now, settings)
     moved = replace(moved, deadline_at=_deadline(moved, diagnosis, now, settings))
     phase, why, reason = _phase(moved, diagnosis, settings, now)
+    moved, mended = _mend(moved, diagnosis, phase, now, settings)
+    phase, why, reason = _with_mend(moved, phase, why, reason)
     if phase is not moved.phase:
         moved = replace(moved, phase=phase, since=now)
     moved = replace(moved, why=why, reason=reason)
@@ -94,8 +42,35 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     moved = replace(moved, released=released)
     ready, ready_why = _ready(moved, diagnosis, now, settings)
     moved = replace(moved, ready=ready, ready_why=ready_why)
-    actions = _actions(moved, diagnosis, now, settings, word)
-    return Step(moved, actions, _wake_at(moved, diagnosis, now, settings))
+    actions = _actions(moved, diagnosis, now, settings, word) + mended.actions
+    wake_at = _wake_at(moved, diagnosis, now, settings)
+    return Step(moved, actions, min(wake_at, max(now, mended.wake_at)) if mended.wake_at is not None else wake_at)
+
+
+def _mend(gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float,
+          settings: Settings) -> tuple[Gate, mending.Mended]:
+    """Count the kubelet's answers, then let the mender decide, who may act only while NVML is stable."""
+    stable = gate.good >= settings.stable_probes
+    gate = replace(gate, open_since=(gate.open_since if gate.open_since is not None else now) if stable else None)
+    registered = diagnosis.registered
+    if registered is None or registered.verdict is not Verdict.HOLDS:
+        gate = replace(gate, listed=0)
+    elif diagnosis.registered_at > gate.listed_at:
+        gate = replace(gate, listed=gate.listed + 1, listed_at=diagnosis.registered_at)
+    open_since = gate.open_since if phase is Phase.OPEN else None
+    mended = mending.step(gate.mend, diagnosis, open_since, now, settings)
+    return replace(gate, mend=mended.mend), mended
+
+
+def _with_mend(gate: Gate, phase: Phase, why: str, reason: str) -> tuple[Phase, str, str]:
+    if phase not in (Phase.OPEN, Phase.REVALIDATING):
+        return phase, why, reason
+    if gate.mend.acting:
+        return Phase.REPAIRING, f"the device plugin was started afresh ({gate.mend.acting}); the kubelet's word " \
+            "is awaited", "Repairing"
+    if gate.mend.held and phase is Phase.OPEN:
+        return Phase.HELD, gate.mend.held, gate.mend.held_reason
+    return phase, why, reason
 
 
 def _forget(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
@@ -128,6 +103,8 @@ def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     failures = gate.failures + 1
     since = gate.failing_since if gate.failing_since is not None else now
     hopeless = gate.hopeless + 1 if _is_hopeless(diagnosis) else 0
+    if diagnosis.mending is not None:
+        gate = replace(gate, mend=replace(gate.mend, bad_probe_at=now + diagnosis.mending.offset))
     pause = _backoff(settings, failures, now - since, report.end is ProbeEnd.HUNG, hopeless)
     return replace(gate, good=0, fingerprint="", validated_at=None, failures=failures, failing_since=since,
                    hopeless=hopeless, probe_after=now + pause)
@@ -242,6 +219,8 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     registered = diagnosis.registered
     if registered and registered.verdict is not Verdict.HOLDS:
         return False, registered.because
+    if registered and gate.listed < AGREE:
+        return False, f"{registered.because}, once so far"
     return True, registered.because if registered else gate.why
 
 
@@ -299,6 +278,7 @@ def _wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -
         instants.append(_probe_due(gate, diagnosis, settings))
     if gate.phase is Phase.REVALIDATING:
         instants.append(diagnosis.disturbed_at + _stands_for_s(diagnosis, settings) + 0.01)
-    if gate.phase in (Phase.OPEN, Phase.REVALIDATING) and not gate.ready:
-        instants.append(now + 2.0)  # the kubelet sends no signal when a plugin registers
+    if gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.HELD) and not gate.ready and gate.good:
+        # The kubelet sends no signal when a plugin registers.
+        instants.append(now + (0.6 if 0 < gate.listed < AGREE else 2.0))
     return max(now, min(i for i in instants if i > now or i == instants[0]))

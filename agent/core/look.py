@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from ..model.host import Host
 from ..model.reading import Reading, Refusal, Seen, Why
+from ..model.runtime import Access, Container, ContainerState, LedgerEntry, PluginLog, PluginSight, Sandbox
 from ..model.scene import DeviceNode, Entry, PciFunction, Scene
 from ..model.settings import Settings
-from . import parse
+from . import ledger, parse, plugin, plugin_log
 from .paths import CONTROL_PLANE_MANIFESTS, PCI, RUN, STATE
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ async def look(host: Host, settings: Settings) -> Scene:
     scene = replace(scene, **await _driver(host))
     scene = replace(scene, **await _device_nodes(host))
     scene = replace(scene, **await _marks(host))
-    return replace(
+    scene = replace(
         scene,
         probe=await host.probe(),
         manager=await host.manager(),
@@ -81,6 +82,18 @@ async def look(host: Host, settings: Settings) -> Scene:
         allocatable=await host.allocatable(settings.pod_resources_socket),
         trouble=await host.trouble(),
     )
+    if isinstance(scene.pci, Seen) and not scene.pci.value:  # no NVIDIA function at all: nothing to mend here
+        return scene
+    return replace(scene, **await _plugins(host, settings, is_listed(scene, settings)))
+
+
+def is_listed(scene: Scene, settings: Settings) -> bool:
+    """The kubelet lists as many GPUs as NVML shows: then the plugin's own access need not be asked, which costs
+    a program's start."""
+    last = scene.probe.value.last if isinstance(scene.probe, Seen) else None
+    if not isinstance(scene.allocatable, Seen) or last is None:
+        return False
+    return 0 < len(last.gpus) <= len(plugin.listed_gpus(scene.allocatable.value, settings))
 
 
 def _parsed(reading: Reading[bytes], parser: Callable[[bytes], T | None], what: str) -> Reading[T]:
@@ -209,6 +222,34 @@ async def _device_nodes(host: Host) -> dict[str, Any]:
     }
 
 
+async def _plugins(host: Host, settings: Settings, listed: bool) -> dict[str, Any]:
+    """The runtime, and of what looks like the device plugin its status, its log's tail and its own access."""
+    found: dict[str, Any] = {"checkpoint": await _parsed_file(
+        host, f"{settings.device_plugins_dir}/kubelet_internal_checkpoint", parse.checkpoint, 4 << 20)}
+    for socket in (settings.runtime_socket,) if settings.runtime_socket else plugin.SOCKETS:
+        runtime = await host.runtime(socket)
+        found |= {"runtime_socket": socket, "runtime": runtime}
+        if not (isinstance(runtime, Refusal) and runtime.is_missing):
+            break
+    if isinstance(found["runtime"], Seen):
+        pairs = plugin.candidates(found["runtime"].value, settings)
+        found["plugins"] = tuple([await _sight(host, found["runtime_socket"], *pair, listed) for pair in pairs[:4]])
+    return found
+
+
+async def _sight(host: Host, socket: str, container: Container, sandbox: Sandbox | None,
+                 listed: bool) -> PluginSight:
+    detail = await host.container(socket, container.id)
+    log: Reading[PluginLog] = Refusal(Why.NOT_ASKED, "the container's status was not read")
+    access: Reading[Access] = Refusal(Why.NOT_ASKED, "nobody doubts it, or it has no process")
+    if isinstance(detail, Seen):
+        tail = await host.tail(detail.value.log_path)
+        log = tail if isinstance(tail, Refusal) else Seen(plugin_log.read(tail.value), tail.at)
+        if detail.value.pid > 0 and container.state is ContainerState.RUNNING and not listed:
+            access = await host.access(detail.value.pid, "/dev/nvidiactl")
+    return PluginSight(container, sandbox, detail, log, access)
+
+
 def _node(folder: str, entry: Entry) -> DeviceNode:
     return DeviceNode(f"{folder}/{entry.name}", entry.major, entry.minor)
 
@@ -222,8 +263,23 @@ async def _marks(host: Host) -> dict[str, Any]:
         "paused": await _parsed_file(host, f"{RUN}/paused", parse.mark),
         "waiting": await _parsed_file(host, f"{RUN}/waiting", parse.mark),
         "learned": await _learned(host),
+        "boot_id": await _boot_id(host),
+        "ledger": await _ledger(host),
         "control_plane": plane,
     }
+
+
+async def _boot_id(host: Host) -> str:
+    found = await _parsed_file(host, "/proc/sys/kernel/random/boot_id", parse.text)
+    return found.value if isinstance(found, Seen) else ""
+
+
+async def _ledger(host: Host) -> Reading[tuple[LedgerEntry, ...]]:
+    """The disruptive actions of this node. No ledger yet is an empty one; a torn one is a refusal."""
+    found = _parsed(await host.tail(f"{STATE}/ledger.jsonl", 1 << 20), ledger.read, "the ledger")
+    if isinstance(found, Refusal) and found.is_missing:
+        return Seen((), 0.0)
+    return found
 
 
 async def _learned(host: Host) -> Reading[tuple[str, ...]]:

@@ -89,3 +89,21 @@ def number(value: object) -> float:
     except OverflowError:
         return 0.0
     return found if found - found == 0.0 else 0.0
+
+
+def checkpoint(data: bytes) -> dict[str, int] | None:
+    """Devices by resource in RegisteredDevices of kubelet_internal_checkpoint, in any of its shapes.
+
+    Its checksum is not checked: the file is a hint that outlives plugin, kubelet and boot, whatever it says.
+    """
+    stored = json_object(data)
+    inner = stored.get("Data") if stored else None
+    registered = inner.get("RegisteredDevices") if isinstance(inner, dict) else None
+    if registered is None and isinstance(inner, dict):
+        return {}
+    if isinstance(registered, list):
+        return {} if not registered else None
+    if not isinstance(registered, dict):
+        return None
+    return {str(name): len(ids) if isinstance(ids, list) else 0 for name, ids in registered.items()}
+

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .fault import Mending
 from .plan import Action
 from .scene import ProbeReport
 
@@ -88,6 +89,10 @@ class Diagnosis:
     learned: tuple[str, ...]
     "bus ids that this machine showed before"
     registered: Finding | None
+    registered_at: float
+    "boottime, seconds, of the kubelet's answer behind it"
+    mending: Mending | None
+    "None where there is no plugin to mend: no kubelet, no GPU"
     additive: tuple[Action, ...] = ()
     "what is missing and may be added without asking"
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .reading import Reading
+from .runtime import Access, ContainerDetail, Runtime
 from .scene import Clock, Devices, Entry, Manager, ProbeState, Unit
 
 
@@ -33,6 +34,18 @@ class Host(Protocol):
 
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
         """What the kubelet lists as allocatable, by its pod-resources API."""
+
+    async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
+        """The last `limit` bytes of a file."""
+
+    async def runtime(self, socket: str) -> Reading[Runtime]:
+        """Every sandbox and container of the CRI endpoint at this socket."""
+
+    async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
+        """One container's status and its runtime's own words about it."""
+
+    async def access(self, pid: int, path: str) -> Reading[Access]:
+        """May this process open this device node? Asked without opening it, and without disturbing the process."""
 
     async def trouble(self) -> tuple[str, ...]:
         """Signal sources that are lost."""

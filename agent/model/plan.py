@@ -78,4 +78,63 @@ class Learn:
         return f"remembered the set of GPUs this machine showed: {', '.join(self.bus_ids)}"
 
 
-Action = Union[StartProbe, DropProbe, Release, LinkDevChar, MakeNodes, LoadModule, Learn]
+@dataclass(frozen=True, slots=True)
+class RestartUnit:
+    """Disruptive: restart the device plugin's own unit."""
+
+    number: int
+    "in the ledger"
+    unit: str
+    cause: str
+    because: str
+
+    @property
+    def sentence(self) -> str:
+        return f"restarted {self.unit}: {self.because}"
+
+
+@dataclass(frozen=True, slots=True)
+class SendHup:
+    """Disruptive: SIGHUP to the device plugin, which asks NVML again and registers again in place."""
+
+    number: int
+    container_id: str
+    pid: int
+    cause: str
+    because: str
+
+    @property
+    def sentence(self) -> str:
+        return f"sent SIGHUP to container {self.container_id[:12]}, pid {self.pid}: {self.because}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """Disruptive: stop (10 s) and remove one container; the kubelet builds it again."""
+
+    number: int
+    container_id: str
+    cause: str
+    because: str
+
+    @property
+    def sentence(self) -> str:
+        return f"stopped and removed container {self.container_id[:12]}: {self.because}"
+
+
+@dataclass(frozen=True, slots=True)
+class NoteOutcome:
+    """Write down, in the ledger and beside the evidence, what came of an action."""
+
+    number: int
+    outcome: str
+    evidence: str
+
+    @property
+    def sentence(self) -> str:
+        return f"outcome of action {self.number}: {self.outcome}"
+
+
+Disruptive = Union[RestartUnit, SendHup, Rebuild]
+Action = Union[StartProbe, DropProbe, Release, LinkDevChar, MakeNodes, LoadModule, Learn, RestartUnit, SendHup,
+               Rebuild, NoteOutcome]

@@ -7,6 +7,7 @@ from enum import Enum
 
 from .mark import Mark
 from .reading import Reading, Refusal, Why
+from .runtime import LedgerEntry, PluginSight, Runtime
 
 NOT_ASKED = Refusal(Why.NOT_ASKED)
 
@@ -211,6 +212,15 @@ class Scene:
     "static pods of a control plane are on this node"
     plugin_sockets: Reading[tuple[Entry, ...]] = NOT_ASKED
     allocatable: Reading[tuple[Devices, ...]] = NOT_ASKED
+    boot_id: str = ""
+    runtime_socket: str = ""
+    "the CRI endpoint that was asked"
+    runtime: Reading[Runtime] = NOT_ASKED
+    plugins: tuple[PluginSight, ...] = ()
+    "containers that look like the device plugin of this node, newest attempt of each"
+    checkpoint: Reading[dict[str, int]] = NOT_ASKED
+    "devices by resource in kubelet_internal_checkpoint: a hint that outlives every truth"
+    ledger: Reading[tuple[LedgerEntry, ...]] = NOT_ASKED
     learned: Reading[tuple[str, ...]] = NOT_ASKED
     "bus ids that earlier boots of this very machine saw stable"
     trouble: tuple[str, ...] = field(default=())

@@ -65,6 +65,30 @@ class Settings:
     device_plugins_dir: str = _key(
         "Kubelet", "DevicePluginsDir", "/var/lib/kubelet/device-plugins",
         "fixed in the kubelet, whatever its --root-dir (kubernetes pkg/kubelet/cm/devicemanager)")
+    runtime_socket: str = _key(
+        "Plugin", "RuntimeSocket", "",
+        "the CRI endpoint; empty: the first that is there of containerd's, k3s's, CRI-O's, microk8s's and k0s's")
+    plugin_containers: tuple[str, ...] = _key(
+        "Plugin", "Containers", ("nvidia-device-plugin", "nvidia-device-plugin-ctr"),
+        "names of the device plugin's container, as patterns")
+    plugin_images: tuple[str, ...] = _key(
+        "Plugin", "Images", ("*k8s-device-plugin*", "*nvidia-device-plugin*"),
+        "patterns of its image, where the container's name is another")
+    plugin_unit: str = _key("Plugin", "Unit", "", "the device plugin's systemd unit, where it is no container")
+    repair: str = _key(
+        "Plugin", "Repair", "yes",
+        "yes: a plugin that did not register is started afresh; report: it is only said what would be done")
+    repair_partial: bool = _key(
+        "Plugin", "RepairPartial", False,
+        "also where the kubelet lists some: with the registry away, imagePullPolicy: Always turns 7 into 0")
+    register_within_s: float = _key(
+        "Plugin", "RegisterWithinSec", 30.0,
+        "a plugin whose log shows no failure is given so long after its own, the kubelet's and NVML's start; "
+        "the slowest that was seen took 3 s, on a busy node 15", unit="s")
+    verify_within_s: float = _key(
+        "Plugin", "VerifyWithinSec", 60.0, "after a repair the kubelet must list the GPUs within this", unit="s")
+    repairs_per_hour: int = _key("Plugin", "RepairsPerHour", 3, "disruptive actions in one hour")
+    repairs_per_boot: int = _key("Plugin", "RepairsPerBoot", 6, "disruptive actions in one boot")
     listen: str = _key(
         "Http", "Listen", "127.0.0.1:9477", "address:port of /healthz, /readyz, /status; empty: none")
     heartbeat_s: float = _key(

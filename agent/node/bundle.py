@@ -2,6 +2,8 @@
 
     manifest.json   what was asked, in order, and what was answered
     files/…         what files held, at their own paths, to be read with ls and cat
+    tails/…         the ends of logs
+    journal.txt     with the evidence of a repair: the journal that led to it
 
 A bundle is written whole or not at all (a folder is renamed into place), readable by root only.
 """
@@ -24,8 +26,8 @@ FORMAT = 1
 LIMIT_BYTES = 64 << 20
 
 
-def write(tape: Tape, folder: Path) -> None:
-    """Write the bundle; BundleError, and nothing left behind, where that cannot be done."""
+def write(tape: Tape, folder: Path, beside: dict[str, bytes] | None = None) -> None:
+    """Write the bundle, and files `beside` the tape; BundleError, and nothing left behind, where that fails."""
     try:
         is_there = folder.exists()
     except OSError as exc:
@@ -38,6 +40,8 @@ def write(tape: Tape, folder: Path) -> None:
         answers = [_stored(key, answer, temporary) for key, answer in tape.answers.items()]
         manifest = {"format": FORMAT, "gpu_gate": __version__, "answers": answers}
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+        for name, data in (beside or {}).items():
+            (temporary / name).write_bytes(data)
         temporary.rename(folder)
     except OSError as exc:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -47,9 +51,9 @@ def write(tape: Tape, folder: Path) -> None:
 def _stored(key: str, answer: Any, folder: Path) -> dict[str, Any]:
     """One answer; a file's contents go into a file of their own."""
     question = json.loads(key)
-    if question[0] != "file" or answer.get("is") != "Seen":
+    if question[0] not in ("file", "tail") or answer.get("is") != "Seen":
         return {"question": question, "answer": answer}
-    path = folder / "files" / question[1].lstrip("/")
+    path = folder / ("files" if question[0] == "file" else "tails") / question[1].lstrip("/")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_bytes(decode(bytes, answer["value"]))
     return {"question": question, "answer": {**answer, "value": {"file": str(path.relative_to(folder))}}}

@@ -1,6 +1,7 @@
-"""What may be done to a node: one function per action, each verified by looking, none destructive.
+"""What may be done to a node: one function per action, each verified by looking.
 
-Laws of the hands: docs/design.md §5. Everything here is additive; a hand that does not take raises HandFailed.
+Laws of the hands: docs/design.md §5. What is done here is additive; what ends something is in node/mender.py.
+A hand that does not take raises HandFailed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,25 @@ from pathlib import Path
 from ..core.paths import RUN, STATE
 from ..model.errors import HandFailed
 from ..model.host import Host
-from ..model.plan import Action, DropProbe, Learn, LinkDevChar, LoadModule, MakeNodes, Release, StartProbe
+from ..model.plan import (
+    Action,
+    DropProbe,
+    Learn,
+    LinkDevChar,
+    LoadModule,
+    MakeNodes,
+    NoteOutcome,
+    Rebuild,
+    Release,
+    RestartUnit,
+    SendHup,
+    StartProbe,
+)
 from ..model.reading import unreachable
 from ..wire.child import run_once
+from .mender import Mender
 from .probes import Probes, boottime
+from .tape import Tape
 
 MODPROBE_WITHIN_S = 20.0
 
@@ -23,13 +39,14 @@ MODPROBE_WITHIN_S = 20.0
 class Hands:
     """The hands of one agent. `root` is for nodes that are a folder."""
 
-    def __init__(self, host: Host, probes: Probes, root: str = "/") -> None:
+    def __init__(self, host: Host, probes: Probes, mender: Mender, root: str = "/") -> None:
         self._host = host
+        self._mender = mender
         self._probes = probes
         self._root = Path(root)
 
-    async def act(self, action: Action) -> None:
-        """Do it, or raise HandFailed."""
+    async def act(self, action: Action, tape: Tape | None = None, socket: str = "") -> None:
+        """Do it, or raise HandFailed. `tape` and `socket`: the recorded look behind a repair, and its runtime."""
         match action:
             case StartProbe():
                 self._probes.start(action.overlap)
@@ -47,6 +64,10 @@ class Hands:
                 await _run(["modprobe", "-b", "nvidia"])
             case Learn():
                 await self._learn(action)
+            case NoteOutcome():
+                await self._mender.note(action)
+            case RestartUnit() | SendHup() | Rebuild():
+                await self._mender.begin(action, tape, socket)
             case _:
                 unreachable(action)
 

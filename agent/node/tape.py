@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ..model.errors import BundleError
 from ..model.host import Host
 from ..model.reading import Reading, Refusal, Seen, Why
+from ..model.runtime import Access, ContainerDetail, Runtime
 from ..model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
 from .codec import decode, encode
 
@@ -65,6 +66,18 @@ class Recorder:
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
         return self._keep(await self._host.allocatable(socket), "allocatable", socket)
 
+    async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
+        return self._keep(await self._host.tail(path, limit), "tail", path)
+
+    async def runtime(self, socket: str) -> Reading[Runtime]:
+        return self._keep(await self._host.runtime(socket), "runtime", socket)
+
+    async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
+        return self._keep(await self._host.container(socket, container_id), "container", socket, container_id)
+
+    async def access(self, pid: int, path: str) -> Reading[Access]:
+        return self._keep(await self._host.access(pid, path), "access", pid, path)
+
     async def trouble(self) -> tuple[str, ...]:
         return self._keep(await self._host.trouble(), "trouble")
 
@@ -109,6 +122,20 @@ class Replay:
 
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
         return self._find(Seen[tuple[Devices, ...]] | Refusal, "allocatable", socket)  # type: ignore[no-any-return]
+
+    async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
+        found = self._find(Seen[bytes] | Refusal, "tail", path)
+        return Seen(found.value[-limit:], found.at) if isinstance(found, Seen) else found
+
+    async def runtime(self, socket: str) -> Reading[Runtime]:
+        return self._find(Seen[Runtime] | Refusal, "runtime", socket)  # type: ignore[no-any-return]
+
+    async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
+        kind = Seen[ContainerDetail] | Refusal
+        return self._find(kind, "container", socket, container_id)  # type: ignore[no-any-return]
+
+    async def access(self, pid: int, path: str) -> Reading[Access]:
+        return self._find(Seen[Access] | Refusal, "access", pid, path)  # type: ignore[no-any-return]
 
     async def trouble(self) -> tuple[str, ...]:
         found = self._find(tuple[str, ...], "trouble")

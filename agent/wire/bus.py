@@ -160,8 +160,12 @@ class SystemdBus:
         rows = (self._unit_row(name, row) for name, row in zip(asked, listed, strict=True))
         return await all_of(rows, at_once=_UNITS_AT_ONCE)
 
-    async def start_unit(self, name: str, mode: str = "replace", within_s: float = 30.0) -> str:
+    async def start_unit(
+        self, name: str, mode: str = "replace", within_s: float = 30.0, *, member: str = "StartUnit"
+    ) -> str:
         """The job's result: done, failed, canceled, timeout, dependency, skipped, … BusError.
+
+        `member` may be RestartUnit or another of systemd's that take (unit, mode) and give a job.
 
         Subscribe, start, then wait for that job's path: a job can be over before StartUnit's answer is read.
         """
@@ -170,7 +174,7 @@ class SystemdBus:
         try:
             await self._sync_rules()
             link = self._connected()
-            (job,) = await self.call("StartUnit", "ss", [name, mode])
+            (job,) = await self.call(member, "ss", [name, mode])
             return await self._wait_job_removed(link, name, job, deadline)
         finally:
             self._starting -= 1
@@ -248,17 +252,8 @@ class SystemdBus:
             return UnitRow(name, id_, load_state, active_state, sub_state, path=path)
         wanted = ("InvocationID", "ActiveEnterTimestampMonotonic", "UnitFileState")
         invocation, enter_usec, file_state = await all_of([self.get(path, UNIT, prop) for prop in wanted])
-        return UnitRow(
-            name,
-            id_,
-            load_state,
-            active_state,
-            sub_state,
-            bytes(invocation).hex(),
-            enter_usec,
-            file_state,
-            path,
-        )
+        return UnitRow(name, id_, load_state, active_state, sub_state, bytes(invocation).hex(), enter_usec,
+                       file_state, path)
 
     async def _wait_job_removed(self, link: Link, name: str, job: str, deadline: float) -> str:
         done = self._job(job)

@@ -1,35 +1,47 @@
-"""gRPC over unix sockets, with message types declared at run time.
-
-No generated code: what protoc makes today does not load with the protobuf of Debian 12, and the other way round;
-descriptors built at run time work from protobuf 3.12 to 7. Wire numbers: kubernetes/kubelet
-pkg/apis/podresources/v1/api.proto (v1.37-beta); older kubelets only lack the newer fields.
+"""gRPC over unix sockets: one question, one answer, one deadline.
 
 The synchronous API is used, in a thread of the loop's own pool: once closed, its channel leaves one sleeping
 thread and no wake-ups, where grpc.aio leaves nine threads and 2-6 wake-ups a second (grpcio 1.51.1).
 grpc and protobuf are imported at the first call: 10 MiB that `status` and `wait` do not need.
+
+A channel is kept no longer than one look needs it. Nothing is tried twice: a request to stop a container that was
+sent again behind our back would be an act without evidence.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
+
+from .protos import pod_resources
 
 MAX_MESSAGE_BYTES = 16 << 20
 """The kubelet's own limit (pkg/kubelet/apis/podresources/constants.go)."""
 
+BACKSTOP_S = 1.0
+"""What is waited beyond gRPC's own deadline: it only counts where the loop's pool has no thread left."""
+
 _WORDS = {
     "UNAVAILABLE": "missing",
-    "NOT_FOUND": "missing",
-    "UNIMPLEMENTED": "missing",
+    "NOT_FOUND": "not-found",
+    "RESOURCE_EXHAUSTED": "busy",
+    "UNIMPLEMENTED": "unimplemented",
     "DEADLINE_EXCEEDED": "timed-out",
     "PERMISSION_DENIED": "not-permitted",
+    "UNAUTHENTICATED": "not-permitted",
 }
 
 
 class RpcError(Exception):
-    """A call that gave no answer; `word` is missing, timed-out, not-permitted or failed."""
+    """A call that gave no answer.
+
+    `word` is missing (nobody serves this socket), not-found (the thing asked about is not there), busy (rate limit),
+    unimplemented, timed-out, not-permitted or failed.
+    """
 
     def __init__(self, word: str, detail: str, code: str = "") -> None:
         super().__init__(detail)
@@ -47,81 +59,109 @@ class AllocatableRow:
     ids: tuple[str, ...]
 
 
+class Channel:
+    """One connection for the few calls of one look. It is made at the first call, and in the pool's thread."""
+
+    def __init__(self, socket: str) -> None:
+        self.socket = socket
+        self._lock = threading.Lock()
+        self._made: Any = None
+        self._closed = False
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Calls still under way end at once, as failed."""
+        with self._lock:
+            self._closed = True
+            made, self._made = self._made, None
+        if made is not None:
+            made.close()
+
+    def call(self, method: str, data: bytes, within_s: float) -> bytes:
+        """One call, blocking; bytes for bytes. The deadline is gRPC's, and holds for connecting as well."""
+        import grpc
+
+        try:
+            ask = self._open(grpc).unary_unary(method)
+            answer: bytes = ask(data, timeout=max(within_s, 0.001))
+        except grpc.RpcError as exc:
+            raise _error(method, exc) from exc
+        except ValueError as exc:  # what grpc raises for a channel that was closed meanwhile
+            raise RpcError("failed", f"{method}: {exc}"[:300]) from exc
+        return answer
+
+    def _open(self, grpc: Any) -> Any:
+        with self._lock:
+            if self._closed:
+                raise ValueError("the channel was closed")
+            if self._made is None:
+                self._made = grpc.insecure_channel(f"unix://{self.socket}", options=[
+                    # grpcio before 1.57 and after send different authorities for unix sockets; Rust and Java
+                    # servers mind.
+                    ("grpc.default_authority", "localhost"),
+                    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                    ("grpc.enable_retries", 0),
+                    # Else a new channel may inherit an old one's back-off, and not try a socket that is there again.
+                    ("grpc.use_local_subchannel_pool", 1),
+                ])
+            return self._made
+
+
+def channel(socket: str) -> Channel:
+    """`with channel(socket) as ch:` and unary(ch, …) as often as one look needs it."""
+    return Channel(socket)
+
+
+async def unary(over: str | Channel, method: str, request: Any, response_class: Any, within_s: float) -> Any:
+    """The answer to one request, over an open channel, or over one of its own to this socket. RpcError."""
+    if isinstance(over, str):
+        with channel(over) as own:
+            return await unary(own, method, request, response_class, within_s)
+    call = functools.partial(over.call, method, request.SerializeToString(), within_s)
+    running = asyncio.get_running_loop().run_in_executor(None, call)
+    try:
+        data = await asyncio.wait_for(running, within_s + BACKSTOP_S)
+    except asyncio.TimeoutError as exc:
+        raise RpcError("timed-out", f"{method}: no thread was free for it in {within_s + BACKSTOP_S:g} s") from exc
+    return _parsed(method, response_class, data)
+
+
 async def get_allocatable(socket: str, within_s: float) -> list[AllocatableRow]:
     """What the kubelet behind this pod-resources socket lists as allocatable. RpcError."""
-    answer = await _unary(
+    types = pod_resources()
+    answer = await unary(
         socket,
         "/v1.PodResourcesLister/GetAllocatableResources",
-        "AllocatableResourcesRequest",
-        "AllocatableResourcesResponse",
+        types["AllocatableResourcesRequest"](),
+        types["AllocatableResourcesResponse"],
         within_s,
     )
     return [AllocatableRow(d.resource_name, tuple(d.device_ids)) for d in answer.devices]
 
 
-async def _unary(socket: str, method: str, request: str, response: str, within_s: float) -> Any:
-    call = functools.partial(_call, socket, method, request, response, within_s)
-    return await asyncio.get_running_loop().run_in_executor(None, call)
-
-
-def _call(socket: str, method: str, request: str, response: str, within_s: float) -> Any:
-    """One unary call on a channel of its own. The deadline is gRPC's, and holds for connecting as well."""
-    import grpc
+def _parsed(method: str, response_class: Any, data: bytes) -> Any:
     from google.protobuf.message import DecodeError
 
-    types = _pod_resources()
-    options = [
-        # grpcio before 1.57 and after send different authorities for unix sockets; Rust and Java servers mind.
-        ("grpc.default_authority", "localhost"),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.enable_retries", 0),
-    ]
-    with grpc.insecure_channel(f"unix://{socket}", options=options) as channel:
-        ask = channel.unary_unary(method, request_serializer=lambda m: m.SerializeToString())
-        try:
-            data = ask(types[request](), timeout=within_s)
-        except grpc.RpcError as exc:
-            code = exc.code().name
-            raise RpcError(
-                _WORDS.get(code, "failed"), f"{method}: {code}: {exc.details()}"[:300], code
-            ) from exc
-    message = types[response]()
+    message = response_class()
     try:
         message.ParseFromString(data)
-    except DecodeError as exc:
-        raise RpcError("failed", f"{method}: {len(data)} bytes that are no {response}") from exc
+    except (DecodeError, UnicodeDecodeError) as exc:  # the pure Python implementation lets the latter through
+        what = response_class.DESCRIPTOR.name
+        raise RpcError("failed", f"{method}: {len(data)} bytes that are no {what}") from exc
     return message
 
 
-@functools.lru_cache(maxsize=1)
-def _pod_resources() -> dict[str, Any]:
-    """Message classes of package v1, in a pool of their own so that they clash with nobody's."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    field = descriptor_pb2.FieldDescriptorProto
-    one, many = field.LABEL_OPTIONAL, field.LABEL_REPEATED
-    file = descriptor_pb2.FileDescriptorProto(name="podresources.proto", package="v1", syntax="proto3")
-    layout = {
-        "ContainerDevices": [
-            ("resource_name", 1, one, field.TYPE_STRING, ""),
-            ("device_ids", 2, many, field.TYPE_STRING, ""),
-        ],
-        "AllocatableResourcesRequest": [],
-        "AllocatableResourcesResponse": [("devices", 1, many, field.TYPE_MESSAGE, ".v1.ContainerDevices")],
-    }
-    for name, fields in layout.items():
-        message = file.message_type.add(name=name)
-        for field_name, number, label, kind, type_name in fields:
-            message.field.add(
-                name=field_name,
-                number=number,
-                label=label,
-                type=kind,
-                **({"type_name": type_name} if type_name else {}),
-            )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file) if hasattr(pool, "Add") else pool.AddSerializedFile(file.SerializeToString())
-    get = (
-        getattr(message_factory, "GetMessageClass", None) or message_factory.MessageFactory(pool).GetPrototype
-    )
-    return {name: get(pool.FindMessageTypeByName(f"v1.{name}")) for name in layout}
+def _error(method: str, exc: Any) -> RpcError:
+    code, details = exc.code().name, str(exc.details() or "")
+    word = _WORDS.get(code, "failed")
+    if word == "busy" and "larger than max" in details:  # our own limit speaks with the server's code
+        word = "failed"
+    if word == "missing" and "Permission denied" in details:  # connect(2) answered EACCES
+        word = "not-permitted"
+    return RpcError(word, f"{method}: {code}: {details}"[:300], code)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent.app import config
+from agent.app.values import parse_span
 from agent.model.settings import Settings
 
 REPO = Path(__file__).resolve().parents[2]
@@ -57,6 +58,16 @@ GOOD: list[tuple[str, str, Any]] = [
     ("Kubelet.Resources", "nvidia.com/gpu, nvidia.com/mig-*", ("nvidia.com/gpu", "nvidia.com/mig-*")),
     ("Kubelet.PodResourcesSocket", "/data/kubelet.sock", "/data/kubelet.sock"),
     ("Kubelet.DevicePluginsDir", "/", "/"),
+    ("Plugin.RuntimeSocket", "/run/k3s/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock"),
+    ("Plugin.Containers", "gpu-plugin, *-dp", ("gpu-plugin", "*-dp")),
+    ("Plugin.Images", "*/nvidia/*:v0.9*", ("*/nvidia/*:v0.9*",)),
+    ("Plugin.Unit", "nvidia-device-plugin.service", "nvidia-device-plugin.service"),
+    ("Plugin.Repair", "report", "report"),
+    ("Plugin.RepairPartial", "yes", True),
+    ("Plugin.RegisterWithinSec", "1min", 60.0),
+    ("Plugin.VerifyWithinSec", "90s", 90.0),
+    ("Plugin.RepairsPerHour", "1", 1),
+    ("Plugin.RepairsPerBoot", "20", 20),
     ("Http.Listen", "[::1]:80", "[::1]:80"),
     ("Agent.HeartbeatSec", "45s", 45.0),
     ("Agent.RevalidateSec", "1000000us", 1.0),
@@ -109,6 +120,16 @@ BAD: list[tuple[str, str, str]] = [
     ("Kubelet.Unit", "a b.service", "a unit's full name"),
     ("Kubelet.PodResourcesSocket", "unix:///x", "an absolute path"),
     ("Kubelet.DevicePluginsDir", "x", "an absolute path"),
+    ("Plugin.RuntimeSocket", "unix:///run/containerd/containerd.sock", "an absolute path"),
+    ("Plugin.Unit", "none", "a unit's full name"),
+    ("Plugin.Unit", "plugin", "a unit's full name"),
+    ("Plugin.Unit", "a.service b.service", "a unit's full name"),
+    ("Plugin.Repair", "no", "yes or report"),
+    ("Plugin.RepairPartial", "sometimes", "yes or no"),
+    ("Plugin.RegisterWithinSec", "0.5s", "between 1s and 3600s"),
+    ("Plugin.VerifyWithinSec", "4s", "between 5s and 3600s"),
+    ("Plugin.RepairsPerHour", "0", "1 to 20"),
+    ("Plugin.RepairsPerBoot", "21", "1 to 20"),
     ("Http.Listen", "9477", "address:port"),
     ("Http.Listen", "127.0.0.1:0", "address:port"),
     ("Http.Listen", "127.0.0.1:65536", "address:port"),
@@ -133,7 +154,8 @@ def test_a_bad_value_is_named_and_the_default_stays(tmp_path: Path, key: str, va
 @pytest.mark.parametrize(("text", "where", "says", "is_error"), [
     ("[Gate]\nDeadlineSecs=5\n", 2, "unknown key DeadlineSecs= in [Gate]; it is not in force", False),
     ("[Gate]\nTimeoutSec=5s\n", 2, "TimeoutSec= belongs into [Probe], not [Gate]", False),
-    ("[gate]\n", 1, "unknown section [gate]; known: [Gate], [Probe], [Driver], [Kubelet], [Http], [Agent]", False),
+    ("[gate]\n", 1, "unknown section [gate]; known: [Gate], [Probe], [Driver], [Kubelet], [Plugin], [Http], [Agent]",
+     False),
     ("DeadlineSec=5s\n", 1, "belongs into [Gate]", False),
     ("[Gate]\n\n# ok\n; ok\nhello\n", 5, "'hello' is no Key=Value", True),
     ("[Gate\n", 1, "is no Key=Value", True),
@@ -300,7 +322,7 @@ def of_manual(text: str) -> dict[str, str]:
 
 def spans(defaults: dict[str, str]) -> dict[str, Any]:
     """With spans as seconds: 30min and 1800s are the same."""
-    return {key: config.parse_span(value) if key.endswith("Sec") else value for key, value in defaults.items()}
+    return {key: parse_span(value) if key.endswith("Sec") else value for key, value in defaults.items()}
 
 
 @pytest.mark.parametrize(("path", "reader"), [

@@ -34,11 +34,14 @@ def idle(rig: Rig) -> list[Row]:
             note=f"peak {agent['peak_mib']:.1f}, PSS {agent['pss_mib']:.1f}, anonymous "
                  f"{agent['anonymous_mib']:.1f} MiB; the loop: the shell, and a probe while it runs."),
         Row(f"idle {seconds} s: CPU", agent["cpu_percent"], "%", 0.1, {"5 s loop": loop["cpu_percent"]},
-            note=f"with all children, in the {agent['quiet_s']:.0f} s in which no uevent came. Every node hears the "
-                 f"uevents of every other one on the same kernel, {seen['uevents']} this time: with them "
-                 f"{agent['cpu_percent_whole']:.3f} % and {agent['wakes_per_s_whole']:.2f} wake-ups/s."),
+            note=f"with all children, in the {agent['quiet_s']:.0f} s of whole heartbeats in which no uevent came "
+                 "(0: none, and the figure is the whole). Every node hears the uevents of every other one on the "
+                 f"same kernel, {seen['uevents']} this time: with them {agent['cpu_percent_whole']:.3f} % and "
+                 f"{agent['wakes_per_s_whole']:.2f} wake-ups/s."),
         Row(f"idle {seconds} s: wake-ups", agent["wakes_per_s"], "/s", 0.5, {"5 s loop": loop["wakes_per_s"]},
-            note="context switches of agent and children by perf's counter for the cgroup: each is one wake-up."),
+            note="context switches of agent and children by perf's counter for the cgroup, threads that live "
+                 f"for a millisecond included. The threads that stay, in the whole time: "
+                 f"{agent['wakes_per_s_alive']:.2f}/s. They come in one burst each heartbeat (30 s)."),
         Row(f"idle {seconds} s: threads", agent["threads"], ""),
     ]
 

@@ -20,6 +20,7 @@ from nspawn import Node, NodeError
 HERE = Path(__file__).resolve().parent
 GPUS = 8
 EARLY_S = 6
+REGISTER_S = 5
 INCIDENT = f"plug --gpus {GPUS}\npersistenced: nvml init=999 for={EARLY_S}\n"
 AFTERWARDS_S = 4.0
 GIVE_UP_S = 40.0
@@ -59,6 +60,10 @@ class Timeline:
             self.known[key] = value
             self._say(f"{key} {value}", at, sentence.format(value))
 
+    def forget(self, *keys: str) -> None:
+        """What may come again from here on."""
+        self.times = {k: t for k, t in self.times.items() if k not in keys}
+
     def _say(self, key: str, at: float, sentence: str) -> None:
         self.known.setdefault(key, True)
         self.times.setdefault(key, at)
@@ -86,10 +91,9 @@ def watched(node: Node) -> Iterator[Iterator[dict[str, Any]]]:
         yield (json.loads(line) for line in program.stdout if line.startswith("{"))
 
 
-def live(node: Node, until: str) -> Timeline:
-    """Boot the node and watch it until `until` was seen, and a little longer."""
-    timeline, ends = Timeline(), time.monotonic() + GIVE_UP_S
-    node.boot()
+def live(node: Node, until: str, timeline: Timeline | None = None) -> Timeline:
+    """Watch the node until `until` was seen, and a little longer."""
+    timeline, ends = timeline or Timeline(), time.monotonic() + GIVE_UP_S
     with watched(node) as moments:
         for seen in moments:
             timeline.take(seen)
@@ -106,22 +110,57 @@ def act(number: int, title: str) -> None:
           flush=True)
 
 
-def without() -> dict[str, str]:
-    act(1, f"without the gate. NVML answers 999 until {EARLY_S} s after nvidia-persistenced; the plugin asks "
-           "at once.")
+def without(package: Path) -> tuple[dict[str, str], dict[str, str]]:
+    act(1, f"without the gate. NVML answers 999 until {EARLY_S} s after nvidia-persistenced; the plugin (an old "
+           "one) asks at once.")
     with Node(tree.layers("bookworm")) as node:
         node.put("/etc/simgpu.conf", INCIDENT)
+        _make_plugin_old_and_deaf(node)
+        node.boot()
         timeline = live(node, f"nvml {GPUS}")
         state = json.loads(node.run(["simgpu", "node"]).stdout)
         print(f"\n    The host sees {GPUS} GPUs, the plugin is {_phase(state)}, and the kubelet lists "
               f"{_allocatable(state)}. It stays so for hours.")
-        return _row(timeline, state)
+        broken = _row(timeline, state)
+        mend(node, package, timeline)
+        deaf(node, timeline)
+        return broken, _row(timeline, json.loads(node.run(["simgpu", "node"]).stdout))
+
+
+def mend(node: Node, package: Path, timeline: Timeline) -> None:
+    print("\n    Now gpu-gate is installed on this very node (apt install ./gpu-gate_*.deb). Nothing is restarted.\n")
+    tree.install_deb(node, package)
+    live(node, f"allocatable {GPUS}", timeline)
+    print("\n    What it said, and what it kept before it did anything:\n")
+    _indented(node.journal("-u", "gpu-gate", "-o", "cat", "-t", "gpu-gate"))
+    _indented(node.run("cd /var/lib/gpu-gate; ls -d evidence/*/* ; cat evidence/*/outcome").stdout)
+
+
+def deaf(node: Node, timeline: Timeline) -> None:
+    print(f"\n    The kubelet is restarted. This plugin is deaf to that; it is given {REGISTER_S} s.\n")
+    node.put("/etc/gpu-gate/gpu-gate.conf.d/demo.conf", f"[Plugin]\nRegisterWithinSec={REGISTER_S}s\n")
+    node.systemctl("reload", "gpu-gate")
+    timeline.forget(f"allocatable {GPUS}", "allocatable none")
+    node.systemctl("restart", "kubelet")
+    live(node, f"allocatable {GPUS}", timeline)
+    print("\n    The ledger of what was done (/var/lib/gpu-gate/ledger.jsonl):\n")
+    for line in node.read("/var/lib/gpu-gate/ledger.jsonl").splitlines():
+        entry = json.loads(line)
+        _indented(f"{entry['number']} {entry['what']}: {entry['outcome'] or entry['cause']}")
+
+
+def _make_plugin_old_and_deaf(node: Node) -> None:
+    """v0.9's ways: after a failed start it never tries again, and does not hear a kubelet restart."""
+    path = "/etc/kubernetes/manifests/nvidia-device-plugin.yaml"
+    old = "      env:\n" + "".join(f'        - {{name: {name}, value: "1"}}\n' for name in ("OLD", "DEAF"))
+    node.put(path, node.read(path).replace("      env:\n", old))
 
 
 def with_gate(package: Path) -> dict[str, str]:
     act(2, "with the gate. The same node, the same second; the .deb is installed, nothing is configured.")
     with Node(tree.layers("bookworm", package)) as node:
         node.put("/etc/simgpu.conf", INCIDENT)
+        node.boot()
         timeline = live(node, f"allocatable {GPUS}")
         state = json.loads(node.run(["simgpu", "node"]).stdout)
         print("\n    What the agent said (journalctl -u gpu-gate):\n")
@@ -168,16 +207,18 @@ What to try next:
 def main() -> int:
     began = time.monotonic()
     try:
-        print("gpu-gate: a GPU node boots, twice. Building what is not built yet …", flush=True)
+        print("gpu-gate: a GPU node boots, twice. What is not built yet is built first …", flush=True)
         package = tree.build_deb()
         tree.layers("bookworm", package)
-        rows = {"without the gate": without(), "with the gate": with_gate(package)}
+        broken, mended = without(package)
+        rows = {"without the gate": broken, "… and mended": mended, "with the gate": with_gate(package)}
     except NodeError as error:
         print(error, file=sys.stderr)
         return 1
     table(rows)
     print(f"({time.monotonic() - began:.0f} s)")
-    return 0 if rows["with the gate"]["kubelet lists"] == f"{GPUS} of {GPUS}" else 1
+    well = all(rows[name]["kubelet lists"] == f"{GPUS} of {GPUS}" for name in ("… and mended", "with the gate"))
+    return 0 if well else 1
 
 
 if __name__ == "__main__":

@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from agent.core import plugin_log
 from agent.core.rules import diagnose
 from agent.model.finding import Diagnosis, Finding
 from agent.model.reading import Refusal, Seen, Why
+from agent.model.runtime import (
+    Access,
+    Container,
+    ContainerDetail,
+    ContainerState,
+    LedgerEntry,
+    PluginSight,
+    Runtime,
+    Sandbox,
+)
 from agent.model.scene import (
     Clock,
     DeviceNode,
@@ -26,6 +37,9 @@ from agent.model.settings import Settings
 
 T = TypeVar("T")
 NOW = 1000.0
+OFFSET = 1.7e9 - NOW
+"""Realtime less boottime."""
+BOOT_ID = "6f1c0000-0000-4000-8000-000000000000"
 BUSES = ("0000:07:00.0", "0000:0f:00.0")
 UUIDS = tuple(f"GPU-{n:08x}-0000-4000-8000-000000000000" for n in range(2))
 GPUS = tuple(Gpu(uuid, bus, n, "NVIDIA H100") for n, (uuid, bus) in enumerate(zip(UUIDS, BUSES, strict=True)))
@@ -71,6 +85,44 @@ def failing(code: int, call: str = "nvmlInit", index: int = -1, bus: str = "", *
     return probed(**{"end": end, "gpus": gpus, "errors": (NvmlError(code, call, index, bus),), **changes})
 
 
+POD_UID = "9b2e"
+WELL_LOG = b"2026/11/29 12:46:15 Loading NVML\n2026/11/29 12:46:15 Registered device plugin for 'nvidia.com/gpu' " \
+    b"with Kubelet\n"
+FAILED_LOG = b"2026/11/29 12:46:07 Loading NVML\n2026/11/29 12:46:07 Failed to initialize NVML: nvml: Unknown " \
+    b"Error.\n"
+
+
+def sandbox(sandbox_id: str = "pod-1", **changes: Any) -> Sandbox:
+    return replace(Sandbox(sandbox_id, "nvidia-device-plugin-node", "kube-system", POD_UID, 0, True, OFFSET + 60,
+                           {"name": "nvidia-device-plugin-ds"}, {}), **changes)
+
+
+def container(container_id: str = "c1", sandbox_id: str = "pod-1", **changes: Any) -> Container:
+    """The plugin's container, running since 100 s after the boot."""
+    return replace(Container(
+        container_id, sandbox_id, "nvidia-device-plugin-ctr", 0, "nvcr.io/nvidia/k8s-device-plugin:v0.9.0",
+        ContainerState.RUNNING, OFFSET + 100, {"io.kubernetes.pod.uid": POD_UID}), **changes)
+
+
+def detail(of: Container, **changes: Any) -> ContainerDetail:
+    running = ContainerDetail(of.id, of.state, of.created_at, 0.0, 0, "", of.image, "/var/log/p.log", 4711, (), {})
+    return replace(running, **changes)
+
+
+def sight(log: bytes | Refusal = WELL_LOG, access: bool | None = None, of: Container | None = None,
+          pod: Sandbox | None = None, **details: Any) -> PluginSight:
+    """A plugin as a look sees it; `access`: may it open /dev/nvidiactl, None where nobody asked."""
+    of = of or container()
+    said = log if isinstance(log, Refusal) else seen(plugin_log.read(log))
+    may = Refusal(Why.NOT_ASKED) if access is None else seen(Access("/dev/nvidiactl", access, "cgroup-bpf"))
+    return PluginSight(of, pod or sandbox(), seen(detail(of, **details)), said, may)
+
+
+def entry(number: int = 1, at: float = OFFSET + NOW - 100, **changes: Any) -> LedgerEntry:
+    """A rebuild in the ledger, of this boot."""
+    return replace(LedgerEntry(at, BOOT_ID, number, "rebuild", "c0", "some cause", f"/evidence/{number}"), **changes)
+
+
 def scene(**changes: Any) -> Scene:
     """A healthy node with two GPUs, both registered; with these parts changed."""
     healthy = Scene(
@@ -88,6 +140,12 @@ def scene(**changes: Any) -> Scene:
         released=MISSING, paused=MISSING, waiting=MISSING, learned=MISSING,
         plugin_sockets=seen(()),
         allocatable=seen((Devices("nvidia.com/gpu", UUIDS),)),
+        boot_id=BOOT_ID,
+        runtime_socket="/run/containerd/containerd.sock",
+        runtime=seen(Runtime((sandbox(),), (container(),))),
+        plugins=(sight(),),
+        checkpoint=seen({"nvidia.com/gpu": len(UUIDS)}),
+        ledger=seen(()),
     )
     return replace(healthy, **changes)
 

@@ -235,9 +235,14 @@ def test_how_long_a_kubelet_is_held_at_most(settings: dict[str, Any], plane: boo
 
 
 REGISTERED = {"units": seen((unit("kubelet.service", since=50.0),)), "learned": seen(BUSES)}
+LISTED = {"listed": 1, "listed_at": NOW - 1}
+"""The kubelet listed everything once before."""
 # name, before, changes, ready, a part of the reason
 READINESS: list[tuple[str, Gate, dict[str, Any], bool, str]] = [
-    ("open and registered", opened(), {"probe": probed(number=3)}, True, "the kubelet lists 2 of 2"),
+    ("open and registered", opened(**LISTED), {"probe": probed(number=3)}, True, "the kubelet lists 2 of 2"),
+    ("listed once is not yet", opened(), {"probe": probed(number=3)}, False, "lists 2 of 2 GPUs, once so far"),
+    ("the same answer again is once", opened(listed=1, listed_at=NOW), {"probe": probed(number=3)}, False, "once so"),
+    ("listed none in between", opened(listed=5), {"probe": probed(number=3), "allocatable": seen(())}, False, "no n"),
     ("not looked", gate(), {"probe": seen(ProbeState())}, False, "no probe"),
     ("settling", gate(), {}, False, "1 of 3 equal probes"),
     ("open, not registered", opened(), {"probe": probed(number=3), "allocatable": seen(())}, False, "lists no"),
@@ -245,7 +250,8 @@ READINESS: list[tuple[str, Gate, dict[str, Any], bool, str]] = [
      "no answer"),
     ("open, no kubelet here", opened(), {"probe": probed(number=3), "units": seen(())}, True, "NVML enumerates 2"),
     ("one GPU gone", opened(), {"probe": probed(number=4, gpus=GPUS[:1])}, False, "1 of 2"),
-    ("reloaded just now", opened(), {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1))}, True, "2"),
+    ("reloaded just now", opened(**LISTED),
+     {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1))}, True, "2"),
     ("reloaded, no verdict since", opened(validated_at=NOW - 20),
      {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 16))}, False, "no verdict for 15 s"),
     ("no GPU", gate(), {"pci": seen(()), "units": seen(())}, True, "no NVIDIA GPU"),

@@ -14,6 +14,7 @@ from agent.core.rules import diagnose
 from agent.model.finding import Scope
 from agent.model.mark import Mark
 from agent.model.reading import Reading, Refusal, Seen, Why, unreachable
+from agent.model.runtime import Access, ContainerDetail, Runtime
 from agent.model.scene import Clock, DeviceNode, Devices, Entry, Manager, PciFunction, ProbeState, Scene, Unit
 from agent.model.settings import Settings
 
@@ -64,6 +65,23 @@ class DictHost:
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
         self.asked.append(f"allocatable {socket}")
         return self.answers.get("allocatable", MISSING)
+
+    async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
+        self.asked.append(f"tail {path}")
+        found = self.files.get(path, MISSING)
+        return Seen(found[-limit:], NOW) if isinstance(found, bytes) else found
+
+    async def runtime(self, socket: str) -> Reading[Runtime]:
+        self.asked.append(f"runtime {socket}")
+        return self.answers.get("runtime", {}).get(socket, MISSING)
+
+    async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
+        self.asked.append(f"container {socket} {container_id}")
+        return self.answers.get("container", {}).get(container_id, MISSING)
+
+    async def access(self, pid: int, path: str) -> Reading[Access]:
+        self.asked.append(f"access {pid} {path}")
+        return self.answers.get("access", MISSING)
 
     async def trouble(self) -> tuple[str, ...]:
         return self.answers.get("trouble", ())
@@ -136,6 +154,7 @@ def test_the_exact_questions_of_a_node_without_gpus() -> None:
         "/proc/devices", "/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/char/*",
         *CONTROL_PLANE_MANIFESTS,
         f"{RUN}/released", f"{RUN}/paused", f"{RUN}/waiting", f"{STATE}/learned.json",
+        "/proc/sys/kernel/random/boot_id", f"tail {STATE}/ledger.jsonl",
         f"units {' '.join(watched_units(DEFAULTS))}",
         "/var/lib/kubelet/device-plugins/*",
         "allocatable /var/lib/kubelet/pod-resources/kubelet.sock",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from agent.core.plugin import physical
 from agent.core.rules import diagnose
-from agent.core.rules.kubelet import physical
 from agent.model.finding import Heals, Scope, Verdict
 from agent.model.mark import Mark
 from agent.model.plan import LinkDevChar, LoadModule, MakeNodes

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ...model.finding import Diagnosis, Scope
+from ...model.finding import Diagnosis, Scope, Verdict
 from ...model.reading import Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
-from . import device_nodes, driver, kubelet, nvml, pci
+from . import device_nodes, driver, kubelet, nvml, pci, plugin
 
 
 def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
@@ -14,6 +14,8 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     gpus = pci.sort_out(scene, settings)
     judged = nvml.judge(scene, settings, gpus)
     registered = kubelet.registered(scene, settings, judged) if gpus.scope is not Scope.NONE else None
+    short = registered is not None and registered.verdict is Verdict.FAILS
+    fault = plugin.fault(scene, settings, short)
     findings = (
         *pci.findings(scene, settings, gpus),
         *driver.findings(scene, gpus),
@@ -21,11 +23,11 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
         *driver.service_findings(scene, gpus),
         *nvml.findings(scene, gpus, judged),
         *kubelet.findings(scene, settings),
-        *((registered,) if registered else ()),
+        *((*plugin.findings(scene, fault), registered) if registered else ()),
     )
     probe = scene.probe.value if isinstance(scene.probe, Seen) else None
     return Diagnosis(
-        findings=findings,
+        findings=tuple(sorted(findings, key=lambda f: f.link)),
         scope=gpus.scope,
         scope_because=gpus.because,
         expected=judged.expected,
@@ -41,5 +43,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
         control_plane=scene.control_plane,
         learned=scene.learned.value if isinstance(scene.learned, Seen) else (),
         registered=registered,
+        registered_at=scene.allocatable.at if isinstance(scene.allocatable, Seen) else 0.0,
+        mending=kubelet.mending(scene, settings, fault) if registered else None,
         additive=device_nodes.additive(scene, settings, gpus, judged) + driver.additive(scene, settings, gpus),
     )

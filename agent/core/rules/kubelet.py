@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
+from ...model.fault import Fault, Mending
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.scene import Scene, Unit
 from ...model.settings import Settings
 from ..look import kubelet_units
+from ..plugin import listed_gpus
 from .gpus import Judged
 
 
@@ -54,11 +54,6 @@ def findings(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def physical(device_id: str) -> str:
-    """The GPU behind a device id: replicas are "GPU-…::3" (NVIDIA), "nvidia0/vgpu1" (GKE)."""
-    return device_id.partition("::")[0].partition("/")[0]
-
-
 def registered(scene: Scene, settings: Settings, judged: Judged) -> Finding | None:
     """Does the kubelet list every GPU? Only its own word counts: log, socket file and checkpoint may lie."""
     unit = find_unit(scene, settings)
@@ -70,8 +65,7 @@ def registered(scene: Scene, settings: Settings, judged: Judged) -> Finding | No
     if unit and unit.active_since is not None and scene.allocatable.at < unit.active_since:
         return _registered(Verdict.UNKNOWN, "the kubelet's last answer is older than the kubelet",
                            "KubeletRestarted")
-    ids = {physical(i) for d in scene.allocatable.value
-           if any(fnmatchcase(d.resource, p) for p in settings.resources) for i in d.ids}
+    ids = listed_gpus(scene.allocatable.value, settings)
     wanted = {g.uuid for g in judged.gpus}
     if not ids:
         return _registered(Verdict.FAILS, f"the kubelet lists no {'/'.join(settings.resources)}",
@@ -88,3 +82,18 @@ def _registered(verdict: Verdict, because: str, reason: str) -> Finding:
     next_step = "" if verdict is Verdict.HOLDS else "crictl ps -a --name nvidia-device-plugin; crictl logs …"
     return Finding(10, "PluginRegistered", verdict, because, reason, next_step=next_step,
                    missing=() if verdict is Verdict.HOLDS else ("healthy devices in pod-resources",))
+
+
+def mending(scene: Scene, settings: Settings, fault: Fault | None) -> Mending:
+    """What the mender may know of this look; `may_act` only where the kubelet itself answered in it."""
+    unit = find_unit(scene, settings)
+    answered = isinstance(scene.allocatable, Seen) and unit is not None and unit.is_active \
+        and (unit.active_since is None or scene.allocatable.at >= unit.active_since)
+    listed = listed_gpus(scene.allocatable.value, settings) if isinstance(scene.allocatable, Seen) else set()
+    return Mending(
+        fault=fault, may_act=answered, listed=len(listed),
+        kubelet_since=unit.active_since or 0.0 if unit else 0.0,
+        kubelet_invocation=unit.invocation_id if unit else "",
+        offset=scene.clock.realtime - scene.clock.boottime, boot_id=scene.boot_id,
+        entries=scene.ledger.value if isinstance(scene.ledger, Seen) else (),
+        ledger_problem="" if isinstance(scene.ledger, Seen) else str(scene.ledger))

@@ -12,6 +12,7 @@ import time
 
 LOOP = "while :; do /opt/bench/poll-nvml 8; sleep 5; done"
 SAMPLE_S = 5.0
+HEARTBEAT_S = 30.0
 CGROUP = "/sys/fs/cgroup/system.slice/gpu-gate.service"
 
 
@@ -43,6 +44,15 @@ class Switches:
 
     def read(self):
         return sum(struct.unpack("Q", os.read(counter, 8))[0] for counter in self.counters)
+
+
+def switches_alive(pid):
+    """What /proc shows of it: only threads that live now, as most tools count."""
+    total = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/status") as file:
+            total += sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
+    return total
 
 
 def cpu_s():
@@ -78,25 +88,40 @@ class Uevents:
         return self.count - before
 
 
+def undisturbed(samples):
+    """The samples without uevents, for those of the machine's other nodes are no cost of ours. Only whole heartbeats
+    of them in a row: a uevent brings a cycle and puts the next heartbeat off, so that the pieces in between would
+    hold too few of them."""
+    kept, run = [], []
+    for sample in samples:
+        run = [] if sample[3] else [*run, sample]
+        if len(run) == round(HEARTBEAT_S / SAMPLE_S):
+            kept, run = kept + run, []
+    return kept
+
+
+def added(samples):
+    """Seconds, wake-ups, CPU."""
+    return [sum(sample[i] for sample in samples) for i in range(3)]
+
+
 def main():
-    """Samples in which no uevent came count as quiet: those of the machine's other nodes are no cost of ours."""
     uevents = Uevents()
     seconds, pid = float(sys.argv[1]), agent_pid()
     loop = subprocess.Popen(["sh", "-c", LOOP], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     switches = Switches(CGROUP)
     last, cpu, ends = switches.read(), cpu_s(), time.monotonic() + seconds
-    whole, quiet = [0.0, 0, 0.0], [0.0, 0, 0.0]  # seconds, wake-ups, CPU
-    at = time.monotonic()
+    alive = switches_alive(pid)
+    samples, at = [], time.monotonic()
     while at < ends:
         time.sleep(min(SAMPLE_S, ends - at + 0.001))
         now, cpu_now, seen, at_now = switches.read(), cpu_s(), uevents.read(), time.monotonic()
-        for total in (whole,) if seen else (whole, quiet):
-            total[0] += at_now - at
-            total[1] += now - last
-            total[2] += cpu_now - cpu
+        samples.append((at_now - at, now - last, cpu_now - cpu, seen))
         last, cpu, at = now, cpu_now, at_now
-    took = whole[0]
-    quiet = quiet if quiet[0] else whole
+    whole, quiet = added(samples), added(undisturbed(samples))
+    took, alive = whole[0], switches_alive(pid) - alive
+    is_quiet = bool(quiet[0])
+    quiet = quiet if is_quiet else whole
     status, rollup = memory(pid, "status"), memory(pid, "smaps_rollup")
     shell = memory(loop.pid, "status")["VmRSS"]
     loop.terminate()
@@ -106,8 +131,10 @@ def main():
         "uevents": uevents.count,
         "agent": {"rss_mib": status["VmRSS"], "peak_mib": status["VmHWM"], "pss_mib": rollup["Pss"],
                   "anonymous_mib": rollup["Anonymous"],
-                  "quiet_s": quiet[0], "cpu_percent": 100 * quiet[2] / quiet[0], "wakes_per_s": quiet[1] / quiet[0],
+                  "quiet_s": quiet[0] if is_quiet else 0.0,
+                  "cpu_percent": 100 * quiet[2] / quiet[0], "wakes_per_s": quiet[1] / quiet[0],
                   "cpu_percent_whole": 100 * whole[2] / took, "wakes_per_s_whole": whole[1] / took,
+                  "wakes_per_s_alive": alive / took,
                   "threads": len(os.listdir(f"/proc/{pid}/task"))},
         "loop": {"rss_mib": shell + used.ru_maxrss / 1024,
                  "cpu_percent": 100 * (used.ru_utime + used.ru_stime) / took,

@@ -1,0 +1,68 @@
+"""What a device plugin's log tail says. A log is a hint, never proof: "Registered" is written by plugins the kubelet
+has forgotten since, and nothing is written by one that hangs.
+
+Both forms are read: klog's (0.14 and later: "E0627 10:12:47.588061 1 factory.go:68] Failed …") and the older
+"2021/06/27 10:12:47 Failed …". Marks: k8s-device-plugin v0.9.0 … v0.20.0, cmd/nvidia-device-plugin and internal/.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..model.runtime import PluginLog, PluginSays
+
+_CRI = re.compile(r"^\d{4}-\d\d-\d\dT\S+ (?:stdout|stderr) [FP] ?")
+"""The CRI log format a kubelet asks of its runtime (kubernetes pkg/kubelet/kuberuntime/logs)."""
+_STAMP = re.compile(r"^(?:[IWEF]\d{4} [\d:.]+\s+\d+ [\w./-]+:\d+\] |\d{4}/\d\d/\d\d \d\d:\d\d:\d\d )")
+_MARKS: tuple[tuple[re.Pattern[str], PluginSays], ...] = (
+    (re.compile(r"Failed to initiali[sz]e NVML: (?P<error>.+?)\.?$"), PluginSays.INIT_FAILED),
+    (re.compile(r"[Nn]vml init failed: (?P<error>.+?)\.?$"), PluginSays.INIT_FAILED),
+    (re.compile(r"could not load NVML library(?:: (?P<error>.+))?"), PluginSays.INIT_FAILED),
+    (re.compile(r"Incompatible (?:strategy|platform|device discovery strategy) detected"), PluginSays.INIT_FAILED),
+    (re.compile(r"No devices found\. Waiting indefinitely"), PluginSays.NO_DEVICES),
+    (re.compile(r"Could not register device plugin"), PluginSays.NOT_REGISTERED),
+    (re.compile(r"Registered device plugin (?:for \S+ )?with Kubelet"), PluginSays.REGISTERED),
+    (re.compile(r"Starting to serve|Starting GRPC server|Starting gRPC server"), PluginSays.SERVING),
+    (re.compile(r"Ret(?:rie|rei)ving plugins|Loading NVML|Starting Plugins"), PluginSays.ASKING),
+    (re.compile(r"XidCriticalError|(?:will go|marked|marking device as|marking all devices as) unhealthy", re.I),
+     PluginSays.UNHEALTHY),
+    (re.compile(r'Received signal "[^"]*", shutting down|Stopping plugins'), PluginSays.STOPPED),
+)
+# Released images print their commit there, over several lines: version=<
+_VERSION = re.compile(r'Starting NVIDIA Device Plugin" version=(?:"v?([\w.-]+)"|<)')
+# What the plugin's container lacks, whatever the host has: starting it afresh cannot give it the library.
+_NO_LIBRARY = re.compile(r"ERROR_LIBRARY_NOT_FOUND|could not load NVML library|cannot open shared object|Not Found"
+                         r"|Incompatible|Driver/library version mismatch", re.I)
+
+
+def read(tail: bytes) -> PluginLog:
+    """The last mark in a log tail, in whatever form; a log without marks says nothing."""
+    says, line, error, version = PluginSays.NOTHING, "", "", ""
+    for raw in tail.decode("utf-8", "replace").splitlines():
+        plain = _STAMP.sub("", _CRI.sub("", raw)).strip()
+        found = _VERSION.search(_CRI.sub("", raw))
+        if found:  # a new start: what was said before it is history
+            says, line, error, version = PluginSays.NOTHING, "", "", found.group(1) or ""
+            continue
+        for pattern, meaning in _MARKS:
+            mark = pattern.search(plain)
+            if mark:
+                says, line, error = _after(says, error, meaning, mark, plain, line)
+                break
+    return PluginLog(says, line[:200], error[:120], version)
+
+
+def _after(says: PluginSays, error: str, meaning: PluginSays, mark: re.Match[str], plain: str,
+           line: str) -> tuple[PluginSays, str, str]:
+    """A failed initialisation is followed by "No devices found": the failure is the better word."""
+    if meaning is PluginSays.NO_DEVICES and says is PluginSays.INIT_FAILED:
+        return says, line, error
+    if meaning is PluginSays.INIT_FAILED:
+        words = (mark.groupdict().get("error") or "").strip()
+        return meaning, plain, words or error or plain
+    return meaning, plain, ""
+
+
+def lacks_the_library(log: PluginLog) -> bool:
+    """The failure is one of the container's own view, which a fresh start of the same container keeps."""
+    return log.says is PluginSays.INIT_FAILED and bool(_NO_LIBRARY.search(f"{log.error} {log.line}"))

@@ -1,0 +1,54 @@
+"""What is wrong with a device plugin, and what the mender may know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .runtime import LedgerEntry, PluginSight
+
+
+class Cure(str, Enum):
+    """What a fault asks for."""
+
+    FRESH_START = "fresh-start"
+    "starting it afresh may cure it"
+    TIME = "time"
+    "it may still come by itself; a fresh start once RegisterWithinSec is over"
+    WAIT = "wait"
+    "nothing of ours: the kubelet's own back-off, or a pod that is still to come"
+    PERSON = "person"
+    "a fresh start would end where this one did"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a plugin's devices are not listed, as far as it can be seen."""
+
+    reason: str
+    because: str
+    cure: Cure
+    next_step: str = ""
+    access_denied: bool = False
+    hup_answers: bool = False
+    "SIGHUP re-registers in place: its access was just verified, and its version answers"
+    sight: PluginSight | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """What the mender decides by, of one look."""
+
+    fault: Fault | None
+    may_act: bool
+    "this very look saw the kubelet active and its pod-resources API answering"
+    listed: int
+    "GPUs the kubelet lists"
+    kubelet_since: float
+    "boottime, seconds"
+    kubelet_invocation: str
+    offset: float
+    "realtime less boottime, seconds"
+    boot_id: str
+    entries: tuple[LedgerEntry, ...]
+    ledger_problem: str

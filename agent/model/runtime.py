@@ -1,0 +1,146 @@
+"""What the container runtime (CRI) says, and what a device plugin's container shows of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from .reading import Reading
+
+
+class ContainerState(str, Enum):
+    CREATED = "created"
+    RUNNING = "running"
+    EXITED = "exited"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A pod sandbox."""
+
+    id: str
+    name: str
+    namespace: str
+    uid: str
+    attempt: int
+    is_ready: bool
+    created_at: float
+    "realtime, seconds"
+    labels: dict[str, str]
+    "the pod's own labels are here, not on its containers"
+    annotations: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container, in whatever state."""
+
+    id: str
+    sandbox_id: str
+    name: str
+    attempt: int
+    image: str
+    state: ContainerState
+    created_at: float
+    "realtime, seconds"
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """All sandboxes and containers of one CRI endpoint."""
+
+    sandboxes: tuple[Sandbox, ...]
+    containers: tuple[Container, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerDetail:
+    """One container's status, and what the runtime's verbose info adds."""
+
+    id: str
+    state: ContainerState
+    started_at: float
+    "realtime, seconds; 0 where it never started"
+    finished_at: float
+    exit_code: int
+    reason: str
+    image: str
+    "as the pod's author wrote it: with its tag, which a list does not show"
+    log_path: str
+    pid: int
+    "0 where the runtime does not say"
+    args: tuple[str, ...]
+    env: dict[str, str]
+    "only NVIDIA_* and the device plugin's own settings: others may be secrets"
+
+
+class PluginSays(str, Enum):
+    """What the last mark in a device plugin's log says it does now. Both log forms, docs/plugins.md."""
+
+    NOTHING = "nothing"
+    ASKING = "asking"
+    "went to NVML and has not come back"
+    INIT_FAILED = "init-failed"
+    NO_DEVICES = "no-devices"
+    SERVING = "serving"
+    REGISTERED = "registered"
+    NOT_REGISTERED = "not-registered"
+    "could not register with the kubelet"
+    UNHEALTHY = "unhealthy"
+    "took a GPU out of what it offers"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginLog:
+    """What a device plugin's log tail says. Hints: a log may lie."""
+
+    says: PluginSays
+    line: str
+    "the line that says so"
+    error: str = ""
+    "NVML's words where it could not be initialised"
+    version: str = ""
+    "as the plugin itself prints it at its start (0.15 and later)"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """May the processes of a container open a device node now? By access(2), never by open(2)."""
+
+    path: str
+    allowed: bool
+    how: str
+    "by which way it was found out"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSight:
+    """A device plugin's container as this look saw it."""
+
+    container: Container
+    sandbox: Sandbox | None
+    detail: Reading[ContainerDetail]
+    log: Reading[PluginLog]
+    access: Reading[Access]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One disruptive action that was begun, or its outcome. The one thing gpu-gate remembers across boots."""
+
+    at: float
+    "realtime, seconds"
+    boot_id: str
+    number: int
+    "counts actions; an outcome carries its action's number"
+    what: str
+    "restart-unit, hup, rebuild; or outcome"
+    target: str
+    "container id, or unit"
+    cause: str
+    evidence: str
+    "the bundle's folder"
+    outcome: str = ""

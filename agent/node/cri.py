@@ -1,0 +1,178 @@
+"""The container runtime's own word (CRI): what runs, one container in detail, and the two calls that end one.
+
+The second half turns messages into the model's words, pure, so that what crictl once printed goes the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ..model.runtime import Container, ContainerDetail, ContainerState, Runtime, Sandbox
+from ..wire.protos import cri
+from ..wire.rpc import Channel, RpcError, channel, unary
+
+_STATES = {0: ContainerState.CREATED, 1: ContainerState.RUNNING, 2: ContainerState.EXITED}
+_READY = 0
+
+KEPT_ENV = ("NVIDIA_", "MIG_STRATEGY", "DEVICE_", "PASS_DEVICE_SPECS", "FAIL_ON_INIT_ERROR", "CONFIG_FILE",
+            "KUBELET_SOCKET")
+"""Beginnings of the names of a device plugin's own settings (its main.go, 0.9 to 0.20). Others may be secrets."""
+
+INFO_LIMIT = 4 << 20
+ARGS_LIMIT, WORD_LIMIT = 256, 4096
+PID_MAX = 1 << 22
+"""include/linux/threads.h, PID_MAX_LIMIT."""
+
+
+async def runtime(socket: str, within_s: float) -> Runtime:
+    """Every sandbox and container, over one channel and within one deadline. RpcError."""
+    ends_at = _now() + within_s
+    with channel(socket) as ch:
+        sandboxes = await _ask(ch, "ListPodSandbox", {}, ends_at)
+        containers = await _ask(ch, "ListContainers", {}, ends_at)
+    return Runtime(tuple(sandbox_of(m) for m in sandboxes.items),
+                   tuple(container_of(m) for m in containers.containers))
+
+
+async def container(socket: str, container_id: str, within_s: float) -> ContainerDetail:
+    """One container; RpcError, with the word not-found where there is none of this id."""
+    with channel(socket) as ch:
+        answer = await _ask(ch, "ContainerStatus", {"container_id": container_id, "verbose": True},
+                            _now() + within_s)
+    return detail_of(answer.status, info_of(answer.info))
+
+
+async def stop_container(socket: str, container_id: str, grace_s: int, within_s: float) -> None:
+    """SIGTERM, and SIGKILL after `grace_s`. A container that is gone is success.
+
+    `within_s` must leave room for the grace: a runtime that sees its caller hang up stops stopping (containerd).
+    """
+    await _end(socket, "StopContainer", {"container_id": container_id, "timeout": grace_s}, within_s)
+
+
+async def remove_container(socket: str, container_id: str, within_s: float) -> None:
+    """A container that is gone is success."""
+    await _end(socket, "RemoveContainer", {"container_id": container_id}, within_s)
+
+
+async def _end(socket: str, method: str, fields: dict[str, Any], within_s: float) -> None:
+    with channel(socket) as ch:
+        try:
+            await _ask(ch, method, fields, _now() + within_s)
+        except RpcError as exc:
+            if exc.word != "not-found":
+                raise
+
+
+async def _ask(ch: Channel, method: str, fields: dict[str, Any], ends_at: float) -> Any:
+    types = cri()
+    request = types[f"{method}Request"](**fields)
+    return await unary(ch, f"/runtime.v1.RuntimeService/{method}", request, types[f"{method}Response"],
+                       ends_at - _now())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def sandbox_of(message: Any) -> Sandbox:
+    """Of a runtime.v1 PodSandbox."""
+    meta = message.metadata
+    return Sandbox(message.id, meta.name, meta.namespace, meta.uid, meta.attempt, message.state == _READY,
+                   _seconds(message.created_at), _map(message.labels), _map(message.annotations))
+
+
+def container_of(message: Any) -> Container:
+    """Of a runtime.v1 Container."""
+    meta, labels = message.metadata, _map(message.labels)
+    name = meta.name or labels.get("io.kubernetes.container.name", "")
+    return Container(message.id, message.pod_sandbox_id, name, meta.attempt, message.image.image or message.image_ref,
+                     _STATES.get(message.state, ContainerState.UNKNOWN), _seconds(message.created_at), labels)
+
+
+def detail_of(status: Any, info: dict[str, Any]) -> ContainerDetail:
+    """Of a runtime.v1 ContainerStatus and the object its verbose info holds. What the latter lacks stays empty."""
+    return ContainerDetail(
+        id=status.id,
+        state=_STATES.get(status.state, ContainerState.UNKNOWN),
+        started_at=_seconds(status.started_at),
+        finished_at=_seconds(status.finished_at),
+        exit_code=status.exit_code,
+        reason=status.reason,
+        image=_image(status, info),
+        log_path=status.log_path,
+        pid=_pid(info.get("pid")),
+        args=_args(info),
+        env={k: v for k, v in _env(info) if k.startswith(KEPT_ENV)},
+    )
+
+
+def info_of(info: Any) -> dict[str, Any]:
+    """containerd and CRI-O both put one JSON object under the key "info"; anything else is as good as nothing."""
+    text = info.get("info", "")
+    try:
+        found = json.loads(text) if len(text) <= INFO_LIMIT else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _map(found: Any) -> dict[str, str]:
+    """Sorted: protobuf's maps have no order, and two tapes of one answer should be the same."""
+    return dict(sorted(found.items()))
+
+
+def _seconds(nanoseconds: int) -> float:
+    """0 where it has not happened: CRI says 0, or a time before 1970 (Go's zero time)."""
+    return max(nanoseconds, 0) / 1_000_000_000
+
+
+def _image(status: Any, info: dict[str, Any]) -> str:
+    """The name with its tag. A name that was moved to another image since is only known to the spec's annotations."""
+    named = str(status.image.image)
+    if named and not named.startswith("sha256:"):
+        return named
+    notes = _object(_object(info, "runtimeSpec"), "annotations")
+    for key in ("io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName", "io.kubernetes.cri-o.Image"):
+        if isinstance(notes.get(key), str) and notes[key]:
+            return str(notes[key])[:WORD_LIMIT]
+    return str(status.image.user_specified_image or named or status.image_ref)
+
+
+def _pid(written: Any) -> int:
+    # Never 1 or less: a signal to them is one to the whole node.
+    usable = isinstance(written, int) and not isinstance(written, bool) and 1 < written <= PID_MAX
+    return int(written) if usable else 0
+
+
+def _args(info: dict[str, Any]) -> tuple[str, ...]:
+    """What was executed, or, where no spec is shown, what the pod's author asked for."""
+    spec = _words(_object(_object(info, "runtimeSpec"), "process").get("args"))
+    config = _object(info, "config")
+    return spec or _words(config.get("command")) + _words(config.get("args"))
+
+
+def _env(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for word in _words(_object(_object(info, "runtimeSpec"), "process").get("env"), limit=8 * ARGS_LIMIT):
+        key, _, value = word.partition("=")
+        yield key, value
+    if "runtimeSpec" in info:
+        return
+    envs = _object(info, "config").get("envs")
+    for pair in envs if isinstance(envs, list) else ():
+        if isinstance(pair, dict):
+            yield str(pair.get("key", "")), str(pair.get("value", ""))[:WORD_LIMIT]
+
+
+def _object(parent: dict[str, Any], key: str) -> dict[str, Any]:
+    found = parent.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _words(found: Any, limit: int = ARGS_LIMIT) -> tuple[str, ...]:
+    if not isinstance(found, list):
+        return ()
+    return tuple(word[:WORD_LIMIT] for word in found[:limit] if isinstance(word, str))

@@ -1,0 +1,94 @@
+"""The ledger and the evidence folder: written, fsynced, before anything is done; bounded in number and size."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from ..core.paths import STATE
+from ..model.errors import BundleError, HandFailed
+from ..model.runtime import LedgerEntry
+from . import bundle
+from .tape import Tape
+
+LEDGER_LINES = 500
+EVIDENCE_KEPT = 20
+EVIDENCE_BYTES = 200 << 20
+FREE_BYTES = 32 << 20
+"""So much must be free before a bundle is written: evidence must not fill somebody's disk."""
+
+
+def append(root: Path, entry: LedgerEntry) -> None:
+    """One line, on disk when this returns; HandFailed where that cannot be had: then nothing may be done."""
+    path = _state(root) / "ledger.jsonl"
+    line = json.dumps(asdict(entry)).encode() + b"\n"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _trim(path)
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_size and os.pread(fd, 1, os.fstat(fd).st_size - 1) != b"\n":
+                os.write(fd, b"\n")  # a line that a power failure cut off ends here
+            if os.write(fd, line) != len(line):
+                raise OSError(28, "No space left on device", str(path))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as exc:
+        raise HandFailed(f"the ledger {path} cannot be written ({exc.strerror}), so nothing is done: "
+                         f"df {path.parent}") from exc
+
+
+def _trim(path: Path) -> None:
+    """The newest lines only; the whole file or the old one."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    if len(lines) > 2 * LEDGER_LINES:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_bytes(b"".join(lines[-LEDGER_LINES:]))
+        temporary.replace(path)
+
+
+def keep_evidence(root: Path, tape: Tape, name: str, beside: dict[str, bytes]) -> Path:
+    """Write the tape of this look as a bundle; HandFailed, and nothing left, where it cannot be kept whole."""
+    folder = _state(root) / "evidence"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _forget_oldest(folder)
+        if shutil.disk_usage(folder).free < FREE_BYTES:
+            raise HandFailed(f"less than {FREE_BYTES >> 20} MiB are free for evidence, so nothing is done: "
+                             f"df {folder}")
+        bundle.write(tape, folder / name, beside)
+    except OSError as exc:
+        raise HandFailed(f"evidence cannot be kept in {folder} ({exc.strerror}), so nothing is done") from exc
+    except BundleError as exc:
+        raise HandFailed(f"evidence cannot be kept, so nothing is done: {exc.sentence}") from exc
+    return folder / name
+
+
+def note_outcome(root: Path, evidence: str, outcome: str) -> None:
+    """Beside the evidence: what came of it. The bundle may have been cleared away meanwhile."""
+    folder = root / evidence.lstrip("/")
+    if evidence and folder.is_dir():
+        try:
+            (folder / "outcome").write_text(outcome + "\n")
+        except OSError as exc:
+            raise HandFailed(f"{folder}/outcome could not be written ({exc.strerror})") from exc
+
+
+def _forget_oldest(folder: Path) -> None:
+    bundles = sorted((p for p in folder.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime, reverse=True)
+    total = 0
+    for number, path in enumerate(bundles, 1):
+        total += sum(f.stat().st_size for f in path.rglob("*") if f.is_file() and not f.is_symlink())
+        if number >= EVIDENCE_KEPT or total > EVIDENCE_BYTES:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _state(root: Path) -> Path:
+    return root / STATE.lstrip("/")

@@ -1,0 +1,134 @@
+"""The disruptive hands. Each keeps the evidence and writes the ledger before it does anything (docs/design.md §5).
+
+They take long (a CRI stop 10 s), so they run beside the cycle, one at a time, and report by a wake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from ..core import parse
+from ..core.ledger import OUTCOME
+from ..core.look import DRIVER_UNITS, KUBELET_UNITS, RUNTIME_UNITS
+from ..model.errors import HandFailed
+from ..model.host import Host
+from ..model.plan import Disruptive, NoteOutcome, Rebuild, RestartUnit, SendHup
+from ..model.reading import Seen, unreachable
+from ..model.runtime import LedgerEntry
+from ..wire.bus import SystemdBus
+from ..wire.child import run_once
+from ..wire.dbus import BusError
+from ..wire.rpc import RpcError
+from . import cri, ledger
+from .live import clock_now
+from .tape import Tape
+
+STOP_GRACE_S = 10
+"""As kubectl and the kubelet give a device plugin (terminationGracePeriodSeconds of its manifest)."""
+STOP_WITHIN_S = 15.0
+REMOVE_WITHIN_S = 5.0
+UNIT_WITHIN_S = 30.0
+JOURNAL_WITHIN_S = 3.0
+JOURNAL_BYTES = 2 << 20
+
+
+class Mender:
+    """One disruptive action at a time."""
+
+    def __init__(self, host: Host, bus: SystemdBus, on_done: Callable[[str], None], root: str = "/") -> None:
+        self._host = host
+        self._bus = bus
+        self._on_done = on_done
+        self._root = Path(root)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def begin(self, action: Disruptive, tape: Tape | None, socket: str) -> None:
+        """Keep the evidence, write the ledger, and start. HandFailed: nothing was done."""
+        if self.is_busy:
+            raise HandFailed("another repair is still under way")
+        if tape is None:
+            raise HandFailed("this look was not recorded, so there is no evidence of it: nothing is done")
+        boot_id = await self._boot_id()
+        now = clock_now().realtime
+        kept = ledger.keep_evidence(self._root, tape, f"{int(now)}-{action.number}", await _journal())
+        shown = "/" + str(kept.relative_to(self._root))
+        what, target = _named(action)
+        ledger.append(self._root, LedgerEntry(now, boot_id, action.number, what, target, action.cause, shown))
+        self._task = asyncio.get_running_loop().create_task(self._do(action, socket))
+
+    async def note(self, action: NoteOutcome) -> None:
+        boot_id = await self._boot_id()
+        ledger.append(self._root, LedgerEntry(clock_now().realtime, boot_id, action.number, OUTCOME, "", "",
+                                              action.evidence, action.outcome))
+        ledger.note_outcome(self._root, action.evidence, action.outcome)
+
+    async def close(self) -> None:
+        """An action under way is given up where it stands: the next agent reads the ledger and looks."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _do(self, action: Disruptive, socket: str) -> None:
+        try:
+            match action:
+                case RestartUnit():
+                    result = await self._bus.start_unit(action.unit, within_s=UNIT_WITHIN_S, member="RestartUnit")
+                    said = f"{action.unit}: {result}"
+                case SendHup():
+                    said = await self._hup(action)
+                case Rebuild():
+                    await cri.stop_container(socket, action.container_id, STOP_GRACE_S, STOP_WITHIN_S)
+                    await cri.remove_container(socket, action.container_id, REMOVE_WITHIN_S)
+                    said = f"container {action.container_id[:12]} removed"
+                case _:
+                    unreachable(action)
+        except (RpcError, BusError) as exc:
+            said = f"repair {action.number} did not take: {exc.detail}"
+        except OSError as exc:
+            said = f"repair {action.number} did not take: {exc.strerror}"
+        self._on_done(said)
+
+    async def _hup(self, action: SendHup) -> str:
+        """Only to a process that is still in the container's cgroup: a pid alone may be anybody's by now."""
+        pidfd = os.pidfd_open(action.pid)
+        try:
+            cgroup = await self._host.file(f"/proc/{action.pid}/cgroup")
+            if not isinstance(cgroup, Seen) or action.container_id not in parse.text(cgroup.value):
+                return f"pid {action.pid} is no longer of container {action.container_id[:12]}: nothing was sent"
+            signal.pidfd_send_signal(pidfd, signal.SIGHUP)
+        finally:
+            os.close(pidfd)
+        return f"SIGHUP sent to pid {action.pid}"
+
+    async def _boot_id(self) -> str:
+        found = await self._host.file("/proc/sys/kernel/random/boot_id")
+        return parse.text(found.value) if isinstance(found, Seen) else ""
+
+
+async def _journal() -> dict[str, bytes]:
+    """The window of the journal that tells how it came to this; its absence is evidence too, and no obstacle."""
+    words = ["journalctl", "--no-pager", "-b", "-n", "3000", "-o", "short-iso-precise", "_TRANSPORT=kernel"]
+    for unit in (*KUBELET_UNITS, *RUNTIME_UNITS, *DRIVER_UNITS, "gpu-gate.service", "init.scope"):
+        words += ["+", f"_SYSTEMD_UNIT={unit}"]
+    done = await run_once(words, JOURNAL_WITHIN_S, JOURNAL_BYTES)
+    return {"journal.txt": done.out or f"no journal: {done.detail or done.err}\n".encode()}
+
+
+def _named(action: Disruptive) -> tuple[str, str]:
+    match action:
+        case RestartUnit():
+            return "restart-unit", action.unit
+        case SendHup():
+            return "hup", action.container_id
+        case Rebuild():
+            return "rebuild", action.container_id
+        case _:
+            return unreachable(action)
