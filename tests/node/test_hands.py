@@ -101,10 +101,10 @@ def test_a_person_who_wants_no_hands_gets_none(node: Node) -> None:
     gate.configure(node, gate.QUICK + "[Driver]\nMakeNodes=no\n")
     node.systemctl("reload", "gpu-gate.service")
     gate.until(lambda: "MakeNodes=no" in gate.said(node), "not read")
-    node.run("rm /dev/char/195:3 /dev/nvidia3")
-    gate.wait_why(node, "missing: /dev/nvidia3", 5)
+    node.run("rm /dev/char/195:3 /dev/nvidia6")
+    gate.wait_why(node, "missing: /dev/nvidia6", 5)
     assert calls(node) == []
     assert not node.exists("/dev/char/195:3")
     gate.configure(node, gate.QUICK)
     node.systemctl("reload", "gpu-gate.service")
-    node.wait_for("test -c /dev/nvidia3 && test -L /dev/char/195:3")
+    node.wait_for("test -c /dev/nvidia6 && test -L /dev/char/195:3")

@@ -1,5 +1,5 @@
-"""Parts of a node go and come back while the gate is open: each is named within one look, and nothing is mended yet
-that wants a disruptive hand."""
+"""Parts of a node go and come back while the gate is open: each is named within one look. The plugin's repair is
+switched off here: what is seen is the point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nspawn import Node
 @pytest.fixture(scope="module")
 def module_node(make_module_node) -> Node:
     node = make_module_node(boot=False)
-    gate.prepare(node, "plug --gpus 8\n", gate.QUICK)
+    gate.prepare(node, "plug --gpus 8\n", gate.QUICK + "[Plugin]\nRepair=report\n")
     return node.boot()
 
 
@@ -70,16 +70,15 @@ def test_a_deaf_plugin_is_named_and_left_alone(node: Node) -> None:
         kubelet = gate.kubelet_start(node)
         mark = node.run("journalctl -n 0 --show-cursor -q").stdout.strip().removeprefix("-- cursor: ")
         gate.wait_why(node, "the kubelet lists no nvidia.com/*")
-        gate.wait_phase(node, "OPEN")
         code, why = gate.readyz(node)
-        assert (code, why) == (503, "the kubelet lists no nvidia.com/*")
+        assert (code, "the kubelet lists no nvidia.com/*" in why) == (503, True)
         cycle = gate.status(node)["cycle"]["number"]
         gate.until(lambda: gate.status(node)["cycle"]["number"] >= cycle + 2, "two more looks", 40)
         assert gate.plugins(node) == plugins
         assert gate.kubelet_start(node) == kubelet
         lines = node.run(["journalctl", "-q", "-o", "json", "-t", "gpu-gate", "--after-cursor", mark]).stdout
-        acts = [json.loads(line)["MESSAGE"] for line in lines.splitlines() if "GPU_GATE_ACTION" in line]
-        assert acts == []
+        acts = {json.loads(line).get("GPU_GATE_ACTION") for line in lines.splitlines()}
+        assert not acts & {"SendHup", "Rebuild", "RestartUnit"}
     finally:
         node.put(gate.MANIFEST, manifest)
 

@@ -1,0 +1,199 @@
+"""The verbs and the faces as a person meets them on a node: what they print, how they end, what the journal keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import gate
+import pytest
+from nspawn import Node
+
+from agent.app import log
+
+
+@pytest.fixture(scope="module")
+def node(make_module_node) -> Node:
+    node = make_module_node(boot=False)
+    gate.prepare(node, "plug --gpus 8\n", gate.QUICK)
+    node.boot()
+    gate.wait_ready(node)
+    return node
+
+
+def gpu_gate(node: Node, *words: str) -> tuple[int, str, str]:
+    done = node.run(["gpu-gate", *words], check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def flat(text: str) -> str:
+    """Without the line breaks and columns of a table."""
+    return " ".join(text.split())
+
+
+HOLDS = (
+    "1 PCI HOLDS 8 GPUs on the PCI bus",
+    "2 driver HOLDS driver 550.54.15 (/proc/driver/nvidia/version)",
+    "5 NVML HOLDS NVML enumerates 8 of 8 GPUs",
+    "7 kubelet HOLDS kubelet.service is active",
+    "10 registration HOLDS the kubelet lists 8 of 8 GPUs",
+)
+
+
+def assert_says(text: str, sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        assert sentence in flat(text), text
+
+
+def test_status(node: Node) -> None:
+    code, out, err = gpu_gate(node, "status")
+    assert (code, err) == (0, "")
+    assert out.startswith("READY (")
+    assert_says(out, (*HOLDS, "kubelet released: stable: NVML enumerates 8 of 8 GPUs"))
+    code, out, err = gpu_gate(node, "status", "--json")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    assert (said["version"], said["gate"]["ready"], said["expected"]) == (1, True, gate.BUS_IDS)
+
+
+def test_doctor(node: Node) -> None:
+    code, out, err = gpu_gate(node, "doctor")
+    assert (code, err) == (0, "")
+    assert out.startswith("Every link that was asked holds.\n")
+    assert_says(out, HOLDS)
+    assert json.loads(gpu_gate(node, "doctor", "--json")[1])["first_broken"] is None
+
+
+def test_doctor_needs_no_agent(node: Node) -> None:
+    node.systemctl("stop", "gpu-gate.service")
+    try:
+        code, out, err = gpu_gate(node, "doctor")
+        assert (code, err) == (0, "")
+        assert_says(out, HOLDS)
+        node.run("simgpu nvml show=7")
+        code, out, _ = gpu_gate(node, "doctor")
+        assert code == 1
+        assert_says(out, (f"Link 5 is broken: NvmlComplete: 7 of 8: {gate.BUS_IDS[7]} on PCI, absent from NVML",
+                          "next: dmesg | grep -E 'NVRM|Xid'"))
+        code, out, err = gpu_gate(node, "status")
+        assert (code, out) == (3, "")
+        assert "the agent does not answer" in err and "systemctl status gpu-gate" in err
+    finally:
+        node.run("simgpu nvml ok; systemctl start gpu-gate.service")
+        gate.wait_ready(node)
+
+
+def test_evidence_says_later_what_was_seen_then(node: Node) -> None:
+    code, out, err = gpu_gate(node, "evidence", "/tmp/kept")
+    assert (code, err) == (0, "")
+    assert out.endswith("read it with: gpu-gate doctor /tmp/kept\n")
+    node.run("simgpu nvml show=7")
+    try:
+        code, out, _ = gpu_gate(node, "doctor", "/tmp/kept")
+        assert code == 0
+        assert_says(out, HOLDS)
+    finally:
+        node.run("simgpu nvml ok")
+    code, out, err = gpu_gate(node, "doctor", "/tmp/nothing")
+    assert (code, out) == (1, "")
+    assert err.startswith("gpu-gate: /tmp/nothing")
+    assert "Traceback" not in err
+
+
+def test_probe(node: Node) -> None:
+    code, out, err = gpu_gate(node, "probe")
+    assert (code, err) == (0, "")
+    rows = out.splitlines()
+    assert [row.split()[0] for row in rows[:8]] == gate.BUS_IDS
+    assert rows[8].startswith("answered: 8 GPUs in ")
+    node.run("simgpu nvml init=999")
+    try:
+        code, out, _ = gpu_gate(node, "probe")
+        assert code == 1
+        assert_says(out, ("NVML_ERROR_UNKNOWN (999)", "error: 0 GPUs in "))
+    finally:
+        node.run("simgpu nvml ok")
+
+
+def test_config(node: Node) -> None:
+    code, out, err = gpu_gate(node, "config")
+    assert (code, err) == (0, "")
+    assert f"StableIntervalSec=0.2s # {gate.CONF}:2" in flat(out)
+    assert "DeadlineSec=180s # default" in flat(out)
+    assert gpu_gate(node, "config", "--check") == (0, "", "")
+
+
+def test_wrong_words(node: Node) -> None:
+    for words in (("fly",), ("status", "now"), ()):
+        code, out, err = gpu_gate(node, *words)
+        assert (code, out) == (2, "")
+        assert "gpu-gate" in err and "Traceback" not in err
+
+
+def test_wait_of_a_person_ends_at_once(node: Node) -> None:
+    code, _, err = gpu_gate(node, "wait")
+    assert code == 0
+    assert err == "the kubelet may start: stable: NVML enumerates 8 of 8 GPUs\n"
+
+
+def test_verbs_of_a_user_who_is_not_root(node: Node) -> None:
+    """The unix socket is root's; over HTTP everybody may ask; nobody else may pause."""
+    def as_nobody(verb: str) -> tuple[int, str, str]:
+        nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        done = node.run([*nobody, "gpu-gate", verb], check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    code, out, err = as_nobody("status")
+    assert (code, err) == (0, "")
+    assert out.startswith("READY (")
+    code, out, err = as_nobody("pause")
+    assert code == 1
+    assert err.endswith("are you root?\n") and "Traceback" not in err
+
+
+def test_pause_and_resume(node: Node) -> None:
+    code, out, _ = gpu_gate(node, "pause")
+    assert (code, out) == (0, "paused until `gpu-gate resume` or the next boot\n")
+    node.run("rm /dev/char/195:3")
+    cycle = gate.status(node)["cycle"]["number"]
+    number = gate.status(node)["probe"]["last"]["number"]
+    node.systemctl("daemon-reload")
+    gate.until(lambda: gate.status(node)["cycle"]["number"] > cycle, "no cycle")
+    assert gate.status(node)["probe"]["last"]["number"] == number, "no probe"
+    assert not node.exists("/dev/char/195:3"), "no hand"
+    assert gpu_gate(node, "resume")[0] == 0
+    node.wait_for("test -L /dev/char/195:3")
+    gate.wait_ready(node)
+
+
+def test_the_journal_has_fields_and_message_ids(node: Node) -> None:
+    def entries(message_id: str) -> list[dict[str, str]]:
+        out = node.run(["journalctl", "-q", "-o", "json", f"MESSAGE_ID={message_id}"]).stdout
+        return [json.loads(line) for line in out.splitlines()]
+
+    gate.start_over(node, sim="simgpu nvml init=999")
+    gate.wait_held(node)
+    gate.until(lambda: "999" in gate.gate(node)["why"], lambda: gate.gate(node))
+    node.run("simgpu nvml ok")
+    gate.wait_ready(node)
+    closed, release, opened = (
+        entries(one)[-1] for one in (log.GATE_CLOSED, log.KUBELET_RELEASED, log.GATE_OPENED))
+    assert closed["GPU_GATE_RELEASED"] in ("yes", "no")
+    assert (release["GPU_GATE_RELEASED"], release["MESSAGE"]) == \
+        ("yes", "kubelet released: stable: NVML enumerates 8 of 8 GPUs")
+    assert (opened["GPU_GATE_PHASE"], opened["SYSLOG_IDENTIFIER"], opened["_SYSTEMD_UNIT"]) == \
+        ("OPEN", "gpu-gate", "gpu-gate.service")
+    by_field = node.run(["journalctl", "-q", "-o", "cat", "GPU_GATE_REASON=NvmlUnknown"]).stdout
+    assert "nvmlInit said NVML_ERROR_UNKNOWN (999)" in by_field
+
+    gate.start_over(node, sim="simgpu driver version 550.90.07")
+    gate.until(lambda: entries(log.GATE_HELD), "no such line")
+    assert entries(log.GATE_HELD)[-1]["PRIORITY"] == "4"
+    node.run("simgpu driver load; simgpu nvml ok")
+
+
+def test_systemctl_status_says_it_too(node: Node) -> None:
+    gate.start_over(node)
+    gate.wait_ready(node)
+    gate.until(lambda: node.show("gpu-gate.service", "StatusText")
+               == "OPEN, ready: NVML enumerates 8 of 8 GPUs", lambda: node.show("gpu-gate.service", "StatusText"))
