@@ -3,8 +3,9 @@
 Every call that may enter the driver is in here, because a thread that hangs in the driver cannot be cancelled
 and makes its whole process unkillable. NVML state does not survive a fork: this program is always exec'd.
 
-    nvml_probe.py [--library PATH] [--hold]
+    nvml_probe.py [--library PATH] [--needs PATH] [--hold]
 
+--needs  ask nothing where this file is gone: nvmlInit would load a driver that went away since the agent looked.
 --hold   stay initialised after the line was printed, until standard input is closed: a driver without
          persistence takes 1-3 s a GPU to come up (NVIDIA, driver-persistence), and goes down with its last client.
 """
@@ -101,18 +102,17 @@ def text(value: object) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def ask(library: str, out: dict[str, Any]) -> Any:
+def ask(library: str, needs: str, out: dict[str, Any]) -> Any:
     """Fill `out`; returns the nvml module where it is initialised and wants a shutdown."""
+    if needs and not os.path.exists(needs):
+        out["errors"].append({"code": DRIVER_NOT_LOADED, "call": "version check", "index": -1})
+        return None
     try:
         out["library"] = load(library)
     except OSError as error:
         out["errors"].append({"code": LIBRARY_NOT_FOUND, "call": "dlopen", "index": -1, "detail": str(error)})
         return None
     module_version = driver_version()
-    if not module_version and not os.path.exists("/proc/driver/nvidia/version"):
-        # It went away since the agent looked: nvmlInit would load it again, on purpose of nobody.
-        out["errors"].append({"code": DRIVER_NOT_LOADED, "call": "version check", "index": -1})
-        return None
     if mismatch(out["library"], module_version):
         out["errors"].append({"code": MISMATCH, "call": "version check", "index": -1, "detail":
                               f"module {module_version}, library {os.path.basename(out['library'])}"})
@@ -138,13 +138,14 @@ def ask(library: str, out: dict[str, Any]) -> Any:
 
 def main(argv: list[str]) -> int:
     library = argv[argv.index("--library") + 1] if "--library" in argv else ""
+    needs = argv[argv.index("--needs") + 1] if "--needs" in argv else ""
     # Drivers' libraries print to standard output (Tegra's do at every start): only our line may go there.
     answer = os.dup(1)
     os.dup2(2, 1)
     started = time.monotonic()
     out: dict[str, Any] = {"v": 1, "gpus": [], "errors": [], "excluded": excluded_gpus(), "library": "",
            "driver_version": "", "library_version": ""}
-    nvml = ask(library, out)
+    nvml = ask(library, needs, out)
     out["took_ms"] = round((time.monotonic() - started) * 1000, 1)
     os.write(answer, json.dumps(out).encode() + b"\n")
     if "--hold" in argv and nvml is not None:

@@ -23,6 +23,7 @@ PROGRAM = Path(__file__).with_name("nvml_probe.py")
 DRIVER_ROOTS = ("/run/nvidia/driver", "/home/kubernetes/bin/nvidia")
 LIBRARY_PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64", "lib")
 SONAME = "libnvidia-ml.so.1"
+DRIVER_VERSION = "/proc/driver/nvidia/version"
 GRACE_S = 2.0
 SHUTDOWN_S = 30.0
 """nvmlShutdown takes the GPUs down where nothing else keeps them up."""
@@ -46,11 +47,14 @@ def find_library(driver_root: str) -> str:
 class Probes:
     """Starts probe programs and keeps what they said."""
 
-    def __init__(self, on_done: Callable[[str], None], timeout_s: float, driver_root: str = "") -> None:
-        """`on_done(sentence)` is called from the loop whenever `state` has changed."""
+    def __init__(self, on_done: Callable[[str], None], timeout_s: float, driver_root: str = "",
+                 needs: str = DRIVER_VERSION) -> None:
+        """`on_done(sentence)` is called from the loop whenever `state` has changed; no probe asks NVML while the file
+        `needs` is gone."""
         self._on_done = on_done
         self.timeout_s = timeout_s
         self.driver_root = driver_root
+        self._needs = needs
         self._number = 0
         self._last: ProbeReport | None = None
         self._running_since: float | None = None
@@ -121,6 +125,7 @@ class Probes:
         argv = [sys.executable, "-I", str(PROGRAM)]
         library = find_library(self.driver_root)
         argv += ["--library", library] if library else []
+        argv += ["--needs", self._needs] if self._needs else []
         argv += ["--hold"] if overlap else []
         child: Child | None = None
         try:

@@ -21,7 +21,6 @@ mkdir /run/gpu-gate
 mount --bind "$NODE/run" /run/gpu-gate
 mount --bind "$NODE/bus" /sys/bus
 mount --bind "$NODE/driver" /proc/driver
-cp /etc/ld.so.cache "$NODE/etc/"
 mount --bind "$NODE/etc" /etc
 exec "$@"
 """
@@ -47,6 +46,7 @@ class Node:
         self.folder = folder
         for name in ("run", "bus/pci/devices", "driver", "etc/gpu-gate"):
             (folder / name).mkdir(parents=True)
+        shutil.copy("/etc/ld.so.cache", folder / "etc")
 
     @property
     def run(self) -> Path:

@@ -211,7 +211,7 @@ def run_probes(story: Callable[[Probes], Any], timeout_s: float = ENDS_WITHIN_S,
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
-        probes = Probes(told.append, timeout_s, root)
+        probes = Probes(told.append, timeout_s, root, needs="")
         try:
             await story(probes)
         finally:

@@ -253,7 +253,7 @@ READINESS: list[tuple[str, Gate, dict[str, Any], bool, str]] = [
     ("reloaded just now", opened(**LISTED),
      {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1))}, True, "2"),
     ("reloaded, no verdict since", opened(validated_at=NOW - 20),
-     {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 16))}, False, "no verdict for 15 s"),
+     {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 16))}, False, "no verdict for 16 s"),
     ("no GPU", gate(), {"pci": seen(()), "units": seen(())}, True, "no NVIDIA GPU"),
     ("only a nouveau GPU", gate(), {"pci": seen((function(BUSES[0], "nouveau"),)), "units": seen(())}, False,
      "nouveau"),

@@ -76,7 +76,7 @@ def test_every_mark_in_every_form(form, line: str, says: PluginSays, error: str)
     "Starting FS watcher for /var/lib/kubelet/device-plugins", "Loading configuration.", '"failOnInitError": false,',
     "If this is a GPU node, did you set the docker default runtime to `nvidia`?", "Detected platform: nvml",
     "Stopping to serve 'nvidia.com/gpu' on /var/lib/kubelet/device-plugins/nvidia-gpu.sock",
-    "XidCriticalError: Xid=79 on Device=GPU-x; marking device as unhealthy.", "Received SIGHUP, restarting.",
+    "Received SIGHUP, restarting.",
     "inotify: /var/lib/kubelet/device-plugins/kubelet.sock created, restarting.", "", "  ", "registered",
 ])
 def test_other_lines_say_nothing_and_change_nothing(line: str) -> None:
@@ -143,7 +143,7 @@ def test_the_version_it_prints(line: str, version: str) -> None:
     ("1.36.3-plugin-0.20.0/restart-0-before", "e40bf0d0cdf5", REGISTERED, "", "0.20.0"),
     ("1.36.3-plugin-0.20.0/restart-2-after", "97cdb244922b", REGISTERED, "", ""),
     ("1.36.3-plugin-0.20.0/restart-2-after", "e40bf0d0cdf5", REGISTERED, "", "0.20.0"),
-    ("1.36.3-plugin-0.20.0/xid-1-unhealthy", "af1bc02bb947", REGISTERED, "", "0.20.0"),
+    ("1.36.3-plugin-0.20.0/xid-1-unhealthy", "af1bc02bb947", PluginSays.UNHEALTHY, "", "0.20.0"),
 ])
 def test_real_logs(capture: str, log: str, says: PluginSays, error: str, version: str) -> None:
     found = plugin_log.read((CAPTURES / f"kubelet-{capture}/plugin-{log}.log").read_bytes())

@@ -361,12 +361,13 @@ def test_the_gpu_behind_a_device_id(device_id: str, gpu: str) -> None:
 
 
 @pytest.mark.parametrize(("changes", "at"), [
-    ({}, 50.0),
+    ({}, 20.0),  # the kubelet's own start, at 50, asks for no validation of NVML
     ({"manager": seen(Manager("252", 900.0))}, 900.0),
-    ({"manager": seen(Manager("252", None))}, 50.0),
+    ({"manager": seen(Manager("252", None))}, 10.0),
     ({"manager": TIMED_OUT, "units": TIMED_OUT}, 0.0),
-    ({"units": seen((unit("containerd.service", since=700.0),))}, 700.0),
-    ({"units": seen((unit("containerd.service", "inactive", since=700.0),))}, 20.0),
+    ({"units": seen((unit("nvidia-persistenced.service", since=700.0),))}, 700.0),
+    ({"units": seen((unit("nvidia-persistenced.service", "inactive", since=700.0),))}, 20.0),
+    ({"units": seen((unit("containerd.service", since=700.0),))}, 20.0),
     ({"units": seen((unit("ssh.service", since=700.0),))}, 20.0),
 ])
 def test_the_newest_reload_or_restart(changes: dict[str, Any], at: float) -> None:

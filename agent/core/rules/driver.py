@@ -38,7 +38,7 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
         return ()
     if isinstance(scene.driver_version, Seen):
         if not is_live(scene):
-            return (_fails("the nvidia module is loading (initstate is not live)", "DriverLoading"),)
+            return (_fails("the nvidia module is still loading (initstate is not live)", "DriverLoading"),)
         return (Finding(2, "DriverLoaded", Verdict.HOLDS,
                         f"driver {scene.driver_version.value} (/proc/driver/nvidia/version)"),)
     if not scene.driver_version.is_telling:
@@ -47,7 +47,7 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
     if not scene.driver_version.is_missing:
         return (_fails(str(scene.driver_version), "DriverUnreadable"),)
     if isinstance(scene.module_state, Seen):
-        return (_fails(f"the nvidia module is loading (initstate {scene.module_state.value})", "DriverLoading"),)
+        return (_fails(f"the nvidia module is still loading ({scene.module_state.value})", "DriverLoading"),)
     if gpus.scope is Scope.LATE_DRIVER:
         return (_fails(gpus.because, "DriverNotInstalled",
                        "the GPU Operator, cloud-init or a person installs it; gpu-gate watches for it"),)

@@ -24,7 +24,7 @@ def findings(scene: Scene, fault: Fault | None) -> tuple[Finding, ...]:
             + " (a hint: it outlives plugin, kubelet and boot)", "" if names else "CheckpointEmpty", blocks=False))
     elif not scene.checkpoint.is_missing:
         found.append(Finding(9, "Checkpoint", Verdict.UNKNOWN, f"kubelet_internal_checkpoint tells nothing "
-                             f"({scene.checkpoint}); the kubelet rewrites it", "CheckpointUnreadable", blocks=False))
+                             f"(a hint; the kubelet rewrites it: {scene.checkpoint})", "CheckpointUnreadable", blocks=False))
     if isinstance(scene.runtime, Refusal):
         found.append(Finding(8, "PluginWell", Verdict.UNKNOWN, f"the container runtime gave no answer "
                              f"({scene.runtime})", "RuntimeSilent", blocks=False,
