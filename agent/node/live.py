@@ -57,6 +57,11 @@ class LiveHost:
         self._probes = probes
         self._root = Path(root)
         self._allocatable: Seen[tuple[Devices, ...]] | None = None
+        self._units: tuple[tuple[str, ...], Seen[tuple[Unit, ...]]] | None = None
+        self._manager: Seen[Manager] | None = None
+        self.reuse_s = 0.0
+        """How old an answer of systemd or the kubelet may be to be given again: more than 0 only where nothing woke
+        us but the timer. Each of them would have woken us; every gRPC call costs 30 wake-ups."""
         self.sources: list[object] = []
         "signal sources; each has a `problem`"
 
@@ -100,25 +105,33 @@ class LiveHost:
         if self._bus is None:
             return Refusal(Why.NOT_ASKED, "no connection to D-Bus was made")
         clock = clock_now()
+        if self._units and self._units[0] == tuple(names) and self._is_fresh(self._units[1].at):
+            return self._units[1]
+        self._units = None
         try:
             rows = await self._bus.units(names)
         except BusError as exc:
             return _bus_refusal(exc)
-        return Seen(tuple(Unit(
+        found = Seen(tuple(Unit(
             r.name, r.load_state, r.active_state, r.sub_state, r.invocation_id,
             _boottime_of(r.active_enter_usec, clock) if r.active_enter_usec else None, r.unit_file_state,
         ) for r in rows), clock.boottime)
+        self._units = (tuple(names), found)
+        return found
 
     async def manager(self) -> Reading[Manager]:
         if self._bus is None:
             return Refusal(Why.NOT_ASKED, "no connection to D-Bus was made")
-        clock = clock_now()
+        if self._manager and self._is_fresh(self._manager.at):
+            return self._manager
+        clock, self._manager = clock_now(), None
         try:
             row = await self._bus.manager()
         except BusError as exc:
             return _bus_refusal(exc)
         loaded = _boottime_of(row.units_load_usec, clock) if row.units_load_usec else None
-        return Seen(Manager(row.version, loaded), clock.boottime)
+        self._manager = Seen(Manager(row.version, loaded), clock.boottime)
+        return self._manager
 
     async def probe(self) -> Reading[ProbeState]:
         if self._probes is None:
@@ -127,8 +140,9 @@ class LiveHost:
 
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
         last = self._allocatable
-        if last is not None and boottime() - last.at < ALLOCATABLE_FRESH_S:
+        if last is not None and (boottime() - last.at < ALLOCATABLE_FRESH_S or self._is_fresh(last.at)):
             return last
+        self._allocatable = None
         path = self._path(socket)
         try:
             path.stat()
@@ -184,6 +198,9 @@ class LiveHost:
     async def trouble(self) -> tuple[str, ...]:
         problems = (getattr(source, "problem", None) for source in self.sources)
         return tuple(str(p) for p in problems if p)
+
+    def _is_fresh(self, at: float) -> bool:
+        return boottime() - at < self.reuse_s
 
     def _path(self, path: str) -> Path:
         return self._root / path.lstrip("/")

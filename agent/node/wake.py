@@ -74,5 +74,6 @@ class Sources:
 
     def _on_uevent(self, event: dict[str, str]) -> None:
         subsystem, name = event.get("SUBSYSTEM", ""), event.get("DEVPATH", "").rsplit("/", 1)[-1]
-        if subsystem == "pci" or "nvidia" in name or "nouveau" in name or "vfio" in name:
+        is_nvidias = event.get("PCI_ID", "10DE").upper().startswith("10DE")
+        if (subsystem == "pci" and is_nvidias) or "nvidia" in name or "nouveau" in name or "vfio" in name:
             self._wakes.wake(f"udev {event.get('ACTION', '')} {subsystem}/{name}")

@@ -23,8 +23,9 @@ def findings(scene: Scene, fault: Fault | None) -> tuple[Finding, ...]:
             "kubelet_internal_checkpoint names " + (", ".join(f"{n} {r}" for r, n in names.items()) or "no device")
             + " (a hint: it outlives plugin, kubelet and boot)", "" if names else "CheckpointEmpty", blocks=False))
     elif not scene.checkpoint.is_missing:
-        found.append(Finding(9, "Checkpoint", Verdict.UNKNOWN, f"kubelet_internal_checkpoint tells nothing "
-                             f"(a hint; the kubelet rewrites it: {scene.checkpoint})", "CheckpointUnreadable", blocks=False))
+        found.append(Finding(9, "Checkpoint", Verdict.UNKNOWN,
+                             f"kubelet_internal_checkpoint tells nothing (a hint; {scene.checkpoint})",
+                             "CheckpointUnreadable", blocks=False))
     if isinstance(scene.runtime, Refusal):
         found.append(Finding(8, "PluginWell", Verdict.UNKNOWN, f"the container runtime gave no answer "
                              f"({scene.runtime})", "RuntimeSilent", blocks=False,
