@@ -10,7 +10,7 @@ import tree
 from nspawn import Node
 
 REPO = Path(__file__).resolve().parents[2]
-WANTED = ("agent", "docs", "packaging", "pyproject.toml", "systemd", "tests/stories")
+WANTED = ("agent", "docs", "packaging", "pyproject.toml", "systemd", "tests/bundles", "tests/stories")
 TIERS = ("tests/unit", "tests/wire", "tests/app")
 
 
