@@ -27,7 +27,7 @@ def node(module_node: Node) -> Iterator[Node]:
     yield module_node
     gate.wait_ready(module_node)
     assert gate.agent_pid(module_node) == pid
-    assert gate.status(module_node)["trouble"] == []
+    gate.until(lambda: not gate.status(module_node)["trouble"], lambda: gate.status(module_node)["trouble"], 40)
 
 
 DISTURBANCES = {
