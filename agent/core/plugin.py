@@ -27,10 +27,13 @@ POD_LABELS = (
     ("component", "nvidia-device-plugin"),
     ("k8s-app", "nvidia-gpu-device-plugin"),
 )
-NEVER = ("*-sidecar", "*-init", "config-manager*", "toolkit-validation", "mps-control-daemon*")
-"""Containers that share the plugin's pod (Helm chart, GPU Operator) and are not it."""
-IN_PLACE_SINCE = (0, 13)
-"""SIGHUP starts the plugin's work afresh in place from v0.13; an older one that failed ends with status 2."""
+NEVER = (
+    "*-sidecar", "*-init", "config-manager*", "toolkit-validation", "mps-control-daemon*", "gpu-feature-discovery*",
+)
+"""Containers that share the plugin's pod, image or labels (Helm chart, GPU Operator) and are not it."""
+IN_PLACE = ((0, 13), (1, 0))
+"""SIGHUP starts the plugin's work afresh in place from v0.13; an older one that failed ends with status 2. What counts
+from 1.0 is 1.0.0-beta, which is older still, or another vendor's plugin."""
 _TAG = re.compile(r":v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 _PLAIN = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 
@@ -83,6 +86,11 @@ def version(sight: PluginSight) -> tuple[int, int] | None:
     image = sight.detail.value.image if isinstance(sight.detail, Seen) else sight.container.image
     found = _TAG.search(image)
     return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+def answers_sighup(sight: PluginSight) -> bool:
+    known = version(sight)
+    return known is not None and IN_PLACE[0] <= known < IN_PLACE[1]
 
 
 def log_of(sight: PluginSight) -> PluginLog | None:

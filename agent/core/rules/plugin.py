@@ -82,8 +82,7 @@ def _container_fault(sight: PluginSight) -> Fault:
     log = plugin.log_of(sight) or PluginLog(PluginSays.NOTHING, "")
     denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
     allowed = isinstance(sight.access, Seen) and sight.access.value.allowed
-    known = plugin.version(sight)
-    hup = allowed and known is not None and known >= plugin.IN_PLACE_SINCE
+    hup = allowed and plugin.answers_sighup(sight)
     if denied:
         return Fault("PluginAccessDenied", f"{who}: it may not open /dev/nvidiactl", Cure.FRESH_START,
                      "crictl stop and rm that one container", access_denied=True, sight=sight)
