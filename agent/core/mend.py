@@ -96,7 +96,7 @@ def _due(fault: Fault, kubelet_since: float, open_since: float, offset: float, s
 def _act(mend: Mend, diagnosis: Diagnosis, fault: Fault, now: float, settings: Settings) -> Mended:
     view = diagnosis.mending
     assert view is not None
-    target = fault.sight.container.id if fault.sight else settings.plugin_unit
+    target = fault.sight.container.id if fault.sight else f"{settings.plugin_unit} {fault.invocation[:12]}"
     cause = f"{fault.reason} {_whose(fault, settings)} kubelet {view.kubelet_invocation[:12]}"
     if mend.suspect != f"{cause} {target}":
         return Mended(replace(mend, suspect=f"{cause} {target}", suspect_since=now, held="", held_reason=""),
@@ -146,7 +146,7 @@ def _hand(fault: Fault, settings: Settings, cause: str, number: int, hupped: boo
     """The ladder: its unit; SIGHUP where that is known to answer and was not tried; else stop and remove the one
     container."""
     if fault.sight is None:
-        return RestartUnit(number, settings.plugin_unit, cause, fault.because)
+        return RestartUnit(number, settings.plugin_unit, fault.invocation, cause, fault.because)
     container = fault.sight.container
     if fault.hup_answers and not hupped:
         pid = fault.sight.detail.value.pid if isinstance(fault.sight.detail, Seen) else 0

@@ -125,7 +125,7 @@ async def _journal() -> dict[str, bytes]:
 def _named(action: Disruptive) -> tuple[str, str]:
     match action:
         case RestartUnit():
-            return "restart-unit", action.unit
+            return "restart-unit", f"{action.unit} {action.invocation[:12]}"
         case SendHup():
             return "hup", action.container_id
         case Rebuild():

@@ -24,7 +24,7 @@ def disturbed_at(scene: Scene, settings: Settings) -> float:
     if isinstance(scene.manager, Seen) and scene.manager.value.last_reload_at is not None:
         instants.append(scene.manager.value.last_reload_at)
     if isinstance(scene.units, Seen):
-        watched = set(watched_units(settings))
+        watched = set(watched_units(settings)) - {settings.plugin_unit}
         instants += [u.active_since for u in scene.units.value
                      if u.name in watched and u.is_active and u.active_since is not None]
     return max(instants)

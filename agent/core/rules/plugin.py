@@ -66,7 +66,7 @@ def _unit_fault(scene: Scene, settings: Settings) -> Fault | None:
         return Fault("PluginUnitDown", f"{settings.plugin_unit} is {unit.active if unit else 'unknown'}",
                      Cure.WAIT, f"systemctl status {settings.plugin_unit}")
     return Fault("NotRegistered", f"{unit.name} is active and the kubelet lists no GPU of it", Cure.TIME,
-                 f"systemctl restart {unit.name}")
+                 f"systemctl restart {unit.name}", invocation=unit.invocation_id)
 
 
 def _container_fault(sight: PluginSight) -> Fault:
