@@ -32,8 +32,8 @@ NEVER = (
 )
 """Containers that share the plugin's pod, image or labels (Helm chart, GPU Operator) and are not it."""
 IN_PLACE = ((0, 13), (1, 0))
-"""SIGHUP starts the plugin's work afresh in place from v0.13; an older one that failed ends with status 2. What counts
-from 1.0 is 1.0.0-beta, which is older still, or another vendor's plugin."""
+"""SIGHUP starts the plugin's work afresh in place from v0.13; an older one that failed ends with status 2. What
+counts from 1.0 is 1.0.0-beta, which is older still, or another vendor's plugin."""
 _TAG = re.compile(r":v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 _PLAIN = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 
