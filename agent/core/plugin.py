@@ -47,29 +47,40 @@ def candidates(runtime: Runtime, settings: Settings) -> tuple[tuple[Container, S
         sandbox = sandboxes.get(container.sandbox_id)
         if sandbox is not None and not sandbox.is_ready:
             continue
-        if not _is_plugin(container, sandbox, settings):
+        if not (_is_named(container, settings) or _is_labelled(container, sandbox)):
             continue
         uid = container.labels.get("io.kubernetes.pod.uid") or (sandbox.uid if sandbox else container.sandbox_id)
         key = (uid, container.name)
         known = newest.get(key)
         if known is None or _rank(container) > _rank(known[0]):
             newest[key] = (container, sandbox)
-    return tuple(sorted(newest.values(), key=lambda pair: pair[0].id))
+    named = {uid for (uid, _), (container, _) in newest.items() if _is_named(container, settings)}
+    running = {uid for (uid, _), (container, _) in newest.items() if container.state is ContainerState.RUNNING}
+    # A label speaks for a whole pod: what is not named there is the plugin's company, or a container that has ended.
+    return tuple(sorted((
+        pair for (uid, _), pair in newest.items() if _is_named(pair[0], settings)
+        or (uid not in named and (uid not in running or pair[0].state is ContainerState.RUNNING))
+    ), key=lambda pair: pair[0].id))
 
 
 def _rank(container: Container) -> tuple[bool, float, int]:
     return container.state is ContainerState.RUNNING, container.created_at, container.attempt
 
 
-def _is_plugin(container: Container, sandbox: Sandbox | None, settings: Settings) -> bool:
-    if any(fnmatchcase(container.name, p) for p in NEVER):
-        return False
-    if any(fnmatchcase(container.name, p) for p in settings.plugin_containers):
-        return True
-    if any(fnmatchcase(container.image, p) for p in settings.plugin_images):
-        return True
+def _is_named(container: Container, settings: Settings) -> bool:
+    """Its own name or its image says that it is a plugin."""
+    return not _is_company(container) and (
+        any(fnmatchcase(container.name, p) for p in settings.plugin_containers)
+        or any(fnmatchcase(container.image, p) for p in settings.plugin_images))
+
+
+def _is_labelled(container: Container, sandbox: Sandbox | None) -> bool:
     labels = sandbox.labels if sandbox else {}
-    return any(labels.get(key) == value for key, value in POD_LABELS)
+    return not _is_company(container) and any(labels.get(key) == value for key, value in POD_LABELS)
+
+
+def _is_company(container: Container) -> bool:
+    return any(fnmatchcase(container.name, p) for p in NEVER)
 
 
 def pod_name(sight: PluginSight) -> str:
