@@ -85,6 +85,16 @@ FOUND: list[tuple[str, Runtime, set[str]]] = [
     ("GPU Operator", both(OPERATOR, OPERATOR_GFD), {"nvidia-device-plugin"}),
     ("ACK: by label", pod("a", {"component": "nvidia-device-plugin"}, named("ack-plugin")), {"ack-plugin"}),
     ("GKE: by label", pod("g", {"k8s-app": "nvidia-gpu-device-plugin"}, named("gke-plugin")), {"gke-plugin"}),
+    ("a label, and other containers of the pod", pod(
+        "c", {"component": "nvidia-device-plugin"}, named("nvidia-device-plugin-ctr"), named("istio-proxy")),
+     {"nvidia-device-plugin-ctr"}),
+    ("a label, and init containers that have ended", pod(
+        "g", {"k8s-app": "nvidia-gpu-device-plugin"}, named("driver-installer", state=EXITED), named("gke-plugin")),
+     {"gke-plugin"}),
+    ("a label, and two that run", pod("g", {"k8s-app": "nvidia-gpu-device-plugin"}, named("a"), named("b")),
+     {"a", "b"}),
+    ("a label, and all have ended", pod(
+        "g", {"component": "nvidia-device-plugin"}, named("a", state=EXITED), named("b", state=EXITED)), {"a", "b"}),
     ("a label of another value", pod("x", {"app": "nvidia"}, named("x")), set()),
     ("a label on the container is none on its pod",
      Runtime((sandbox("s", labels={}),), (named("x", sandbox_id="s", labels={"app": "nvidia-device-plugin"}),)),
