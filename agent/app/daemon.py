@@ -148,6 +148,9 @@ class Daemon:
             diagnosis = diagnose(scene, self.settings)
         except asyncio.TimeoutError:
             log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
+            recorder = None
+            if diagnosis is not None:  # what was seen before is no second look: nothing is repaired by it
+                diagnosis = replace(diagnosis, mending=None)
         now = boottime()
         if diagnosis is None:
             self._wake_at = now + self.settings.stable_interval_s
