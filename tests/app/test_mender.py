@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -218,13 +217,23 @@ class Hanging(LiveHost):
         await asyncio.sleep(60)
 
 
+class Hands:
+    """They only say what they were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def act(self, action: Any, tape: Tape | None, socket: str) -> None:
+        self.asked.append(action)
+
+
 def test_what_was_seen_before_is_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two looks must agree; one that timed out agrees with nothing, and leaves half a tape for evidence."""
     monkeypatch.setattr(daemon, "CYCLE_S", 0.05)
 
     async def main() -> daemon.Daemon:
         agent = daemon.Daemon(config.Config(Settings(listen="")))
-        agent.host = Hanging()
+        agent.host, agent.hands = Hanging(), Hands()  # type: ignore[assignment]
         broken = diagnosed(allocatable=seen(()), plugins=(sight(FAILED_LOG),), probe=probed(number=3))
         now = daemon.boottime()
         gate = Gate(started_at=0.0, phase=Phase.OPEN, counted=3, good=3, fingerprint=broken.fingerprint,
@@ -238,4 +247,4 @@ def test_what_was_seen_before_is_no_second_look(monkeypatch: pytest.MonkeyPatch)
     agent = asyncio.run(main())
     assert agent.seen.cycles == 1
     assert agent.seen.gate.mend.suspect == "" and agent.seen.gate.mend.acting == ""
-    assert not os.path.exists("/var/lib/gpu-gate/ledger.jsonl")
+    assert not [a for a in agent.hands.asked if isinstance(a, Rebuild)]  # type: ignore[attr-defined]
