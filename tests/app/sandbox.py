@@ -92,7 +92,7 @@ def ended(child: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
 
-def run_doctor(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_doctor(*words: str) -> subprocess.CompletedProcess[str]:
     """`gpu-gate doctor` on a bundle."""
-    words = [sys.executable, "-m", "agent", "doctor", str(folder)]
-    return subprocess.run(words, cwd=REPO, capture_output=True, text=True, timeout=ENDS_WITHIN_S)
+    return subprocess.run([sys.executable, "-m", "agent", *words], cwd=REPO, capture_output=True, text=True,
+                          timeout=ENDS_WITHIN_S)

@@ -161,9 +161,12 @@ def test_a_bundle_with_what_lies_beside_it(tmp_path: Path) -> None:
 def test_doctor_reads_it(tmp_path: Path) -> None:
     folder = ledger.keep_evidence(tmp_path, tape(), "1-1", {"journal.txt": b""})
     ledger.note_outcome(tmp_path, f"/{STATE}/evidence/1-1", "not cured")
-    said = run_doctor(folder)
+    said = run_doctor("doctor", str(folder))
     assert "GpusOnPci is unknown" in said.stdout and "not-recorded" in said.stdout
     assert said.stderr == ""
+    for words in (("--json", "doctor", str(folder)), ("doctor", "--json", str(folder)),
+                  ("doctor", str(folder), "--json")):
+        assert json.loads(run_doctor(*words).stdout)["findings"]
 
 
 def test_no_more_than_so_many_are_kept(tmp_path: Path) -> None:
