@@ -31,7 +31,8 @@ VERBS = """
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; its exit status."""
-    options = _parser().parse_args(argv)
+    # Intermixed: before Python 3.12 an option between verb and folder made the folder an unknown word.
+    options = _parser().parse_intermixed_args(argv)
     config = configuration.load()
     try:
         return _run(options, config)

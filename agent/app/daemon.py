@@ -155,6 +155,7 @@ class Daemon:
             diagnosis = diagnose(scene, self.settings)
         except asyncio.TimeoutError:
             log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
+            recorder = None
             if diagnosis is not None:  # the deadline counts on; nothing else may be begun on an old look
                 diagnosis = replace(diagnosis, probe_busy=True, additive=(), mending=None)
         now = boottime()

@@ -5,6 +5,8 @@ Its lines are written by node/ledger.py, fsynced before anything is done.
 
 from __future__ import annotations
 
+import math
+
 from ..model.runtime import LedgerEntry
 from . import parse
 
@@ -26,10 +28,11 @@ def read(data: bytes) -> tuple[LedgerEntry, ...] | None:
         stored = parse.json_object(line.encode())
         try:
             assert stored is not None
+            assert math.isfinite(stored["at"])
             entries.append(LedgerEntry(
                 float(stored["at"]), str(stored["boot_id"]), int(stored["number"]), str(stored["what"]),
                 str(stored["target"]), str(stored["cause"]), str(stored["evidence"]), str(stored["outcome"])))
-        except (AssertionError, KeyError, TypeError, ValueError):
+        except (AssertionError, KeyError, TypeError, ValueError, OverflowError):
             return None
     return tuple(entries)
 

@@ -21,6 +21,9 @@ HUP_WITHIN_S = 10.0
 REFUSED_S = 60.0
 AGREE_S = 1.0
 """Two looks that agree lie at least so far apart, in seconds."""
+TWICE = 2
+AGAIN_S = 0.6
+"""Until the kubelet's second answer: it is not asked more often than twice a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,9 @@ class Mend:
     settle_by: float = 0.0
     "boottime: by then the kubelet must list everything"
     listed: int = 0
-    "looks in a row in which the kubelet lists everything"
+    "answers of the kubelet in a row that list everything"
+    listed_at: float = 0.0
+    "boottime of the last of them"
     held: str = ""
     "why nothing is done, with the remedy"
     held_reason: str = ""
@@ -63,18 +68,19 @@ def step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, now: float,
         return Mended(replace(mend, suspect="", held="", held_reason=""))
     fault = view.fault
     if fault is None:
-        return Mended(replace(mend, suspect="", held="", held_reason=""), _outcome(view.entries, view.boot_id, True))
+        return _calm(mend, diagnosis, now)
     if now < mend.refused_until:
         return Mended(mend, wake_at=mend.refused_until)
     if fault.cure is Cure.WAIT:
         return Mended(replace(mend, suspect="", held="", held_reason=""))
     if fault.cure is Cure.PERSON:
         return Mended(_held(mend, fault, fault.because, fault.next_step))
-    due = _due(fault, view.kubelet_since, open_since, view.offset, settings)
+    due = _due(fault, view.kubelet_since, open_since, view.offset, now, settings)
     if now < due:
         return Mended(replace(mend, suspect="", held="", held_reason=""), wake_at=due)
     if view.listed > 0 and not (fault.access_denied or settings.repair_partial):
-        return Mended(_held(mend, fault, f"the kubelet lists some GPUs; {fault.because}",
+        partly = replace(fault, reason="PartlyRegistered")
+        return Mended(_held(mend, partly, f"the kubelet lists some GPUs; {fault.because}",
                             "a fresh start may find all of them: [Plugin] RepairPartial=yes, or crictl stop and rm"))
     return _act(mend, diagnosis, fault, now, settings)
 
@@ -85,18 +91,21 @@ def refuse(mend: Mend, sentence: str, now: float) -> Mend:
                    refused_until=now + REFUSED_S)
 
 
-def _due(fault: Fault, kubelet_since: float, open_since: float, offset: float, settings: Settings) -> float:
+def _due(fault: Fault, kubelet_since: float, open_since: float, offset: float, now: float,
+         settings: Settings) -> float:
     """Boottime from which a fault is one. A mark of failure is one at once; silence is one after a while."""
     if fault.cure is Cure.FRESH_START:
         return 0.0
     started = plugin.started_at(fault.sight) - offset if fault.sight else 0.0
+    if started > now:  # the clock was set back since: what the container's stamp says is worth nothing
+        started = 0.0
     return max(started, kubelet_since, open_since) + settings.register_within_s
 
 
 def _act(mend: Mend, diagnosis: Diagnosis, fault: Fault, now: float, settings: Settings) -> Mended:
     view = diagnosis.mending
     assert view is not None
-    target = fault.sight.container.id if fault.sight else settings.plugin_unit
+    target = fault.sight.container.id if fault.sight else f"{settings.plugin_unit} {fault.invocation[:12]}"
     cause = f"{fault.reason} {_whose(fault, settings)} kubelet {view.kubelet_invocation[:12]}"
     if mend.suspect != f"{cause} {target}":
         return Mended(replace(mend, suspect=f"{cause} {target}", suspect_since=now, held="", held_reason=""),
@@ -115,7 +124,8 @@ def _act(mend: Mend, diagnosis: Diagnosis, fault: Fault, now: float, settings: S
     hupped = any(e.what == "hup" and e.target == target and e.cause == cause for e in view.entries)
     action = _hand(fault, settings, cause, ledger.next_number(view.entries), hupped)
     within_s = HUP_WITHIN_S if isinstance(action, SendHup) else settings.verify_within_s
-    acting = replace(mend, acting=cause, settle_by=now + within_s, listed=0, held="", held_reason="", suspect="")
+    acting = replace(mend, acting=cause, settle_by=now + within_s, listed=0, listed_at=diagnosis.registered_at,
+                     held="", held_reason="", suspect="")
     return Mended(acting, (action,), now + 1.0)
 
 
@@ -146,7 +156,7 @@ def _hand(fault: Fault, settings: Settings, cause: str, number: int, hupped: boo
     """The ladder: its unit; SIGHUP where that is known to answer and was not tried; else stop and remove the one
     container."""
     if fault.sight is None:
-        return RestartUnit(number, settings.plugin_unit, cause, fault.because)
+        return RestartUnit(number, settings.plugin_unit, fault.invocation, cause, fault.because)
     container = fault.sight.container
     if fault.hup_answers and not hupped:
         pid = fault.sight.detail.value.pid if isinstance(fault.sight.detail, Seen) else 0
@@ -155,17 +165,39 @@ def _hand(fault: Fault, settings: Settings, cause: str, number: int, hupped: boo
 
 
 def _settle(mend: Mend, diagnosis: Diagnosis, now: float) -> Mended:
-    """After an action: the kubelet must list everything in two looks, or the action did not cure it."""
+    """After an action: the kubelet must list everything in two answers, or the action did not cure it."""
     view = diagnosis.mending
-    registered = diagnosis.registered
-    if view is not None and registered is not None and registered.verdict is Verdict.HOLDS:
-        if mend.listed + 1 < 2:
-            return Mended(replace(mend, listed=mend.listed + 1), wake_at=now + 0.5)
+    mend = _count_listed(mend, diagnosis)
+    if view is not None and mend.listed >= TWICE:
         return Mended(Mend(bad_probe_at=mend.bad_probe_at), _outcome(view.entries, view.boot_id, True))
+    if mend.listed:
+        return Mended(mend, wake_at=now + AGAIN_S)
     if now < mend.settle_by:
-        return Mended(replace(mend, listed=0), wake_at=min(now + 1.0, mend.settle_by))
+        return Mended(mend, wake_at=min(now + 1.0, mend.settle_by))
     noted = _outcome(view.entries, view.boot_id, False) if view is not None else ()
     return Mended(Mend(bad_probe_at=mend.bad_probe_at), noted, wake_at=now)
+
+
+def _calm(mend: Mend, diagnosis: Diagnosis, now: float) -> Mended:
+    """Nothing is wrong with the plugin, or nothing can be said about it. An action whose end nobody saw (the agent
+    was restarted) was a cure only where the kubelet now lists everything."""
+    view = diagnosis.mending
+    assert view is not None
+    mend = _count_listed(replace(mend, suspect="", held="", held_reason=""), diagnosis)
+    noted = _outcome(view.entries, view.boot_id, True) if mend.listed else ()
+    if noted and mend.listed < TWICE:
+        return Mended(mend, wake_at=now + AGAIN_S)
+    return Mended(mend, noted)
+
+
+def _count_listed(mend: Mend, diagnosis: Diagnosis) -> Mend:
+    """The same answer counts once, however often it is looked at."""
+    registered = diagnosis.registered
+    if registered is None or registered.verdict is not Verdict.HOLDS:
+        return replace(mend, listed=0)
+    if diagnosis.registered_at <= mend.listed_at:
+        return mend
+    return replace(mend, listed=mend.listed + 1, listed_at=diagnosis.registered_at)
 
 
 def _outcome(entries: tuple[LedgerEntry, ...], boot_id: str, cured: bool) -> tuple[Action, ...]:

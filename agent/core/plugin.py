@@ -27,10 +27,13 @@ POD_LABELS = (
     ("component", "nvidia-device-plugin"),
     ("k8s-app", "nvidia-gpu-device-plugin"),
 )
-NEVER = ("*-sidecar", "*-init", "config-manager*", "toolkit-validation", "mps-control-daemon*")
-"""Containers that share the plugin's pod (Helm chart, GPU Operator) and are not it."""
-IN_PLACE_SINCE = (0, 13)
-"""SIGHUP starts the plugin's work afresh in place from v0.13; an older one that failed ends with status 2."""
+NEVER = (
+    "*-sidecar", "*-init", "config-manager*", "toolkit-validation", "mps-control-daemon*", "gpu-feature-discovery*",
+)
+"""Containers that share the plugin's pod, image or labels (Helm chart, GPU Operator) and are not it."""
+IN_PLACE = ((0, 13), (1, 0))
+"""SIGHUP starts the plugin's work afresh in place from v0.13; an older one that failed ends with status 2. What
+counts from 1.0 is 1.0.0-beta, which is older still, or another vendor's plugin."""
 _TAG = re.compile(r":v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 _PLAIN = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 
@@ -44,29 +47,40 @@ def candidates(runtime: Runtime, settings: Settings) -> tuple[tuple[Container, S
         sandbox = sandboxes.get(container.sandbox_id)
         if sandbox is not None and not sandbox.is_ready:
             continue
-        if not _is_plugin(container, sandbox, settings):
+        if not (_is_named(container, settings) or _is_labelled(container, sandbox)):
             continue
         uid = container.labels.get("io.kubernetes.pod.uid") or (sandbox.uid if sandbox else container.sandbox_id)
         key = (uid, container.name)
         known = newest.get(key)
         if known is None or _rank(container) > _rank(known[0]):
             newest[key] = (container, sandbox)
-    return tuple(sorted(newest.values(), key=lambda pair: pair[0].id))
+    named = {uid for (uid, _), (container, _) in newest.items() if _is_named(container, settings)}
+    running = {uid for (uid, _), (container, _) in newest.items() if container.state is ContainerState.RUNNING}
+    # A label speaks for a whole pod: what is not named there is the plugin's company, or a container that has ended.
+    return tuple(sorted((
+        pair for (uid, _), pair in newest.items() if _is_named(pair[0], settings)
+        or (uid not in named and (uid not in running or pair[0].state is ContainerState.RUNNING))
+    ), key=lambda pair: pair[0].id))
 
 
 def _rank(container: Container) -> tuple[bool, float, int]:
     return container.state is ContainerState.RUNNING, container.created_at, container.attempt
 
 
-def _is_plugin(container: Container, sandbox: Sandbox | None, settings: Settings) -> bool:
-    if any(fnmatchcase(container.name, p) for p in NEVER):
-        return False
-    if any(fnmatchcase(container.name, p) for p in settings.plugin_containers):
-        return True
-    if any(fnmatchcase(container.image, p) for p in settings.plugin_images):
-        return True
+def _is_named(container: Container, settings: Settings) -> bool:
+    """Its own name or its image says that it is a plugin."""
+    return not _is_company(container) and (
+        any(fnmatchcase(container.name, p) for p in settings.plugin_containers)
+        or any(fnmatchcase(container.image, p) for p in settings.plugin_images))
+
+
+def _is_labelled(container: Container, sandbox: Sandbox | None) -> bool:
     labels = sandbox.labels if sandbox else {}
-    return any(labels.get(key) == value for key, value in POD_LABELS)
+    return not _is_company(container) and any(labels.get(key) == value for key, value in POD_LABELS)
+
+
+def _is_company(container: Container) -> bool:
+    return any(fnmatchcase(container.name, p) for p in NEVER)
 
 
 def pod_name(sight: PluginSight) -> str:
@@ -83,6 +97,11 @@ def version(sight: PluginSight) -> tuple[int, int] | None:
     image = sight.detail.value.image if isinstance(sight.detail, Seen) else sight.container.image
     found = _TAG.search(image)
     return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+def answers_sighup(sight: PluginSight) -> bool:
+    known = version(sight)
+    return known is not None and IN_PLACE[0] <= known < IN_PLACE[1]
 
 
 def log_of(sight: PluginSight) -> PluginLog | None:

@@ -33,6 +33,8 @@ class Fault:
     hup_answers: bool = False
     "SIGHUP re-registers in place: its access was just verified, and its version answers"
     sight: PluginSight | None = None
+    invocation: str = ""
+    "of its unit, where it is no container"
 
 
 @dataclass(frozen=True, slots=True)

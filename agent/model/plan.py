@@ -85,6 +85,8 @@ class RestartUnit:
     number: int
     "in the ledger"
     unit: str
+    invocation: str
+    "the one that is to end: another one later means that it was restarted"
     cause: str
     because: str
 

@@ -139,7 +139,7 @@ class LedgerEntry:
     what: str
     "restart-unit, hup, rebuild; or outcome"
     target: str
-    "container id, or unit"
+    "container id, or unit and its invocation: another one later means that it was done"
     cause: str
     evidence: str
     "the bundle's folder"

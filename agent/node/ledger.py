@@ -30,8 +30,7 @@ def append(root: Path, entry: LedgerEntry) -> None:
         _trim(path)
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(fd).st_size and os.pread(fd, 1, os.fstat(fd).st_size - 1) != b"\n":
-                os.write(fd, b"\n")  # a line that a power failure cut off ends here
+            _cut_torn_line(fd)
             if os.write(fd, line) != len(line):
                 raise OSError(28, "No space left on device", str(path))
             os.fsync(fd)
@@ -42,15 +41,26 @@ def append(root: Path, entry: LedgerEntry) -> None:
                          f"df {path.parent}") from exc
 
 
+def _cut_torn_line(fd: int) -> None:
+    """A line that a power failure or a full disk cut off was never acted on. It goes: ended by a newline it would be
+    a line of junk, and a ledger with one cannot be read."""
+    size = os.fstat(fd).st_size
+    stored = os.pread(fd, size, 0)
+    os.ftruncate(fd, stored.rfind(b"\n") + 1)
+
+
 def _trim(path: Path) -> None:
-    """The newest lines only; the whole file or the old one."""
+    """The newest lines only; the whole file or the old one, whenever the power goes."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return
     if len(lines) > 2 * LEDGER_LINES:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_bytes(b"".join(lines[-LEDGER_LINES:]))
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(b"".join(lines[-LEDGER_LINES:]))
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
 
 

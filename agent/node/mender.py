@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,12 @@ class Mender:
         kept = ledger.keep_evidence(self._root, tape, f"{int(now)}-{action.number}", await _journal())
         shown = "/" + str(kept.relative_to(self._root))
         what, target = _named(action)
-        ledger.append(self._root, LedgerEntry(now, boot_id, action.number, what, target, action.cause, shown))
+        try:
+            ledger.append(self._root, LedgerEntry(now, boot_id, action.number, what, target, action.cause, shown))
+        except HandFailed:
+            # Nothing was done, and it will be tried again: its bundles must not push out those of what was done.
+            shutil.rmtree(kept, ignore_errors=True)
+            raise
         self._task = asyncio.get_running_loop().create_task(self._do(action, socket))
 
     async def note(self, action: NoteOutcome) -> None:
@@ -125,7 +131,7 @@ async def _journal() -> dict[str, bytes]:
 def _named(action: Disruptive) -> tuple[str, str]:
     match action:
         case RestartUnit():
-            return "restart-unit", action.unit
+            return "restart-unit", f"{action.unit} {action.invocation[:12]}"
         case SendHup():
             return "hup", action.container_id
         case Rebuild():

@@ -90,3 +90,9 @@ def ended(child: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     """How a started program ended."""
     out, err = child.communicate(timeout=ENDS_WITHIN_S)
     return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+
+
+def run_doctor(*words: str) -> subprocess.CompletedProcess[str]:
+    """`gpu-gate doctor` on a bundle."""
+    return subprocess.run([sys.executable, "-m", "agent", *words], cwd=REPO, capture_output=True, text=True,
+                          timeout=ENDS_WITHIN_S)

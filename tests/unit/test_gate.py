@@ -20,17 +20,23 @@ from .scenes import (
     BUSES,
     DEFAULTS,
     DENIED,
+    FAILED_LOG,
     GPUS,
     MISSING,
     NO_DRIVER,
     NODES,
     NOW,
+    OFFSET,
+    container,
     diagnosed,
+    entry,
     failing,
     function,
     probed,
     report,
+    scene,
     seen,
+    sight,
     unit,
 )
 
@@ -271,6 +277,71 @@ def test_ready(name: str, before: Gate, changes: dict[str, Any], ready: bool, sa
     after = step(before, diagnosed(**{**REGISTERED, **changes}), NOW, DEFAULTS).gate
     assert after.ready is ready
     assert says in after.ready_why
+
+
+BROKEN: dict[str, Any] = {**REGISTERED, "probe": probed(number=3), "allocatable": seen(()),
+                          "plugins": (sight(FAILED_LOG),)}
+"""The plugin's NVML failed while it started, and the kubelet lists nothing."""
+DISTURBED = {"manager": seen(Manager("252", NOW + 0.5))}
+HELD_PLUGIN = {"plugins": (sight(FAILED_LOG), sight(of=container("c2")))}
+
+
+def mended(changes: dict[str, Any], then: dict[str, Any], looks: int) -> Gate:
+    """The gate after looks a second apart at the same node, the last of them with something changed."""
+    now = opened(open_since=100.0, validated_at=NOW - 1)
+    for n in range(looks):
+        seen_now = {**changes, **(then if n == looks - 1 else {})}
+        now = step(now, diagnosed(**seen_now), NOW + n, DEFAULTS).gate
+    return now
+
+
+# what is seen, what the last look sees otherwise, looks, phase, reason
+MENDS: list[tuple[str, dict[str, Any], dict[str, Any], int, Phase, str]] = [
+    ("one look decides nothing", BROKEN, {}, 1, Phase.OPEN, ""),
+    ("a repair", BROKEN, {}, 2, Phase.REPAIRING, "Repairing"),
+    ("the word of the kubelet is awaited", BROKEN, {}, 5, Phase.REPAIRING, "Repairing"),
+    ("a reload meanwhile", BROKEN, DISTURBED, 3, Phase.REPAIRING, "Repairing"),
+    ("NVML fails meanwhile", BROKEN, {"probe": failing(999, number=4)}, 3, Phase.PROBING, "NvmlUnknown"),
+    ("held", {**BROKEN, **HELD_PLUGIN}, {}, 1, Phase.HELD, "TwoPlugins"),
+    ("held, and a reload", {**BROKEN, **HELD_PLUGIN}, DISTURBED, 3, Phase.REVALIDATING, "Revalidating"),
+    ("held, and NVML fails", {**BROKEN, **HELD_PLUGIN}, {"probe": failing(999, number=4)}, 3, Phase.PROBING,
+     "NvmlUnknown"),
+    ("held, and it is gone", {**BROKEN, **HELD_PLUGIN}, REGISTERED | {"allocatable": scene().allocatable}, 3,
+     Phase.OPEN, ""),
+    ("held by the budget", {**BROKEN, "ledger": seen((entry(at=OFFSET + NOW - 1),))}, {}, 2, Phase.HELD,
+     "BudgetSpent"),
+]
+
+
+@pytest.mark.parametrize(("seen_first", "then", "looks", "phase", "reason"), [row[1:] for row in MENDS],
+                         ids=[row[0] for row in MENDS])
+def test_phases_of_a_repair(seen_first: dict[str, Any], then: dict[str, Any], looks: int, phase: Phase,
+                            reason: str) -> None:
+    after = mended(seen_first, then, looks)
+    assert (after.phase, after.reason) == (phase, reason)
+    assert after.released, "whatever is wrong with a plugin, its kubelet runs"
+    assert not after.ready
+
+
+def test_a_repair_is_ready_after_two_answers_and_not_before() -> None:
+    now = mended(BROKEN, {}, 2)
+    for at, ready in ((NOW + 3, False), (NOW + 4, True)):
+        answered = replace(scene().allocatable, at=at)
+        now = step(now, diagnosed(**{**BROKEN, "allocatable": answered}), at, DEFAULTS).gate
+        assert now.ready is ready
+    assert now.phase is Phase.OPEN
+
+
+def test_a_failing_probe_is_remembered_for_the_mender() -> None:
+    now = step(opened(), diagnosed(**{**REGISTERED, "probe": failing(999, number=4)}), NOW, DEFAULTS).gate
+    assert now.mend.bad_probe_at == pytest.approx(OFFSET + NOW)
+    assert now.open_since is None
+
+
+def test_nvml_is_stable_since_its_last_needed_probe() -> None:
+    assert after_probes(2).open_since is None
+    assert after_probes(3).open_since == START + 3
+    assert after_probes(9).open_since == START + 3
 
 
 def test_a_driver_that_goes_takes_its_probes_verdict_with_it() -> None:

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from agent.core.look import KUBELET_UNITS, look, watched_folders, watched_units
 from agent.core.paths import CONTROL_PLANE_MANIFESTS, PCI, RUN, STATE
+from agent.core.plugin import SOCKETS
 from agent.core.rules import diagnose
 from agent.model.finding import Scope
 from agent.model.mark import Mark
 from agent.model.reading import Reading, Refusal, Seen, Why, unreachable
-from agent.model.runtime import Access, ContainerDetail, Runtime
+from agent.model.runtime import Access, ContainerDetail, ContainerState, PluginSays, Runtime
 from agent.model.scene import Clock, DeviceNode, Devices, Entry, Manager, PciFunction, ProbeState, Scene, Unit
 from agent.model.settings import Settings
 
-from .scenes import DEFAULTS, DENIED, MISSING, NOW, TIMED_OUT, report, seen, unit
+from .scenes import (
+    DEFAULTS,
+    DENIED,
+    FAILED_LOG,
+    GPUS,
+    MISSING,
+    NOW,
+    TIMED_OUT,
+    UUIDS,
+    container,
+    detail,
+    entry,
+    report,
+    sandbox,
+    seen,
+    unit,
+)
 
 GPU, DISK = "0000:07:00.0", "0000:00:1f.2"
 VERSION = b"NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n"
@@ -283,6 +302,121 @@ def test_a_control_plane_of_static_pods(path: str) -> None:
 def test_what_another_machine_learned_is_not_ours(stored: bytes, learned: Any) -> None:
     found = looked(node(**{f"{STATE}/learned.json": stored})).learned
     assert (found.value if isinstance(found, Seen) else found.why) == learned
+
+
+CONTAINERD, K3S = "/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock"
+CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+
+
+def with_plugin(*containers: Any, **answers: Any) -> DictHost:
+    """A node whose runtime lists these containers, each with its status and log."""
+    files = node(**{"/var/log/p.log": FAILED_LOG})
+    return DictHost(files, **{
+        "runtime": {CONTAINERD: seen(Runtime((sandbox(),), containers))},
+        "container": {c.id: seen(detail(c)) for c in containers},
+        "access": seen(Access("/dev/nvidiactl", True, "cgroup-bpf")), **answers})
+
+
+@pytest.mark.parametrize(("answers", "settings", "asked", "used"), [
+    ({CONTAINERD: seen(Runtime((), ()))}, Settings(), [CONTAINERD], CONTAINERD),
+    ({K3S: seen(Runtime((), ()))}, Settings(), [CONTAINERD, K3S], K3S),
+    ({CONTAINERD: TIMED_OUT, K3S: seen(Runtime((), ()))}, Settings(), [CONTAINERD], CONTAINERD),  # it is there
+    ({CONTAINERD: DENIED}, Settings(), [CONTAINERD], CONTAINERD),
+    ({CONTAINERD: seen(Runtime((), ()))}, Settings(runtime_socket=K3S), [K3S], K3S),
+    ({}, Settings(), list(SOCKETS), SOCKETS[-1]),
+])
+def test_the_first_runtime_that_is_there_is_asked(answers: Any, settings: Settings, asked: list[str],
+                                                  used: str) -> None:
+    host = DictHost(node(), runtime=answers)
+    scene = asyncio.run(look(host, settings))
+    assert [q for q in host.asked if q.startswith("runtime")] == [f"runtime {socket}" for socket in asked]
+    assert (scene.runtime_socket, scene.runtime) == (used, answers.get(used, MISSING))
+    assert scene.plugins == ()
+
+
+def test_a_plugin_is_looked_at_from_all_sides() -> None:
+    host = with_plugin(container(), container("work", "pod-2", name="main", image="cuda"))
+    (found,) = asyncio.run(look(host, DEFAULTS)).plugins
+    assert (found.container.id, found.sandbox) == ("c1", sandbox())
+    assert value(found.log).says is PluginSays.INIT_FAILED
+    assert value(found.access).allowed
+    assert [q for q in host.asked if q.startswith(("container ", "tail /var/log", "access "))] == [
+        f"container {CONTAINERD} c1", "tail /var/log/p.log", "access 4711 /dev/nvidiactl"]
+
+
+@pytest.mark.parametrize(("answers", "of", "log", "access"), [
+    ({"container": {"c1": TIMED_OUT}}, container(), Why.NOT_ASKED, Why.NOT_ASKED),
+    ({"container": {"c1": seen(detail(container(), log_path="/gone"))}}, container(), Why.MISSING, None),
+    ({"container": {"c1": seen(detail(container(), pid=0))}}, container(), None, Why.NOT_ASKED),
+    ({}, container(state=ContainerState.EXITED), None, Why.NOT_ASKED),
+    ({"access": DENIED}, container(), None, Why.NOT_PERMITTED),
+])
+def test_what_of_a_plugin_cannot_be_read(answers: dict[str, Any], of: Any, log: Why | None,
+                                         access: Why | None) -> None:
+    (found,) = asyncio.run(look(with_plugin(of, **answers), DEFAULTS)).plugins
+    assert [r.why if isinstance(r, Refusal) else None for r in (found.log, found.access)] == [log, access]
+
+
+@pytest.mark.parametrize(("ids", "gpus", "asked"), [
+    (UUIDS, GPUS, False),          # all listed: nobody doubts its access, and the question costs a program's start
+    (UUIDS[:1], GPUS, True),
+    ((), GPUS, True),
+    ((), (), True),                # NVML showed none: nothing can be compared
+])
+def test_its_own_access_is_asked_only_where_it_is_in_doubt(ids: Any, gpus: Any, asked: bool) -> None:
+    host = with_plugin(container(), allocatable=seen((Devices("nvidia.com/gpu", ids),)),
+                       probe=seen(ProbeState(report(gpus=gpus))))
+    asyncio.run(look(host, DEFAULTS))
+    assert ("access 4711 /dev/nvidiactl" in host.asked) is asked
+
+
+def test_a_swarm_of_plugins_is_not_read_to_its_end() -> None:
+    swarm = [container(f"c{n}", labels={"io.kubernetes.pod.uid": str(n)}) for n in range(40)]
+    host = with_plugin(*swarm)
+    assert 1 < len(asyncio.run(look(host, DEFAULTS)).plugins) <= 4
+    assert len([q for q in host.asked if q.startswith("container")]) <= 4
+
+
+def test_a_node_without_nvidia_functions_has_no_plugin_to_look_for() -> None:
+    host = with_plugin(container())
+    host.files[f"{PCI}/*"] = [DISK]
+    scene = asyncio.run(look(host, DEFAULTS))
+    assert not [q for q in host.asked if q.startswith(("runtime", "container", "access"))]
+    assert (scene.plugins, scene.runtime) == ((), Refusal(Why.NOT_ASKED))
+
+
+@pytest.mark.parametrize(("stored", "entries"), [
+    (MISSING, 0), (b"", 0), (json.dumps(asdict(entry())).encode() + b"\n", 1),
+    (json.dumps(asdict(entry())).encode() + b"\n{\"at\": 1", 1), (b"junk\n", Why.FAILED), (DENIED, Why.NOT_PERMITTED),
+])
+def test_no_ledger_yet_is_an_empty_one_and_a_broken_one_is_none(stored: Any, entries: Any) -> None:
+    found = looked(node(**{f"{STATE}/ledger.jsonl": stored})).ledger
+    assert (len(found.value) if isinstance(found, Seen) else found.why) == entries
+
+
+@pytest.mark.parametrize(("stored", "found"), [
+    (b'{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {"nvidia.com/gpu": ["GPU-a", "GPU-b"]}}, '
+     b'"Checksum": 1}', {"nvidia.com/gpu": 2}),
+    (b'{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1}', {}),
+    (b'{"Data": {"RegisteredDevices": null}}', {}), (b'{"Data": {"RegisteredDevices": []}}', {}),
+    (b'{"Data": {}}', {}), (b'{"Data": {"RegisteredDevices": {"a": null, "b": "x", "c": {"0": []}}}}',
+                            {"a": 0, "b": 0, "c": 0}),
+    (b'{"Data": {"RegisteredDevices": ["x"]}}', Why.FAILED), (b'{"Data": []}', Why.FAILED), (b"{}", Why.FAILED),
+    (b"", Why.FAILED), (b'{"Data": {"RegisteredDevi', Why.FAILED), (MISSING, Why.MISSING),
+])
+def test_the_checkpoint_in_any_of_its_shapes(stored: Any, found: Any) -> None:
+    said = looked(node(**{CHECKPOINT: stored})).checkpoint
+    assert (said.value if isinstance(said, Seen) else said.why) == found
+
+
+def test_the_boot() -> None:
+    assert looked(node(**{"/proc/sys/kernel/random/boot_id": b"6f1c\n"})).boot_id == "6f1c"
+    assert looked(node()).boot_id == ""
+
+
+def test_the_plugins_own_unit_is_read() -> None:
+    assert watched_units(Settings(plugin_unit="dp.service"))[-1] == "dp.service"
+    assert "" not in watched_units(DEFAULTS)
 
 
 @pytest.mark.parametrize(("unit_setting", "kubelets"), [

@@ -71,7 +71,7 @@ def _unit_fault(scene: Scene, settings: Settings) -> Fault | None:
         return Fault("PluginUnitDown", f"{settings.plugin_unit} is {unit.active if unit else 'unknown'}",
                      Cure.WAIT, f"systemctl status {settings.plugin_unit}")
     return Fault("NotRegistered", f"{unit.name} is active and the kubelet lists no GPU of it", Cure.TIME,
-                 f"systemctl restart {unit.name}")
+                 f"systemctl restart {unit.name}", invocation=unit.invocation_id)
 
 
 def _container_fault(sight: PluginSight, partly: bool) -> Fault:
@@ -90,8 +90,7 @@ def _container_fault(sight: PluginSight, partly: bool) -> Fault:
     log = plugin.log_of(sight) or PluginLog(PluginSays.NOTHING, "")
     denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
     allowed = isinstance(sight.access, Seen) and sight.access.value.allowed
-    known = plugin.version(sight)
-    hup = allowed and known is not None and known >= plugin.IN_PLACE_SINCE
+    hup = allowed and plugin.answers_sighup(sight)
     if denied:
         return Fault("PluginAccessDenied", f"{who}: it may not open /dev/nvidiactl", Cure.FRESH_START,
                      "crictl stop and rm that one container", access_denied=True, sight=sight)

@@ -1,0 +1,122 @@
+"""The ledger, read: what was done, and what may still be done."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict
+
+import pytest
+
+from agent.core.ledger import (
+    BACKOFF_S,
+    CURED,
+    MAX_BACKOFF_S,
+    OUTCOME,
+    actions,
+    allowed_at,
+    next_number,
+    outcome_of,
+    read,
+)
+from agent.model.runtime import LedgerEntry
+
+from .scenes import BOOT_ID, entry
+
+NOW = 1.7e9
+
+
+def line(found: LedgerEntry) -> bytes:
+    return json.dumps(asdict(found)).encode() + b"\n"
+
+
+def done(*ago_s: float, **changes: str) -> tuple[LedgerEntry, ...]:
+    """Actions so many seconds ago, oldest first."""
+    return tuple(entry(n, NOW - ago, **changes) for n, ago in enumerate(ago_s, 1))
+
+
+def outcome(number: int, said: str = CURED) -> LedgerEntry:
+    return LedgerEntry(NOW, BOOT_ID, number, OUTCOME, "", "", "", said)
+
+
+ONE, TWO = entry(1), entry(2, cause="é “cause” \u2028 with\nbreaks")
+
+
+def test_what_was_written_is_read() -> None:
+    assert read(line(ONE) + line(TWO)) == (ONE, TWO)
+    assert read(b"") == ()
+
+
+@pytest.mark.parametrize("cut", range(1, len(line(TWO)) + 1, 7))
+def test_a_last_line_that_was_cut_off_was_never_acted_on(cut: int) -> None:
+    assert read(line(ONE) + line(TWO)[:-cut]) == (ONE,)
+
+
+@pytest.mark.parametrize("junk", [
+    b"junk\n", b"\n", b"{}\n", b"[]\n", b"null\n", b"\0\0\0\n", b"\xff\xfe\n", line(ONE)[:-20] + b"\n",
+    line(ONE).replace(b'"number": 1', b'"number": "one"'), line(ONE).replace(b'"number": 1', b'"number": null'),
+    line(ONE).replace(b'"boot_id"', b'"boot"'), line(ONE).replace(b'"at": ', b'"at": "x", "b": '),
+    line(ONE).replace(b'"at": ', b'"at": NaN, "b": '), line(ONE).replace(b'"at": ', b'"at": 1e999, "b": '),
+    line(ONE).replace(b'"at": ', b'"at": ' + b"9" * 400 + b', "b": '),
+    b"[" * 100_000 + b"\n", line(ONE).replace(b'"number": 1', b'"number": 1e999'),
+])
+@pytest.mark.parametrize("before", [b"", line(ONE)])
+def test_any_other_line_that_is_none_makes_it_unreadable(before: bytes, junk: bytes) -> None:
+    """Half a ledger is no ledger: what is not known of must not be forgotten."""
+    assert read(before + junk) is None
+    assert read(before + junk + line(TWO)) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hostile_bytes(seed: int) -> None:
+    rng = random.Random(seed)
+    good = line(ONE) + line(TWO)
+    torn = bytearray(good)
+    for _ in range(rng.randrange(1, 4)):
+        torn[rng.randrange(len(torn))] = rng.randrange(256)
+    for found in (read(bytes(torn)), read(rng.randbytes(4000)), read(rng.randbytes(4000) + b"\n")):
+        assert found is None or all(isinstance(e, LedgerEntry) for e in found)
+
+
+def test_actions_of_this_boot_only() -> None:
+    mine, other = entry(1), entry(2, boot_id="before")
+    assert actions((mine, other, outcome(1)), BOOT_ID) == (mine,)
+
+
+def test_how_an_action_ended() -> None:
+    assert outcome_of((ONE, outcome(1, "not cured")), ONE) == "not cured"
+    assert outcome_of((ONE, outcome(2)), ONE) == ""
+
+
+def test_numbers_go_on_over_boots() -> None:
+    assert next_number(()) == 1
+    assert next_number((entry(7, boot_id="before"), entry(3), outcome(9))) == 10
+
+
+# actions so many seconds ago, outcomes, per hour, per boot, seconds until one more is allowed (None: never)
+BUDGET: list[tuple[tuple[LedgerEntry, ...], int, int, float | None]] = [
+    ((), 3, 6, 0.0),
+    (done(1), 3, 6, BACKOFF_S - 1),
+    (done(59), 3, 6, 1.0),
+    (done(60), 3, 6, 0.0),
+    ((*done(1), outcome(1)), 3, 6, 0.0),                              # a cure needs no pause
+    ((*done(1), outcome(1, "not cured")), 3, 6, BACKOFF_S - 1),
+    (done(500, 1), 3, 6, 2 * BACKOFF_S - 1),                          # the pause doubles
+    ((*done(500, 1), outcome(1)), 3, 6, BACKOFF_S - 1),               # from the last cure on
+    ((*done(500, 1), outcome(2)), 3, 6, 0.0),
+    ((*done(3599, 2000, 1000), outcome(3)), 3, 6, 1.0),               # the oldest of three leaves the hour
+    ((*done(3601, 2000, 1000), outcome(3)), 3, 6, 0.0),
+    ((*done(10, 1), outcome(2)), 1, 6, 3599.0),
+    ((*done(9e5, 8e5, 7e5, 6e5, 5e5, 4e5), outcome(6)), 3, 6, None),  # a boot's worth is spent
+    ((*done(9e5, 8e5, 7e5, 6e5, 5e5), outcome(5)), 3, 6, 0.0),
+    (done(1), 3, 1, None),
+    (done(9, 8, 7, 6, 5, 4, 3, 2, 1), 20, 20, MAX_BACKOFF_S - 1),     # and never longer than an hour
+    (done(1, boot_id="before"), 3, 1, 0.0),
+]
+
+
+@pytest.mark.parametrize(("entries", "per_hour", "per_boot", "in_s"), BUDGET)
+def test_when_one_more_action_is_allowed(entries: tuple[LedgerEntry, ...], per_hour: int, per_boot: int,
+                                         in_s: float | None) -> None:
+    at = allowed_at(entries, BOOT_ID, per_hour, per_boot)
+    assert (None if at is None else max(0.0, at - NOW)) == in_s

@@ -1,0 +1,365 @@
+"""Which container is the device plugin, its version, the GPUs behind its ids, and what is wrong with it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.core import plugin
+from agent.core.rules.plugin import fault
+from agent.model.fault import Cure
+from agent.model.finding import Heals, Verdict
+from agent.model.runtime import Container, ContainerState, PluginSight, Runtime
+from agent.model.scene import Devices
+from agent.model.settings import Settings
+
+from .scenes import (
+    DEFAULTS,
+    DENIED,
+    FAILED_LOG,
+    MISSING,
+    OFFSET,
+    TIMED_OUT,
+    UUIDS,
+    WELL_LOG,
+    container,
+    diagnosed,
+    finding,
+    sandbox,
+    scene,
+    seen,
+    sight,
+    unit,
+)
+
+RUNNING, EXITED, CREATED = ContainerState.RUNNING, ContainerState.EXITED, ContainerState.CREATED
+NVIDIA = "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"
+
+
+def pod(uid: str, labels: dict[str, str], *containers: Container, **changes: Any) -> Runtime:
+    """One pod: its sandbox carries its labels, its containers only the kubelet's."""
+    box = sandbox(f"box-{uid}", uid=uid, labels=labels, **changes)
+    mine = tuple(replace(c, sandbox_id=box.id, labels={"io.kubernetes.pod.uid": uid}) for c in containers)
+    return Runtime((box,), mine)
+
+
+def both(*pods: Runtime) -> Runtime:
+    return Runtime(tuple(s for p in pods for s in p.sandboxes), tuple(c for p in pods for c in p.containers))
+
+
+def named(name: str, container_id: str = "", image: str = "example/other:1", **changes: Any) -> Container:
+    return container(container_id or name, name=name, image=image, **changes)
+
+
+WORKLOAD = pod("work", {"app": "training"}, named("main", image="example/cuda:12"))
+STATIC = pod("static", {"name": "nvidia-device-plugin-ds"}, named("nvidia-device-plugin-ctr", image=NVIDIA))
+HELM = pod(
+    "helm", {"app.kubernetes.io/name": "nvidia-device-plugin", "app.kubernetes.io/instance": "nvdp"},
+    named("nvidia-device-plugin-init", image=NVIDIA, state=EXITED),
+    named("nvidia-device-plugin-sidecar", image=NVIDIA), named("nvidia-device-plugin-ctr", image=NVIDIA))
+HELM_GFD = pod(  # the same labels and the same image
+    "gfd", {"app.kubernetes.io/name": "nvidia-device-plugin", "app.kubernetes.io/instance": "nvdp"},
+    named("gpu-feature-discovery-init", image=NVIDIA, state=EXITED),
+    named("gpu-feature-discovery-sidecar", image=NVIDIA), named("gpu-feature-discovery-ctr", image=NVIDIA))
+HELM_MPS = pod(
+    "mps", {"app.kubernetes.io/name": "nvidia-device-plugin"},
+    named("mps-control-daemon-mounts", image=NVIDIA, state=EXITED), named("mps-control-daemon-init", image=NVIDIA),
+    named("mps-control-daemon-sidecar", image=NVIDIA), named("mps-control-daemon-ctr", image=NVIDIA))
+OPERATOR = pod(
+    "operator", {"app": "nvidia-device-plugin-daemonset"},
+    named("toolkit-validation", image="nvcr.io/nvidia/cloud-native/gpu-operator-validator:v24", state=EXITED),
+    named("config-manager-init", image=NVIDIA, state=EXITED), named("config-manager", image=NVIDIA),
+    named("nvidia-device-plugin", image=NVIDIA))
+OPERATOR_GFD = pod("operator-gfd", {"app": "gpu-feature-discovery"}, named("gpu-feature-discovery", image=NVIDIA))
+
+# what it is, what the runtime lists, the containers that are found
+FOUND: list[tuple[str, Runtime, set[str]]] = [
+    ("nothing at all", Runtime((), ()), set()),
+    ("only workloads", WORKLOAD, set()),
+    ("static pod", both(WORKLOAD, STATIC), {"nvidia-device-plugin-ctr"}),
+    ("Helm: init and sidecar in the same pod", both(HELM, WORKLOAD), {"nvidia-device-plugin-ctr"}),
+    ("Helm with GPU feature discovery and MPS", both(HELM, HELM_GFD, HELM_MPS), {"nvidia-device-plugin-ctr"}),
+    ("GPU Operator", both(OPERATOR, OPERATOR_GFD), {"nvidia-device-plugin"}),
+    ("ACK: by label", pod("a", {"component": "nvidia-device-plugin"}, named("ack-plugin")), {"ack-plugin"}),
+    ("GKE: by label", pod("g", {"k8s-app": "nvidia-gpu-device-plugin"}, named("gke-plugin")), {"gke-plugin"}),
+    ("a label, and other containers of the pod", pod(
+        "c", {"component": "nvidia-device-plugin"}, named("nvidia-device-plugin-ctr"), named("istio-proxy")),
+     {"nvidia-device-plugin-ctr"}),
+    ("a label, and init containers that have ended", pod(
+        "g", {"k8s-app": "nvidia-gpu-device-plugin"}, named("driver-installer", state=EXITED), named("gke-plugin")),
+     {"gke-plugin"}),
+    ("a label, and two that run", pod("g", {"k8s-app": "nvidia-gpu-device-plugin"}, named("a"), named("b")),
+     {"a", "b"}),
+    ("a label, and all have ended", pod(
+        "g", {"component": "nvidia-device-plugin"}, named("a", state=EXITED), named("b", state=EXITED)), {"a", "b"}),
+    ("a label of another value", pod("x", {"app": "nvidia"}, named("x")), set()),
+    ("a label on the container is none on its pod",
+     Runtime((sandbox("s", labels={}),), (named("x", sandbox_id="s", labels={"app": "nvidia-device-plugin"}),)),
+     set()),
+    ("by image only", pod("i", {}, named("dp", image="registry:5000/mirror/k8s-device-plugin:v0.9.1-6f7f")), {"dp"}),
+    ("by an image without a tag", pod("i", {}, named("dp", image="example/nvidia-device-plugin")), {"dp"}),
+    ("two plugins", both(STATIC, OPERATOR), {"nvidia-device-plugin-ctr", "nvidia-device-plugin"}),
+    ("its pod is gone: sandbox not ready",
+     pod("old", {}, named("nvidia-device-plugin-ctr", "old"), is_ready=False), set()),
+    ("rolling update: the old pod's sandbox is not ready",
+     both(pod("old", {}, named("nvidia-device-plugin-ctr", "old", state=EXITED), is_ready=False),
+          pod("new", {}, named("nvidia-device-plugin-ctr", "new"))), {"new"}),
+    ("a sandbox that is not on the list", Runtime((), (named("nvidia-device-plugin-ctr", "lone"),)), {"lone"}),
+    ("no labels, no sandbox", Runtime((), (named("nvidia-device-plugin-ctr", "lone", labels={}),)), {"lone"}),
+]
+
+
+@pytest.mark.parametrize(("runtime", "ids"), [row[1:] for row in FOUND], ids=[row[0] for row in FOUND])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_which_container_is_the_plugin(runtime: Runtime, ids: set[str], reverse: bool) -> None:
+    if reverse:
+        runtime = Runtime(runtime.sandboxes[::-1], runtime.containers[::-1])
+    assert {c.id for c, _ in plugin.candidates(runtime, DEFAULTS)} == ids
+
+
+def test_a_candidate_comes_with_its_sandbox() -> None:
+    (pair,) = plugin.candidates(HELM, DEFAULTS)
+    assert pair == (HELM.containers[2], HELM.sandboxes[0])
+
+
+def attempt(container_id: str, number: int, state: ContainerState, age: float) -> Container:
+    return named("nvidia-device-plugin-ctr", container_id, attempt=number, state=state, created_at=OFFSET + 100 - age)
+
+
+@pytest.mark.parametrize(("attempts", "newest"), [
+    ([attempt("0", 0, EXITED, 9), attempt("1", 1, EXITED, 5), attempt("2", 2, RUNNING, 1)], "2"),
+    ([attempt("0", 0, EXITED, 9), attempt("1", 1, EXITED, 5)], "1"),
+    ([attempt("0", 0, RUNNING, 9), attempt("1", 1, CREATED, 5)], "0"),  # what runs is what serves
+    ([attempt("0", 0, EXITED, 9), attempt("1", 1, CREATED, 5)], "1"),
+    ([attempt("5", 5, EXITED, 9), attempt("0", 0, RUNNING, 1)], "0"),  # rebuilt: its attempts begin again
+    ([attempt("0", 0, EXITED, 1), attempt("1", 1, EXITED, 1)], "1"),  # within one tick of the clock
+])
+def test_of_several_attempts_the_newest(attempts: list[Container], newest: str) -> None:
+    for order in itertools.permutations(attempts):
+        (pair,) = plugin.candidates(pod("p", {}, *order), DEFAULTS)
+        assert pair[0].id == newest
+
+
+@pytest.mark.parametrize(("settings", "ids"), [
+    (Settings(plugin_containers=("main",)), {"main"}),
+    (Settings(plugin_containers=(), plugin_images=()), set()),
+    (Settings(plugin_containers=("m*",), plugin_images=("example/cuda:*",)), {"main"}),
+    (Settings(plugin_images=("EXAMPLE/*",)), set()),
+])
+def test_the_owner_names_it(settings: Settings, ids: set[str]) -> None:
+    assert {c.id for c, _ in plugin.candidates(WORKLOAD, settings)} == ids
+
+
+# image, what its log prints, version
+VERSIONS: list[tuple[str, str, tuple[int, int] | None]] = [
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.9.0", "", (0, 9)),
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.14.0-ubi8", "", (0, 14)),
+    ("nvcr.io/nvidia/k8s-device-plugin:0.17.1", "", (0, 17)),
+    ("registry-vpc.cn.example.com/acs/k8s-device-plugin:v0.9.1-6f7f23a-aliyun", "", (0, 9)),
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.9.0", "v0.20.0", (0, 20)),  # its own word first
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.9.0", "unknown", (0, 9)),
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.16.0", "devel", (0, 16)),
+    ("nvcr.io/nvidia/k8s-device-plugin:latest", "", None),
+    ("nvcr.io/nvidia/k8s-device-plugin", "", None),
+    ("localhost:5000/k8s-device-plugin", "", None),
+    ("10.0.0.1:5000/k8s-device-plugin", "", None),
+    ("nvcr.io/nvidia/k8s-device-plugin@sha256:1f0e", "", None),
+    ("", "", None),
+]
+
+
+@pytest.mark.parametrize(("image", "said", "version"), VERSIONS)
+def test_its_version(image: str, said: str, version: tuple[int, int] | None) -> None:
+    log = f'I0627 10:12:47.588061       1 main.go:269] "Starting NVIDIA Device Plugin" version="{said}"\n'.encode()
+    assert plugin.version(sight(log if said else b"", image=image)) == version
+
+
+def test_without_its_status_the_list_names_the_image() -> None:
+    known = replace(sight(MISSING, of=container(image="x:v0.14.1")), detail=TIMED_OUT)
+    assert plugin.version(known) == (0, 14)
+
+
+@pytest.mark.parametrize(("changes", "started"), [
+    ({"started_at": 5.0}, 5.0), ({"started_at": 0.0}, OFFSET + 100)])
+def test_when_it_started(changes: dict[str, Any], started: float) -> None:
+    assert plugin.started_at(sight(**changes)) == started
+
+
+def test_a_pod_whose_sandbox_was_not_listed_is_named_by_the_containers_labels() -> None:
+    labels = {"io.kubernetes.pod.namespace": "gpu", "io.kubernetes.pod.name": "p-1"}
+    assert plugin.pod_name(replace(sight(of=container(labels=labels)), sandbox=None)) == "gpu/p-1"
+    assert plugin.pod_name(replace(sight(of=container(labels={})), sandbox=None)) == "?/?"
+    assert plugin.pod_name(sight()) == "kube-system/nvidia-device-plugin-node"
+
+
+@pytest.mark.parametrize(("resources", "listed", "gpus"), [
+    (("nvidia.com/*",), {"nvidia.com/gpu": UUIDS}, set(UUIDS)),
+    (("nvidia.com/*",), {"nvidia.com/gpu.shared": tuple(f"{u}::{n}" for u in UUIDS for n in range(4))}, set(UUIDS)),
+    (("nvidia.com/*",), {"nvidia.com/gpu": tuple(f"nvidia{n}/vgpu{v}" for n in range(2) for v in range(3))},
+     {"nvidia0", "nvidia1"}),
+    (("nvidia.com/*",), {"nvidia.com/gpu": ("0", "1")}, {"0", "1"}),
+    (("nvidia.com/*",), {"nvidia.com/gpu": UUIDS[:1], "nvidia.com/gpu.shared": UUIDS[1:]}, set(UUIDS)),
+    (("nvidia.com/*",), {"rdma/hca": ("mlx5_0",), "amd.com/gpu": UUIDS}, set()),
+    (("nvidia.com/gpu",), {"nvidia.com/mig-1g.10gb": ("MIG-1",)}, set()),
+    (("example.com/gpu",), {"example.com/gpu": UUIDS}, set(UUIDS)),
+    (("nvidia.com/*",), {}, set()),
+])
+def test_the_gpus_behind_the_ids(resources: tuple[str, ...], listed: dict[str, tuple[str, ...]],
+                                 gpus: set[str]) -> None:
+    devices = tuple(Devices(name, ids) for name, ids in listed.items())
+    assert plugin.listed_gpus(devices, Settings(resources=resources)) == gpus
+
+
+# --- what is wrong with it
+
+OLD, NEW, OTHERS = "plugin:v0.12.3", "plugin:v0.13.0", "gke.gcr.io/nvidia-gpu-device-plugin:1.0.25"
+
+
+def log(*lines: str) -> bytes:
+    return "".join(f"2021/06/27 10:12:47 {line}\n" for line in lines).encode()
+
+
+UNKNOWN_ERROR = "Failed to initialize NVML: Unknown Error."
+NONE_FOUND = log("Loading NVML", "No devices found. Waiting indefinitely.")
+ASKING = log("Loading NVML", "Retreiving plugins.")
+NO_LIBRARY = log("Failed to initialize NVML: could not load NVML library.")
+SERVING = log("Starting to serve 'nvidia.com/gpu' on /x.sock")
+# what it is, the sight, reason, cure, does SIGHUP answer
+FAULTS: list[tuple[str, PluginSight, str, Cure, bool]] = [
+    ("init failed", sight(FAILED_LOG), "PluginInitFailed", Cure.FRESH_START, False),
+    ("init failed, access verified, old", sight(FAILED_LOG, True, image=OLD), "PluginInitFailed", Cure.FRESH_START,
+     False),
+    ("init failed, access verified, new", sight(FAILED_LOG, True, image=NEW), "PluginInitFailed", Cure.FRESH_START,
+     True),
+    ("init failed, new, nobody asked for its access", sight(FAILED_LOG, None, image=NEW), "PluginInitFailed",
+     Cure.FRESH_START, False),
+    ("init failed, access verified, version unknown", sight(FAILED_LOG, True, image="plugin:latest"),
+     "PluginInitFailed", Cure.FRESH_START, False),
+    ("no devices, access verified, new", sight(NONE_FOUND, True, image=NEW), "PluginSawNoGpu", Cure.FRESH_START,
+     True),
+    ("no devices", sight(NONE_FOUND), "PluginSawNoGpu", Cure.FRESH_START, False),
+    ("another vendor's numbers", sight(NONE_FOUND, True, image=OTHERS), "PluginSawNoGpu", Cure.FRESH_START, False),
+    ("before there was 0.x", sight(NONE_FOUND, True, image="nvidia/k8s-device-plugin:1.0.0-beta4"), "PluginSawNoGpu",
+     Cure.FRESH_START, False),
+    ("access denied", sight(WELL_LOG, False, image=NEW), "PluginAccessDenied", Cure.FRESH_START, False),
+    ("access denied and init failed", sight(FAILED_LOG, False, image=NEW), "PluginAccessDenied", Cure.FRESH_START,
+     False),
+    ("no library", sight(NO_LIBRARY, True, image=NEW), "PluginLacksLibrary", Cure.PERSON, False),
+    ("asking", sight(ASKING), "PluginAsking", Cure.TIME, False),
+    ("registered, and forgotten", sight(WELL_LOG), "PluginForgotten", Cure.TIME, False),
+    ("forgotten, access verified, new", sight(WELL_LOG, True, image=NEW), "PluginForgotten", Cure.TIME, True),
+    ("serving", sight(SERVING), "PluginSilent", Cure.TIME, False),
+    ("could not register", sight(log("Could not register device plugin: x")), "PluginSilent", Cure.TIME, False),
+    ("stopping", sight(log("Stopping plugins.")), "PluginSilent", Cure.TIME, False),
+    ("an empty log", sight(b""), "PluginSilent", Cure.TIME, False),
+    ("created", sight(of=container(state=CREATED)), "PluginNeverStarted", Cure.TIME, False),
+    ("created, of a pod that failed before", sight(FAILED_LOG, of=container(state=CREATED)), "PluginNeverStarted",
+     Cure.TIME, False),
+    ("exited", sight(FAILED_LOG, of=container(state=EXITED), exit_code=1), "PluginExited", Cure.WAIT, False),
+    ("of unknown state", sight(of=container(state=ContainerState.UNKNOWN)), "PluginExited", Cure.WAIT, False),
+]
+
+
+@pytest.mark.parametrize(("found", "reason", "cure", "hup"), [r[1:] for r in FAULTS], ids=[r[0] for r in FAULTS])
+def test_what_is_wrong_with_it(found: PluginSight, reason: str, cure: Cure, hup: bool) -> None:
+    said = fault(scene(plugins=(found,), allocatable=seen(())), DEFAULTS, short=True)
+    assert said is not None
+    assert (said.reason, said.cure, said.hup_answers) == (reason, cure, hup)
+    assert said.access_denied is (reason == "PluginAccessDenied")
+    assert said.sight == found
+    assert said.next_step and "kube-system/nvidia-device-plugin-node" in said.because
+
+
+def test_a_plugin_that_saw_fewer_was_not_forgotten() -> None:
+    said = fault(scene(plugins=(sight(WELL_LOG),)), DEFAULTS, short=True)
+    assert said is not None and (said.reason, said.cure) == ("PluginSawFewer", Cure.TIME)
+
+
+def test_a_gpu_taken_out_after_an_xid_is_nobodys_fresh_start() -> None:
+    lost = log("Registered device plugin with Kubelet",
+               "XidCriticalError: Xid=79 on Device=GPU-x, the device will go unhealthy.")
+    said = fault(scene(plugins=(sight(lost, True, image=NEW),)), DEFAULTS, short=True)
+    assert said is not None and (said.reason, said.cure) == ("PluginSawUnhealthy", Cure.PERSON)
+
+
+def test_every_reason_word_of_a_container_is_tried() -> None:
+    assert {row[2] for row in FAULTS} == {
+        "PluginInitFailed", "PluginSawNoGpu", "PluginAccessDenied", "PluginLacksLibrary", "PluginAsking",
+        "PluginForgotten", "PluginSilent", "PluginNeverStarted", "PluginExited"}
+
+
+@pytest.mark.parametrize(("changes", "short"), [
+    ({}, False), ({"plugins": (sight(FAILED_LOG),)}, False),
+    ({"plugins": (sight(FAILED_LOG),), "runtime": TIMED_OUT}, True),
+    ({"plugins": (), "runtime": DENIED}, True),
+])
+def test_nothing_is_wrong_where_all_is_listed_or_nothing_can_be_said(changes: dict[str, Any], short: bool) -> None:
+    assert fault(scene(**changes), DEFAULTS, short) is None
+
+
+def test_nobody_but_a_person_chooses_between_two() -> None:
+    two = (sight(of=container("c1")), sight(FAILED_LOG, of=container("c2")))
+    said = fault(scene(plugins=two), DEFAULTS, short=True)
+    assert said is not None
+    assert (said.reason, said.cure, said.sight) == ("TwoPlugins", Cure.PERSON, None)
+    assert "c1" in said.because and "c2" in said.because and "[Plugin] Containers=" in said.next_step
+
+
+UNIT = "nvidia-device-plugin.service"
+
+
+@pytest.mark.parametrize(("plugin_unit", "units", "reason", "cure"), [
+    ("", seen(()), "NoPlugin", Cure.WAIT),
+    (UNIT, seen((unit(UNIT),)), "NotRegistered", Cure.TIME),
+    (UNIT, seen((unit(UNIT, "failed"),)), "PluginUnitDown", Cure.WAIT),
+    (UNIT, seen((unit(UNIT, "activating"),)), "PluginUnitDown", Cure.WAIT),
+    (UNIT, seen((unit("other.service"),)), "PluginUnitDown", Cure.WAIT),
+    (UNIT, TIMED_OUT, "PluginUnitDown", Cure.WAIT),
+])
+def test_no_container_is_the_plugin(plugin_unit: str, units: Any, reason: str, cure: Cure) -> None:
+    said = fault(scene(plugins=(), units=units), Settings(plugin_unit=plugin_unit), short=True)
+    assert said is not None
+    assert (said.reason, said.cure, said.sight, said.hup_answers) == (reason, cure, None, False)
+
+
+# --- how it is told
+
+SHORT: dict[str, Any] = {"allocatable": seen(())}
+
+
+def test_a_well_plugin_is_described() -> None:
+    said = finding(diagnosed(plugins=(sight(image="x:v0.9.0"),)), "PluginWell")
+    assert said.verdict is Verdict.HOLDS
+    for part in ("kube-system/nvidia-device-plugin-node", "c1 is running", "v0.9", "Registered device plugin"):
+        assert part in said.because
+
+
+@pytest.mark.parametrize(("log", "heals"), [(NO_LIBRARY, Heals.CONFIGURATION), (FAILED_LOG, Heals.SOON)])
+def test_a_fault_is_a_finding_that_blocks_nothing_by_itself(log: bytes, heals: Heals) -> None:
+    """Readiness follows from what the kubelet lists; why it lists too little is told beside it."""
+    said = finding(diagnosed(plugins=(sight(log),), **SHORT), "PluginWell")
+    assert (said.verdict, said.link, said.blocks, said.heals) == (Verdict.FAILS, 8, False, heals)
+    assert said.next_step
+
+
+def test_a_silent_runtime_is_unknown_and_not_a_missing_plugin() -> None:
+    said = finding(diagnosed(runtime=TIMED_OUT, plugins=(), **SHORT), "PluginWell")
+    assert (said.verdict, said.reason) == (Verdict.UNKNOWN, "RuntimeSilent")
+
+
+@pytest.mark.parametrize(("checkpoint", "verdict", "part"), [
+    ({"nvidia.com/gpu": 8}, Verdict.HOLDS, "8 nvidia.com/gpu"), ({}, Verdict.FAILS, "no device"),
+    ({"nvidia.com/gpu": 0}, Verdict.FAILS, "no device"), ({"rdma/hca": 4}, Verdict.FAILS, "no device"),
+])
+def test_the_checkpoint_is_a_hint(checkpoint: dict[str, int], verdict: Verdict, part: str) -> None:
+    said = finding(diagnosed(checkpoint=seen(checkpoint)), "Checkpoint")
+    assert (said.verdict, said.blocks) == (verdict, False)
+    assert part in said.because and "a hint" in said.because
+
+
+def test_a_checkpoint_that_cannot_be_read_is_unknown_and_blocks_nothing() -> None:
+    said = next(f for f in diagnosed(checkpoint=DENIED).findings if f.condition == "Checkpoint")
+    assert (said.verdict, said.reason, said.blocks) == (Verdict.UNKNOWN, "CheckpointUnreadable", False)
