@@ -118,7 +118,8 @@ def _status(config: configuration.Config, as_json: bool) -> int:
     if as_json:
         print(json.dumps(status, indent=1))
     else:
-        released = gate["released_why"] or f"no, {gate['deadline_in_s']:.0f} s to the deadline"
+        left = gate["deadline_in_s"]
+        released = gate["released_why"] or (f"no, {left:.0f} s to the deadline" if left is not None else "no")
         print(verdict_line(gate))
         print(printable(f"kubelet released: {released}") + "\n")
         print("\n".join(chain(status["findings"], sys.stdout.isatty())))

@@ -146,6 +146,7 @@ class Daemon:
             self._rewatch = False
             await self.sources.bus.watch(watched_units(self.settings))
         self.sources.refresh()
+        await self.http.keep()
         is_quiet = reasons.keys() <= {"timer"} and self.seen.gate.ready and self.seen.gate.phase is Phase.OPEN
         self.host.reuse_s = QUIET_S if is_quiet else 0.0
         try:
@@ -170,7 +171,6 @@ class Daemon:
                 self._wake_at = min(self._wake_at, now + 0.1)
         self.seen = replace(self.seen, diagnosis=diagnosis, scene=scene, cycles=self.seen.cycles + 1,
                             cycle_ended_at=boottime(), cycle_took_s=boottime() - began, wakes=reasons)
-        await self.http.keep()
         self._feed()
 
     async def _act(self, decided: Step, tape: Tape | None, socket: str) -> bool:
@@ -204,7 +204,8 @@ class Daemon:
                 level = logging.DEBUG if isinstance(action, Release) else logging.INFO
                 log.log(level, "%s", action.sentence, extra=facts(action=type(action).__name__))
         self._acted = acted
-        self._hand_failed = {a: t for a, t in self._hand_failed.items() if t > boottime()}
+        # What is no longer asked for has come about by other hands: it may be asked for anew.
+        self._hand_failed = {a: t for a, t in self._hand_failed.items() if a in decided.actions and t > boottime()}
         return changed
 
     def _feed(self) -> None:
@@ -270,7 +271,8 @@ class Daemon:
                 "why": gate.why, "reason": gate.reason, "released": bool(gate.released),
                 "released_why": gate.released, "ready": gate.ready, "ready_why": gate.ready_why,
                 "good_probes": gate.good, "wanted_probes": self.settings.stable_probes,
-                "deadline_in_s": round(max(0.0, gate.deadline_at - now), 1) if not gate.released else None,
+                "deadline_in_s": round(max(0.0, gate.deadline_at - now), 1)
+                if gate.deadline_at and not gate.released else None,
                 "validated_s_ago": round(now - gate.validated_at, 1) if gate.validated_at else None,
             },
             "cycle": {"number": seen.cycles, "age_s": round(now - seen.cycle_ended_at, 2),

@@ -44,7 +44,12 @@ class Device:
         self.access, self.errno, self.detail = "unknown", 0, ""
         parts = word.split(":")
         if len(parts) == 3 and parts[0] in ("b", "c") and parts[1].isdecimal() and parts[2].isdecimal():
-            self.kind, self.major, self.minor = parts[0], int(parts[1]), int(parts[2])
+            self.kind = parts[0]
+            if len(parts[1]) > 9 or len(parts[2]) > 9 or int(parts[1]) >= 1 << 12 or int(parts[2]) >= 1 << 20:
+                self.unsure(errno.ENODEV, f"{word} is no device number: Linux has 12 bits for the major, 20 for the "
+                            "minor.")
+                return
+            self.major, self.minor = int(parts[1]), int(parts[2])
             return
         try:
             found = os.stat(word)  # no driver is entered

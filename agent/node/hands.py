@@ -55,7 +55,8 @@ class Hands:
                 if action.forget:
                     self._probes.forget()
             case Release():
-                write_mark(self._root, "released", action.reason, action.word)
+                if not (self._root / RUN.lstrip("/") / "released").exists():  # whoever came first had the reason
+                    write_mark(self._root, "released", action.reason, action.word)
             case LinkDevChar():
                 self._link_dev_char(action)
             case MakeNodes():

@@ -9,6 +9,7 @@ is started: whatever holds it would hold the next one too.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -44,6 +45,32 @@ def find_library(driver_root: str) -> str:
     return ""
 
 
+def leftovers() -> list[int]:
+    """Processes that an earlier agent left in our unit's cgroup: probes that SIGKILL could not end.
+
+    Only /proc/PID/stat is read of them: cmdline and maps wait for a lock that a process in the driver may hold.
+    """
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((line.partition("::")[2] for line in lines if line.startswith("0::")), "")
+    if not own.endswith(".service"):
+        return []
+    for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+        try:
+            pids = Path(f"{mount}{own}/cgroup.procs").read_text().split()
+        except OSError:
+            continue
+        return [int(pid) for pid in pids if int(pid) != os.getpid()]
+    return []
+
+
+def _state_of(pid: int) -> str:
+    """One letter of /proc/PID/stat, "" where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
 class Probes:
     """Starts probe programs and keeps what they said."""
 
@@ -55,11 +82,13 @@ class Probes:
         self.timeout_s = timeout_s
         self.driver_root = driver_root
         self._needs = needs
+        self._born_at = boottime()
         self._number = 0
         self._last: ProbeReport | None = None
         self._running_since: float | None = None
         self._kept: Child | None = None
         self._stuck: tuple[Child, float] | None = None
+        self._inherited = leftovers()
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: asyncio.Task[None] | None = None
 
@@ -99,6 +128,11 @@ class Probes:
             await asyncio.wait(self._tasks, timeout=GRACE_S * 2)
 
     def _remains(self) -> Remains | None:
+        for pid in list(self._inherited):
+            state = _state_of(pid)
+            if state not in ("", "Z", "X"):
+                return Remains(pid, state, "", self._born_at)
+            self._inherited.remove(pid)
         if self._stuck is None:
             return None
         child, since = self._stuck

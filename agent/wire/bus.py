@@ -202,7 +202,8 @@ class SystemdBus:
         finally:
             self._link = None
             await link.close()
-        was_connected, self.problem = self.problem is None, link.lost.result()
+        was_connected = self.problem is None
+        self.problem = f"the connection to D-Bus was lost ({link.lost.result()}): systemctl status dbus"
         if was_connected:
             self._signal("lost", self.problem)
 
