@@ -26,6 +26,8 @@ FIRST_FAILURES_S = 60.0
 MAX_BACKOFF_S = 60.0
 AGREE = 2
 "looks at fresh probes that must agree before a cause counts as one that waiting cannot heal"
+STALE_S = 150.0
+"the kubelet's answer is good for so long: on a quiet node it is asked every fourth heartbeat; where looks stall, never"
 
 
 def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
@@ -221,6 +223,8 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
         return False, registered.because
     if registered and gate.listed < AGREE:
         return False, f"{registered.because}, once so far"
+    if registered and now - diagnosis.registered_at > STALE_S:
+        return False, f"{registered.because}, but that was {now - diagnosis.registered_at:.0f} s ago"
     return True, registered.because if registered else gate.why
 
 
