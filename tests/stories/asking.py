@@ -77,6 +77,10 @@ class Asking:
         dropped, self.kept = self.kept > 0, 0
         return dropped
 
+    def forget(self) -> None:
+        """The driver that the last report is of is gone."""
+        self._last = None
+
     def kill(self) -> None:
         """The agent is gone, and its children with it; what is stuck is the kernel's."""
         if self._running is not None:

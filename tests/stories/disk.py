@@ -61,12 +61,13 @@ class Disk:
     def allow(self, path: str) -> None:
         self._refused.pop(path, None)
 
-    def read(self, path: str, limit: int, now: float) -> Reading[bytes]:
+    def read(self, path: str, limit: int, now: float, from_end: bool = False) -> Reading[bytes]:
         if refusal := self._refusal(path):
             return refusal
         if path not in self._files:
             return Refusal(Why.MISSING, f"No such file or directory: {path}")
-        return Seen(self._files[path][:limit], now)
+        data = self._files[path]
+        return Seen(data[-limit:] if from_end else data[:limit], now)
 
     def list(self, path: str, match: str, now: float) -> Reading[tuple[Entry, ...]]:
         if refusal := self._refusal(path):

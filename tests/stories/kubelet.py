@@ -1,9 +1,4 @@
-"""The wait unit, the kubelet and NVIDIA's device plugin of a simulated node (facts: docs/design.md §4, §6).
-
-The plugin asks NVML once when it is started, registers what it saw, and never asks again by itself; only a new
-kubelet.sock or a restart makes it. A lost GPU makes it exit, whatever fail-on-init-error says; it is started again
-after 10 s, 20 s, …
-"""
+"""The wait unit and the kubelet of a simulated node (facts: docs/design.md §4, §6)."""
 
 from __future__ import annotations
 
@@ -13,13 +8,16 @@ from agent.core.deadline import hold_limit_s
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.scene import Devices
 
+from .plugins import SOCKETS, Kind
+from .pods import HostUnit, Pod
+
 if TYPE_CHECKING:
     from .world import World
 
 RELEASED = "/run/gpu-gate/released"
-SOCKETS = "/var/lib/kubelet/device-plugins"
-REGISTERS_S = 0.3
 WAIT_POLL_S = 0.05
+PLUGIN_AFTER_S = 1.0
+"from the kubelet's start to the plugin's question to NVML"
 
 
 class Kubelet:
@@ -27,12 +25,14 @@ class Kubelet:
 
     def __init__(self, world: World, installed: bool) -> None:
         self.world = world
-        self.plugin_after_s = 1.0
+        self.kind = Kind()
         self.registered: tuple[str, ...] = ()
+        self.unhealthy: set[str] = set()
+        self.silent = False
+        "pod-resources gives no answer"
+        self.starts = 0
         self.waiting = False
-        self._life = 0
-        "counts starts of the plugin: an older one's events are void"
-        self._crashes = 0
+        self.pods: list[Pod | HostUnit] = []
         self.unit = "kubelet.service"
         world.set_unit(self.unit, "inactive", load="loaded" if installed else "not-found")
 
@@ -74,7 +74,6 @@ class Kubelet:
         self._begin("the kubelet restarts")
 
     def stop(self) -> None:
-        self._life += 1
         self.registered = ()
         self.world.disk.remove(f"{SOCKETS}/kubelet.sock")
         self.world.set_unit(self.unit, "inactive")
@@ -83,49 +82,46 @@ class Kubelet:
 
     def _begin(self, sentence: str) -> None:
         world = self.world
+        self.starts += 1
+        self.registered = ()
+        self.unhealthy.clear()
         world.disk.remove(SOCKETS)
         world.disk.socket(f"{SOCKETS}/kubelet.sock")
         world.set_unit(self.unit, "active")
         world.say(sentence)
         world.signal("systemd")
         world.signal("inotify")
-        self.start_plugin()
+        for pod in self.pods:
+            pod.sync(PLUGIN_AFTER_S)
 
-    def start_plugin(self) -> None:
-        self._life += 1
+    def removed(self, container_id: str) -> None:
+        """A container was removed: its pod gets another one."""
+        for pod in self.pods:
+            pod.removed(container_id)
+
+    def register(self, uuids: tuple[str, ...]) -> None:
+        self.registered = uuids
+        self.unhealthy.clear()
+        self.world.say(f"the plugin registers {len(uuids)} GPUs")
+
+    def sees_xid(self, uuid: str) -> None:
+        """A GPU is lost: the plugin's health check says so."""
+        for pod in self.pods:
+            if pod.plugin is not None:
+                pod.plugin.sees_xid(uuid)
+
+    def endpoint_stops(self) -> None:
+        """Whoever stops to serve the resource takes its devices away, also those another instance registered."""
         self.registered = ()
-        life = self._life
-        self.world.time.after(self.plugin_after_s, lambda: self._ask_nvml(life))
 
-    def _ask_nvml(self, life: int) -> None:
-        world = self.world
-        if life != self._life or not self.is_active:
-            return
-        if world.hang:
-            world.time.after(1.0, lambda: self._ask_nvml(life))
-            return
-        said = world.hardware.enumerate()
-        uuids = tuple(g["uuid"] for g in said["gpus"])
-        if any(e["index"] >= 0 for e in said["errors"]):
-            self._crashes += 1
-            world.say("the plugin exits: error getting a GPU; it will be started again")
-            world.time.after(min(300.0, 10.0 * 2 ** (self._crashes - 1)), lambda: self._ask_nvml(life))
-        elif not uuids:
-            why = f"Failed to initialize NVML: {said['errors'][0]['code']}" if said["errors"] else "No devices found"
-            world.say(f"the plugin: {why}. Waiting indefinitely")
-        else:
-            world.disk.socket(f"{SOCKETS}/nvidia-gpu.sock")
-            world.signal("inotify")
-            world.time.after(REGISTERS_S, lambda: self._register(life, uuids))
-
-    def _register(self, life: int, uuids: tuple[str, ...]) -> None:
-        if life == self._life and self.is_active:
-            self.registered = uuids
-            self.world.say(f"the plugin registers {len(uuids)} GPUs")
+    def listed(self) -> tuple[str, ...]:
+        """The truth of what may be allocated."""
+        return tuple(sorted(u for u in self.registered if u not in self.unhealthy)) if self.is_active else ()
 
     def allocatable(self) -> Reading[tuple[Devices, ...]]:
         if not self.is_active:
             return Refusal(Why.MISSING, "no kubelet has opened its pod-resources API")
-        healthy = {c.uuid for c in self.world.hardware.mine() if not c.error}
-        ids = tuple(sorted(u for u in self.registered if u in healthy))
+        if self.silent:
+            return Refusal(Why.TIMED_OUT, "no answer within 1.0 s")
+        ids = self.listed()
         return Seen((Devices("nvidia.com/gpu", ids),) if ids else (), self.world.now)

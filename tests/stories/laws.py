@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.app.daemon import CYCLE_S
+from agent.app.daemon import CYCLE_S, QUIET_S
 from agent.core.deadline import hold_limit_s
-from agent.core.gate import Phase, Step
+from agent.core.gate import STALE_S
+from agent.core.phases import Phase, Step
 from agent.model.plan import Action, LinkDevChar, LoadModule, MakeNodes
 from agent.model.scene import ProbeEnd, ProbeReport
 
 from .gpus import PROC
+from .mend_laws import MendLaws
+from .mend_laws import hold as _hold
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -24,10 +27,6 @@ REPEATS_S = 60.0
 "a hand that has been tried so often in so long, and changed nothing, is not tried on and on"
 
 
-class Broken(AssertionError):
-    """A law does not hold."""
-
-
 class Laws:
     """The laws of one agent's life; a restart of the agent begins a new one."""
 
@@ -36,6 +35,8 @@ class Laws:
         self._cycles: list[float] = []
         self._was_released = False
         self._acted: list[tuple[float, Action]] = []
+        self.mending = MendLaws(machine)
+        self._lies_since: float | None = None
 
     def begin(self) -> None:
         self._was_open = self._was_ready = False
@@ -63,6 +64,18 @@ class Laws:
         self._check_probes()
         self._check_actions(decided)
         self._check_pace(decided)
+        self._check_ready()
+        self.mending.check()
+
+    def _check_ready(self) -> None:
+        """Ready is not said for long of a node that lists too few; a plugin's loss of a GPU sends no signal."""
+        machine, world = self._machine, self._machine.world
+        short = len(world.kubelet.listed()) < len(self._row()[-1:] and self._row()[-1])
+        may = machine.gate.ready and machine.gate.phase is not Phase.NOT_APPLICABLE
+        lies = may and world.kubelet.is_active and short
+        self._lies_since = (self._lies_since or world.now) if lies else None
+        limit = max(QUIET_S, STALE_S) + 2 * world.settings.heartbeat_s + 10.0
+        _hold(not lies or world.now - (self._lies_since or 0.0) <= limit, f"ready, and short for {limit:.0f} s")
 
     def _row(self) -> list[tuple[str, ...]]:
         """What each of the last probes showed, of those that this cycle's look saw; () where it is not complete."""
@@ -104,7 +117,7 @@ class Laws:
             lacking = {"/dev/nvidiactl", *(c.node for c in world.expected())} - world.seen_nodes()
             _hold(not lacking or bool(world.settings.expected_gpus), f"open without {sorted(lacking)}")
         if world.kubelet.is_active and became_ready and not self._machine.looked_s:
-            registered = len(world.kubelet.registered)
+            registered = len(world.kubelet.listed())
             _hold(registered >= len(row[-1]), f"ready with {registered} GPUs registered")
 
     def _check_release(self) -> None:
@@ -144,11 +157,6 @@ class Laws:
 
     def _check_pace(self, decided: Step) -> None:
         now = self._machine.world.now
-        _hold(decided.wake_at > now, "a wake that is over")
+        _hold(decided.wake_at >= now, "a wake that is over")
         self._cycles = [at for at in self._cycles if at > now - BUSY_S] + [now]
         _hold(len(self._cycles) <= BUSY_CYCLES, f"{len(self._cycles)} cycles within {BUSY_S:.0f} s")
-
-
-def _hold(claim: bool, otherwise: str) -> None:
-    if not claim:
-        raise Broken(otherwise)

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import TypeVar
 
-from agent.app.daemon import CYCLE_S, GATHER_S, HAND_RETRY_S
-from agent.core.gate import Gate, Step, step
+from agent.app.daemon import CYCLE_S, GATHER_S, HAND_RETRY_S, QUIET_S, RELEASE_RETRY_S
+from agent.core.gate import step
 from agent.core.look import look
+from agent.core.mend import refuse
+from agent.core.phases import Gate, Phase, Step
 from agent.core.rules import diagnose
+from agent.model.errors import HandFailed
 from agent.model.finding import Diagnosis
-from agent.model.plan import Action, DropProbe, Learn, Release, StartProbe
+from agent.model.plan import (
+    Action,
+    DropProbe,
+    Learn,
+    NoteOutcome,
+    Rebuild,
+    Release,
+    RestartUnit,
+    SendHup,
+    StartProbe,
+)
+from agent.node.tape import Recorder, Tape
 
 from .asking import Asking
 from .laws import Laws
+from .mender import Died, Mender
 from .timeline import BOOT
 from .world import World
 
@@ -38,9 +54,12 @@ class Machine:
     """An agent on a node."""
 
     def __init__(self, world: World, hears: Callable[[str], bool] = lambda kind: True,
-                 dies_after: int | None = None) -> None:
-        """`hears(kind)` says whether a signal gets here; the agent dies right after action `dies_after`."""
-        self.world, self.hears, self.dies_after = world, hears, dies_after
+                 dies_after: int | None = None, dies_in: tuple[str, int] | None = None) -> None:
+        """`hears(kind)` says whether a signal gets here; the agent dies right after action `dies_after`, or right
+        after that moment (evidence, ledger, stop) of the repair of that number."""
+        self.world, self.hears, self.dies_after, self.dies_in = world, hears, dies_after, dies_in
+        self.moments: list[str] = []
+        "of all repairs so far"
         self.said: list[str] = []
         self.acted: list[Action] = []
         self.cycles = 0
@@ -66,6 +85,10 @@ class Machine:
         self.looked_s = 0.0
         "how long this cycle's look took: what it saw is so old"
         self._failed: dict[Action, float] = {}
+        self._done: set[Action] = set()
+        self._is_quiet = False
+        "nothing but the timer has woken us"
+        self.mender = Mender(self.world, self._passes, self._on_mended)
         self.due_at = now
         self.laws.begin()
 
@@ -73,19 +96,33 @@ class Machine:
         """SIGKILL: memory and probes are gone; systemd starts the agent again."""
         self.alive = False
         self.asking.kill()
+        self.mender.kill()
         self.due_at = math.inf
         self.say("* the agent dies")
         self.world.time.after(down_s, self._start)
 
     def _on_signal(self, kind: str) -> None:
         if self.alive and self.hears(kind):
-            self._wake()
+            self._wake(GATHER_S)
 
     def _on_probe(self) -> None:
-        self._wake()
+        self._wake(0.0)
 
-    def _wake(self) -> None:
-        self.due_at = min(self.due_at, self.world.now + GATHER_S)
+    def _on_mended(self, sentence: str) -> None:
+        self.say(f"  {sentence}")
+        self._wake(GATHER_S)
+
+    def _wake(self, gather_s: float) -> None:
+        self._is_quiet = False
+        self.due_at = min(self.due_at, self.world.now + gather_s)
+
+    def _passes(self, moment: str) -> None:
+        """A repair has got so far; an agent that is to die there does."""
+        self.moments.append(moment)
+        if self.dies_in == (moment, self.moments.count(moment)):
+            self.dies_in = None
+            self.die()
+            raise Died
 
     def run(self, until: float, stop: Callable[[Machine], bool] = lambda machine: False) -> bool:
         """Run until then, or until the claim holds, which is the answer."""
@@ -103,10 +140,10 @@ class Machine:
         world = self.world
         self.cycles += 1
         self.due_at = math.inf  # what comes from here on asks for the next cycle
-        self.looked_s = min(world.lookup_s, CYCLE_S)
-        if world.lookup_s <= CYCLE_S:  # else the last diagnosis stays in force
-            self.laws.before_look()
-            self.diagnosis = diagnose(finish(look(world, world.settings)), world.settings)
+        is_quiet = self._is_quiet and self.gate.ready and self.gate.phase is Phase.OPEN
+        world.reuse_s = QUIET_S if is_quiet else 0.0
+        self._is_quiet = True
+        tape = self._look()
         world.time.advance(world.now + self.looked_s)
         if not self.alive:
             return
@@ -117,36 +154,82 @@ class Machine:
         self._tell(decided)
         self.gate = decided.gate
         wake_at = decided.wake_at
-        if self._act(decided):
+        if self._act(decided, tape):
             wake_at = min(wake_at, world.now + ACTED_S)
         if self.alive:
-            self.due_at = min(self.due_at, max(wake_at, world.now + GATHER_S))
+            self.due_at = min(self.due_at, max(wake_at, world.now))
             self.laws.check(decided)
 
-    def _act(self, decided: Step) -> bool:
-        changed = False
+    def _look(self) -> Tape | None:
+        """Look; the tape of it where the look may lead to a repair."""
+        world = self.world
+        self.looked_s = min(world.lookup_s, CYCLE_S)
+        if world.lookup_s > CYCLE_S:  # the last diagnosis stays in force, and nothing is begun on it
+            if self.diagnosis is not None:
+                self.diagnosis = replace(self.diagnosis, probe_busy=True, additive=(), mending=None)
+            self.laws.mending.looked(None)
+            return None
+        self.laws.before_look()
+        recorder = Recorder(world) if self.gate.mend.suspect else None
+        self.diagnosis = diagnose(finish(look(recorder or world, world.settings)), world.settings)
+        self.laws.mending.looked(self.diagnosis.mending)
+        return recorder.tape if recorder else None
+
+    def _act(self, decided: Step, tape: Tape | None) -> bool:
+        changed, acted = False, set()
         for action in decided.actions:
             if self._failed.get(action, 0.0) > self.world.now:
                 continue
-            if isinstance(action, DropProbe):
-                if not self.asking.drop():
-                    continue
-            elif isinstance(action, StartProbe):
-                self._start_probe(action)
-            elif self.world.act(action):
+            if action in self._done:
+                self._failed[action] = self.world.now + HAND_RETRY_S
+                self.say(f"  a hand had no effect, and rests: {type(action).__name__}")
+                continue
+            try:
+                did = self._do(action, tape)
+            except HandFailed as failed:
+                self._refused(action, failed)
+                continue
+            except Died:
+                return False
+            if not did:
+                continue
+            if not isinstance(action, (StartProbe, DropProbe)):
                 changed = True
-                self.laws.after_hand(action)
+                acted.add(action)
                 if not isinstance(action, (Release, Learn)):
                     self.say(f"  {action.sentence}")
-            else:
-                self._failed[action] = self.world.now + HAND_RETRY_S
-                self.say(f"  a hand did not take: {type(action).__name__}")
-                continue
             self.acted.append(action)
             if len(self.acted) == self.dies_after:
                 self.die()
                 return False
+        self._done = acted
         return changed
+
+    def _do(self, action: Action, tape: Tape | None) -> bool:
+        """False where there was nothing to be done."""
+        match action:
+            case DropProbe():
+                if action.forget:
+                    self.asking.forget()
+                return self.asking.drop()
+            case StartProbe():
+                self._start_probe(action)
+            case NoteOutcome():
+                self.mender.note(action)
+            case RestartUnit() | SendHup() | Rebuild():
+                self.mender.begin(action, tape, "")
+                self.laws.mending.acted(action, tape)
+            case _:
+                self.world.act(action)
+                self.laws.after_hand(action)
+        return True
+
+    def _refused(self, action: Action, failed: HandFailed) -> None:
+        rests_s = RELEASE_RETRY_S if isinstance(action, Release) else HAND_RETRY_S
+        self._failed[action] = self.world.now + rests_s
+        if isinstance(action, (RestartUnit, SendHup, Rebuild)):
+            self.gate = replace(self.gate, mend=refuse(self.gate.mend, failed.sentence, self.world.now))
+        self.say(f"  a hand did not take: {failed.sentence}")
 
     def _start_probe(self, action: StartProbe) -> None:
         self.laws.before_probe()

@@ -48,7 +48,7 @@ def recipe(seed: int) -> Recipe:
         events.append((round(dice.uniform(0.0, dice.choice((5.0, 30.0, TROUBLED_S))), 2), _event(dice, gpus)))
     healed = dice.random() < 0.7
     if healed:
-        events.append((TROUBLED_S, "everything heals"))
+        events.append((TROUBLED_S, "all heals"))
     return Recipe(seed, _settings(dice), tuple(words), tuple(sorted(events)), dice.choice((1.0, 1.0, 0.8, 0.0)),
                   dice.choice((0.0, 0.0, 0.0, 0.3, 2.0)), healed)
 

@@ -6,9 +6,11 @@
     in 2 gpu 3 gone               2 s from now
     do daemon-reload              now
     agent dies                    SIGKILL; started again 2 s later
+    agent dies-after ledger       in its next repair, right after that: evidence, ledger, stop
     run 30                        30 s more
     must be ready                 a claim, as below: what the story is about, and no rewriting makes it true
-    must have 4 probes            at most; or driver-starts, cycles
+    must have 4 probes            at most; or driver-starts, cycles, repairs
+    must say SameCauseAgain       the phase's reason word
     run until ready               or not-ready, released, open, held; for 600 s at most
 """
 
@@ -18,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from agent.core.gate import Phase
+from agent.core.phases import Phase
 from agent.model.settings import Settings
 
 from .machine import Machine
@@ -40,6 +42,7 @@ COUNTS: dict[str, Callable[[Machine], int]] = {
     "probes": lambda m: m.probes,
     "driver-starts": lambda m: m.world.driver_starts,
     "cycles": lambda m: m.cycles,
+    "repairs": lambda m: len(m.laws.mending.acts),
 }
 
 
@@ -116,9 +119,16 @@ class Play:
         elif verb == "must":
             self._must(rest)
         elif verb == "agent":
-            self._there().die()
+            self._agent(rest)
         else:
             self._happen(verb, rest)
+
+    def _agent(self, words: list[str]) -> None:
+        if words[0] == "dies-after":
+            machine = self._there()
+            machine.dies_in = (words[1], machine.moments.count(words[1]) + 1)
+        else:
+            self._there().die()
 
     def _happen(self, verb: str, words: list[str]) -> None:
         world = self._there().world
@@ -137,7 +147,9 @@ class Play:
 
     def _must(self, words: list[str]) -> None:
         machine = self._there()
-        if words[0] == "be":
+        if words[0] == "say":  # the phase's reason word
+            holds = machine.gate.reason == words[1]
+        elif words[0] == "be":
             holds = CLAIMS[words[1]](machine)
         else:
             holds = COUNTS[words[2]](machine) <= int(words[1])

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from .laws import Broken
 from .machine import Machine
+from .mend_laws import Broken
 from .random_worlds import TROUBLED_S, Recipe, machine_of, recipe, well_within_s
 from .timeline import BOOT
 

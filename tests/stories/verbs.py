@@ -10,6 +10,9 @@ from agent.model.reading import Refusal, Why
 from agent.model.settings import Settings
 
 from .gpus import Card
+from .plugin_verbs import PLUGIN_VERBS, plugin
+from .plugins import Kind
+from .pods import HostUnit, Pod
 from .world import MANIFEST, NO_BUS, World
 
 DENIED = Refusal(Why.NOT_PERMITTED, "Permission denied: /dev")
@@ -23,7 +26,8 @@ NODES_S = 0.2
 def settings_of(words: list[str]) -> Settings:
     """Settings by their names in gpu-gate.conf(5): DeadlineSec=60 ExpectedGPUs=7."""
     by_key = {f.metadata["key"]: f for f in fields(Settings)}
-    by_key["ProbeTimeoutSec"] = next(f for f in fields(Settings) if f.name == "probe_timeout_s")
+    for key, name in (("ProbeTimeoutSec", "probe_timeout_s"), ("PluginUnit", "plugin_unit")):
+        by_key[key] = next(f for f in fields(Settings) if f.name == name)
     values: dict[str, Any] = {}
     for word in words:
         key, _, text = word.partition("=")
@@ -43,6 +47,13 @@ def world_of(words: list[str], settings: Settings) -> World:
         given = int(said.pop("container"))
         world.hardware.given = {c.bus_id for c in world.hardware.cards[:given]}
         world.disk.write("/run/systemd/container", "docker")
+    kind = said.pop("plugin", "pod")
+    if kind == "two":
+        world.kubelet.pods.append(Pod(world, "gpu-operator-plugin-7h9qz"))
+    elif kind == "unit":
+        world.kubelet.pods = [HostUnit(world, settings.plugin_unit)]
+    elif kind == "none":
+        world.kubelet.pods = []
     if said.pop("control-plane", "no") == "yes":
         world.disk.write(MANIFEST, "apiVersion: v1\n")
     if said.pop("persistence", "yes") == "no":
@@ -101,6 +112,8 @@ def _gpu(world: World, words: list[str]) -> None:
         card.in_nvml = verb == "back"
     elif verb in ("error", "ok"):
         card.error = int(words[2]) if verb == "error" else 0
+        if card.error:
+            world.kubelet.sees_xid(card.uuid)
     elif verb in ("leaves", "returns"):
         card.on_bus = verb == "returns"
         _changed(world, card)
@@ -120,6 +133,8 @@ def _gpu(world: World, words: list[str]) -> None:
 
 def _changed(world: World, card: Card) -> None:
     world.hardware.show()
+    if card not in world.hardware.mine():
+        world.kubelet.sees_xid(card.uuid)
     if card in world.hardware.mine() and world.hardware.module:
         world.hardware.make_nodes()
         world.hardware.make_links()
@@ -184,10 +199,6 @@ def _kubelet(world: World, words: list[str]) -> None:
     {"starts": world.kubelet.start, "restarts": world.kubelet.restart, "stops": world.kubelet.stop}[words[0]]()
 
 
-def _plugin(world: World, words: list[str]) -> None:
-    world.kubelet.start_plugin()
-
-
 def _wait(world: World, words: list[str]) -> None:
     world.kubelet.wait()
 
@@ -245,14 +256,25 @@ def _everything(world: World, words: list[str]) -> None:
     if world.hardware.module:
         _nodes(world, ["appear"])
     _driver(world, ["loads"])
+    for verb, word in (("cri", "back"), ("pod-resources", "answers"), ("ledger", "well"), ("disk", "empty")):
+        PLUGIN_VERBS[verb](world, [word])
+    if len(world.kubelet.pods) > 1:
+        world.kubelet.pods.pop().leave()
+    world.set_unit("containerd.service", "active")
+    world.kubelet.kind = Kind()
     world.kubelet.start()
-    world.time.after(10.0, world.kubelet.start_plugin)
+
+
+def _healthy_plugin(world: World, words: list[str]) -> None:
+    """all heals: the node, and 10 s later the plugin is started afresh by a person"""
+    _everything(world, words)
+    world.time.after(10.0, lambda: plugin(world, ["restarts"]))
 
 
 VERBS: dict[str, Any] = {
-    "nvml": _nvml, "gpu": _gpu, "driver": _driver, "nodes": _nodes, "kubelet": _kubelet, "plugin": _plugin,
+    "nvml": _nvml, "gpu": _gpu, "driver": _driver, "nodes": _nodes, "kubelet": _kubelet,
     "wait": _wait, "daemon-reload": _reload, "gpu-gate": _gate, "dev": _dev, "bus": _bus, "hand": _hand,
-    "look": _look, "everything": _everything,
+    "look": _look, "everything": _everything, "all": _healthy_plugin, **PLUGIN_VERBS,
     "persistenced": lambda world, words: _unit("nvidia-persistenced.service", world, words),
     "containerd": lambda world, words: _unit("containerd.service", world, words),
 }

@@ -10,21 +10,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from agent.core.paths import RUN, STATE
+from agent.model.errors import HandFailed
 from agent.model.plan import Action, Learn, LinkDevChar, LoadModule, MakeNodes, Release
 from agent.model.reading import Reading, Refusal, Seen, Why
+from agent.model.runtime import Access, ContainerDetail, Runtime
 from agent.model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
 from agent.model.settings import Settings
+from agent.node.live import ALLOCATABLE_FRESH_S
 
 from .disk import Disk
 from .gpus import Card, Hardware
 from .kubelet import Kubelet
+from .pods import Pod
+from .runtime import Cri
 from .timeline import BOOT, Timeline
 
 SIGNALS = ("udev", "systemd", "inotify")
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 NO_BUS = Refusal(Why.FAILED, "no D-Bus: /run/dbus/system_bus_socket is not there")
+REALTIME = 1_760_000_000.0
+"realtime less boottime, in seconds"
 
 
 class World:
@@ -51,6 +59,14 @@ class World:
         'action to "fails" or "does nothing"'
         self.lookup_s = 0.0
         "how long a look takes"
+        self.reuse_s = 0.0
+        "how old answers of systemd and the kubelet may be, as agent/node/live.py has it"
+        self._old: dict[str, Seen[Any]] = {}
+        self.boot_id = "b007b007-0000-4000-8000-000000000001"
+        self.ledger: list[str] = []
+        self.ledger_mood = ""
+        '"" or unwritable'
+        self.disk_full = False
         self.probes: Callable[[], ProbeState] = ProbeState
         self.on_signal: Callable[[str], None] = lambda kind: None
         self.on_thaw: Callable[[], None] = lambda: None
@@ -60,13 +76,22 @@ class World:
         self.disk.folder(STATE)
         for name in ("nvidia-persistenced.service", "containerd.service"):
             self.set_unit(name, "active", since=BOOT - 50)
+        self.disk.write("/proc/sys/kernel/random/boot_id", f"{self.boot_id}\n")
+        self.cri = Cri(self)
         self.kubelet = Kubelet(self, kubelet)
+        self.kubelet.pods = [Pod(self)] if kubelet else []
+        for number, name in enumerate(("trainer", "nvidia-dcgm-exporter", "config-manager-sidecar")):
+            self.cri.create(self.cri.sandbox(f"{name}-{number}", {}), name, f"registry/{name}:1", 0)
 
     # What the stories change.
 
     @property
     def now(self) -> float:
         return self.time.now
+
+    @property
+    def realtime(self) -> float:
+        return REALTIME + self.now
 
     @property
     def control_plane(self) -> bool:
@@ -84,7 +109,8 @@ class World:
         self._starts += started
         old = before.active_since if before else None
         at = (since if since is not None else self.now) if started else old
-        invocation = f"{self._starts:032x}" if started else (before.invocation_id if before else "")
+        unlike = f"{self._starts * 0x9E3779B1 & 0xFFFFFFFF:08x}" * 4
+        invocation = unlike if started else (before.invocation_id if before else "")
         self.systemd[name] = Unit(name, load, active, "running" if started else "dead", invocation, at,
                                 "enabled" if load == "loaded" else "")
 
@@ -126,11 +152,13 @@ class World:
 
     # What hands do.
 
-    def act(self, action: Action) -> bool:
-        """Do what a hand was told; False where it failed."""
+    def act(self, action: Action) -> None:
+        """Do what an additive hand was told, or HandFailed."""
         mood = self.hands.get(type(action).__name__, "")
+        if mood == "fails":
+            raise HandFailed(type(action).__name__)
         if mood:
-            return mood != "fails"
+            return
         match action:
             case Release():
                 self.mark("released", action.reason)
@@ -154,12 +182,11 @@ class World:
                 self.disk.write(f"{STATE}/learned.json", json.dumps(stored))
             case _:
                 raise AssertionError(f"no hand of this world: {action}")
-        return True
 
     # What a Host is asked.
 
     async def clock(self) -> Clock:
-        return Clock(self.now, self.now, 1_760_000_000.0 + self.now)
+        return Clock(self.now, self.now, self.realtime)
 
     async def machine(self) -> str:
         return "this-machine"
@@ -167,23 +194,46 @@ class World:
     async def file(self, path: str, limit: int = 65536) -> Reading[bytes]:
         return self.disk.read(path, limit, self.now)
 
+    async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
+        return self.disk.read(path, limit, self.now, from_end=True)
+
     async def folder(self, path: str, match: str = "*") -> Reading[tuple[Entry, ...]]:
         return self.disk.list(path, match, self.now)
 
     async def units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
+        return self._fresh("units", lambda: self._units(names))
+
+    def _units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
         if self.bus is not None:
             return self.bus
         unknown = Unit("", "not-found", "inactive", "dead", "", None)
         return Seen(tuple(self.systemd.get(n) or replace(unknown, name=n) for n in names), self.now)
 
     async def manager(self) -> Reading[Manager]:
-        return self.bus if self.bus is not None else Seen(Manager("252", self.reloaded_at), self.now)
+        return self._fresh("manager", lambda: self.bus or Seen(Manager("252", self.reloaded_at), self.now))
 
     async def probe(self) -> Reading[ProbeState]:
         return Seen(self.probes(), self.now)
 
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
-        return self.kubelet.allocatable()
+        return self._fresh("allocatable", self.kubelet.allocatable, ALLOCATABLE_FRESH_S)
+
+    async def runtime(self, socket: str) -> Reading[Runtime]:
+        return self.cri.runtime(socket)
+
+    async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
+        return self.cri.container(socket, container_id)
+
+    async def access(self, pid: int, path: str) -> Reading[Access]:
+        return self.cri.access(pid, path)
 
     async def trouble(self) -> tuple[str, ...]:
         return ()
+
+    def _fresh(self, what: str, ask: Callable[[], Reading[Any]], within_s: float = 0.0) -> Reading[Any]:
+        """The last answer, where that may still be given; a refusal is never given twice."""
+        old = self._old.pop(what, None)
+        answer = old if old is not None and self.now - old.at < max(self.reuse_s, within_s) else ask()
+        if isinstance(answer, Seen):
+            self._old[what] = answer
+        return answer

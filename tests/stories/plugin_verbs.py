@@ -1,0 +1,81 @@
+"""The words of a story that are about the device plugin, its runtime, and what keeps a repair from being made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent.model.reading import Refusal, Why
+
+from .mender import LEDGER
+from .pods import Pod
+from .world import World
+
+DENIED_LEDGER = Refusal(Why.FAILED, "Input/output error: ledger.jsonl")
+
+
+def _kind(world: World, words: list[str]) -> None:
+    """What the plugins are like that are started from now on: version=0.9 fail-on-init=yes own-error=999 …"""
+    kind = world.kubelet.kind
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "version":
+            major, minor = value.split(".")
+            kind.version = int(major), int(minor)
+        elif key == "own-error":
+            kind.own_error = int(value)
+        else:
+            name = {"fail-on-init": "fail_on_init", "deaf": "deaf", "library": "library", "mute": "mute"}[key]
+            setattr(kind, name, value == "yes")
+
+
+def plugin(world: World, words: list[str]) -> None:
+    """plugin restarts|is k=v …|overlaps|crashes|denied|allowed|joined|hears"""
+    pods = world.kubelet.pods
+    if words[0] == "is":
+        _kind(world, words[1:])
+    elif words[0] == "joined":
+        pods.append(Pod(world, "gpu-operator-plugin-7h9qz"))
+        pods[-1].sync(1.0)
+    elif words[0] == "leaves":
+        pods.pop().leave()
+    else:
+        for pod in pods:
+            process = pod.plugin
+            if words[0] == "restarts" and world.kubelet.is_active:
+                pod.deleted()
+            elif words[0] == "overlaps" and isinstance(pod, Pod):
+                pod.overlaps()
+            elif process is not None and process.alive and words[0] == "hears":
+                process.hup()
+            elif process is not None and process.alive and words[0] in ("denied", "allowed"):
+                process.allowed = words[0] == "allowed"
+
+
+def _cri(world: World, words: list[str]) -> None:
+    """cri silent|refusing|stuck|slow|back"""
+    world.cri.mood = "" if words[0] == "back" else words[0]
+
+
+def _pod_resources(world: World, words: list[str]) -> None:
+    world.kubelet.silent = words[0] == "silent"
+
+
+def _ledger(world: World, words: list[str]) -> None:
+    """ledger unwritable|unreadable|torn|well"""
+    world.ledger_mood = words[0] if words[0] == "unwritable" else ""
+    if words[0] == "unreadable":
+        world.disk.refuse(LEDGER, DENIED_LEDGER)
+    elif words[0] == "torn":
+        world.disk.write(LEDGER, "not json\n")
+    else:
+        world.disk.allow(LEDGER)
+        world.disk.write(LEDGER, "".join(world.ledger))
+
+
+def _disk(world: World, words: list[str]) -> None:
+    world.disk_full = words[0] == "full"
+
+
+PLUGIN_VERBS: dict[str, Any] = {
+    "plugin": plugin, "cri": _cri, "pod-resources": _pod_resources, "ledger": _ledger, "disk": _disk,
+}
