@@ -1,0 +1,185 @@
+"""What the tests of the mender ask of a node: a plugin that is broken in some way, a fresh agent, and its ledger.
+
+A story begins with a node on which no agent runs (`without_agent`), breaks the plugin, starts the agent, and ends
+with `ends_well` or `held`. The node lives on: each story leaves it as the next one finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gate
+from nspawn import Node
+from remains import poll
+
+INSTALLED = "/opt/gpu-gate-sim/manifests/nvidia-device-plugin.yaml"
+LEDGER = "/var/lib/gpu-gate/ledger.jsonl"
+EVIDENCE = "/var/lib/gpu-gate/evidence"
+QUICK = "[Gate]\nStableIntervalSec=0.2s\n[Plugin]\nRegisterWithinSec=1s\nVerifyWithinSec=5s\n"
+NO_LIBRARY = "".join(
+    f"        - {{name: nothing, mountPath: {lib}/x86_64-linux-gnu/libnvidia-ml.so.1}}\n"
+    for lib in ("/lib", "/usr/lib"))
+
+
+# --- the plugin
+
+
+def manifest(node: Node, **env: str) -> str:
+    """The plugin's manifest as it was installed, with these variables instead of its own."""
+    text = node.read(INSTALLED)
+    for name, value in env.items():
+        text = re.sub(rf"        - name: {name}\n          value: .*\n", "", text)
+        text = text.replace("      env:\n", f'      env:\n        - {{name: {name}, value: "{value}"}}\n')
+    return text
+
+
+def without_library(text: str) -> str:
+    """Its container gets an empty file in the library's place."""
+    text = text.replace("      volumeMounts:\n", f"      volumeMounts:\n{NO_LIBRARY}")
+    return text.replace("  volumes:\n", "  volumes:\n    - {name: nothing, hostPath: {path: /dev/null}}\n")
+
+
+def running(node: Node) -> list[dict[str, Any]]:
+    return [row for row in gate.plugins(node) if row["state"] == "RUNNING"]
+
+
+def plugin(node: Node) -> dict[str, Any]:
+    """The plugin's one container that runs."""
+    gate.until(lambda: len(running(node)) == 1, lambda: f"one plugin, but {gate.plugins(node)}")
+    return running(node)[0]
+
+
+def log(node: Node, container_id: str) -> str:
+    config = json.loads(node.run(["simcri", "inspect", container_id]).stdout)["info"]["config"]
+    path = f"/var/log/pods/*_{config['labels']['io.kubernetes.pod.uid']}/{config['log_path']}"
+    return node.run(f"cat {path}", check=False).stdout
+
+
+def says(node: Node, container_id: str, words: str) -> None:
+    gate.until(lambda: words in log(node, container_id), lambda: log(node, container_id))
+
+
+def replace_plugin(node: Node, text: str = "") -> dict[str, Any]:
+    """Another plugin's container: of this manifest, or of the one that is there; the one that runs then."""
+    old = {row["id"] for row in gate.plugins(node)}
+    if text and text != node.read(gate.MANIFEST):
+        node.put(gate.MANIFEST, text)
+    else:
+        node.run("".join(f"simcri stop -t 10 {row['id']}; simcri rm {row['id']}\n" for row in running(node)))
+
+    def replaced() -> bool:
+        now = running(node)
+        return len(now) == 1 and now[0]["id"] not in old
+
+    gate.until(replaced, lambda: gate.plugins(node), 30)
+    return plugin(node)
+
+
+def gave_up(node: Node, text: str = "") -> dict[str, Any]:
+    """A plugin (an old one, if not said otherwise) that asked NVML while that failed, and will not ask again; NVML is
+    well since."""
+    node.run("simgpu nvml reset init=999")
+    found = replace_plugin(node, text or manifest(node, OLD="1"))
+    says(node, found["id"], "only deploy this plugin on GPU nodes")
+    node.run("simgpu nvml ok")
+    return found
+
+
+def with_nvml_of_its_own(node: Node, words: str) -> dict[str, str]:
+    """The environment of a plugin whose NVML fails whatever the host's does."""
+    node.run(f"{{ cat /run/simgpu/nvml; echo '{words}'; }} >/run/simgpu/own")
+    return {"SIMGPU_NVML": "/run/simgpu/own"}
+
+
+def well(node: Node, **env: str) -> dict[str, Any]:
+    """A plugin that registered all GPUs."""
+    node.run("simgpu nvml ok")
+    found = replace_plugin(node, manifest(node, **env))
+    gate.until(lambda: gate.allocatable(node) == 8, lambda: gate.kubelet_state(node))
+    return found
+
+
+# --- the agent
+
+
+def without_agent(node: Node) -> None:
+    """No agent, and nothing that one remembers."""
+    node.run("systemctl stop gpu-gate; rm -rf /var/lib/gpu-gate/* /run/gpu-gate/paused; simgpu kubelet ok")
+
+
+def with_agent(node: Node, settings: str = "") -> None:
+    gate.configure(node, QUICK + settings)
+    node.systemctl("start", "gpu-gate.service")
+
+
+def entries(node: Node) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in node.run(f"cat {LEDGER}", check=False).stdout.splitlines()]
+
+
+def actions(node: Node) -> list[dict[str, Any]]:
+    return [e for e in entries(node) if e["what"] != "outcome"]
+
+
+def outcomes(node: Node) -> list[str]:
+    return [e["outcome"] for e in entries(node) if e["what"] == "outcome"]
+
+
+def bundles(node: Node) -> list[str]:
+    return node.run(f"ls {EVIDENCE}", check=False).stdout.split()
+
+
+def ends_well(node: Node, whats: list[str], timeout: float = 30.0) -> None:
+    """All GPUs are listed, the node is ready, and this was done for it."""
+    gate.wait_ready(node, timeout)
+    assert gate.allocatable(node) == 8
+    gate.until(lambda: len(outcomes(node)) >= len(whats[-1:]), lambda: entries(node))
+    assert [e["what"] for e in actions(node)] == whats, entries(node)
+    if whats:
+        assert outcomes(node)[-1] == "the kubelet lists every GPU"
+
+
+def held(node: Node, reason: str, count: int, timeout: float = 20.0) -> str:
+    """The phase is HELD for this reason, and so many things were done; why."""
+    gate.until(lambda: (gate.gate(node).get("phase"), gate.gate(node).get("reason")) == ("HELD", reason),
+               lambda: f"HELD {reason}, but {gate.gate(node)} {entries(node)}", timeout)
+    assert not gate.gate(node)["ready"]
+    assert len(actions(node)) == count, entries(node)
+    return str(gate.gate(node)["why"])
+
+
+def finding(node: Node, condition: str) -> dict[str, Any]:
+    return next((f for f in gate.status(node).get("findings", []) if f["condition"] == condition), {})
+
+
+def goes_on(node: Node, looks: int = 3, timeout: float = 40.0) -> None:
+    """The agent looks on: so many cycles more, and it is healthy."""
+    before = gate.status(node)["cycle"]["number"]
+    gate.until(lambda: gate.status(node).get("cycle", {}).get("number", 0) >= before + looks,
+               lambda: gate.status(node).get("cycle"), timeout)
+    assert healthz(node) == 200
+
+
+def healthz(node: Node) -> int:
+    said = node.run("curl -s -o /dev/null -m 3 -w '%{http_code}' http://127.0.0.1:9477/healthz", check=False).stdout
+    return int(said or 0)
+
+
+@contextmanager
+def stopped(node: Node, unit: str) -> Iterator[None]:
+    """All processes of a unit stand still, as on a machine that swaps."""
+    node.systemctl("kill", "--signal=STOP", unit)
+    try:
+        yield
+    finally:
+        node.systemctl("kill", "--signal=CONT", unit)
+
+
+def kill_agent(node: Node) -> None:
+    """SIGKILL, and the next one is there."""
+    pid = gate.agent_pid(node)
+    node.run(["kill", "-KILL", pid])
+    assert poll(lambda: gate.agent_pid(node) not in ("0", pid) and gate.status(node), 20, 0.05)

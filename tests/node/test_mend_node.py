@@ -1,0 +1,167 @@
+"""Nodes on which something other than the plugin is out of order while it is broken: nothing is done that cannot be
+known to be right, the agent goes on, and a kill in the middle of a repair costs no second one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gate
+import mend
+import pytest
+from nspawn import Node
+
+JOURNALCTL = "/usr/bin/journalctl"
+FREEZE = f"""#!/bin/sh
+systemctl kill --signal=STOP containerd.service
+exec {JOURNALCTL}.real "$@"
+"""
+"""The last thing that the mender runs before it writes the ledger."""
+STATE = "/var/lib/gpu-gate"
+
+
+@pytest.fixture(scope="module")
+def module_node(make_module_node) -> Node:
+    node = make_module_node(boot=False)
+    gate.prepare(node, "plug --gpus 8\n", gate.QUICK)
+    node.boot()
+    gate.wait_ready(node)
+    return node
+
+
+@pytest.fixture
+def node(module_node: Node) -> Iterator[Node]:
+    mend.without_agent(module_node)
+    yield module_node
+    assert "Traceback" not in gate.said(module_node)
+
+
+FAULTS = ("refuse", "garbage", "hang")
+
+
+def test_a_kubelet_whose_word_cannot_be_had(node: Node) -> None:
+    """Not zero GPUs: unknown. With a plugin that is broken for everyone to see, and nothing is done."""
+    broken = mend.gave_up(node)
+    node.run(f"simgpu kubelet podresources={FAULTS[0]}")
+    mend.with_agent(node)
+    gate.wait_why(node, "the kubelet's pod-resources API gave no answer")
+    for fault in FAULTS:
+        node.run(f"simgpu kubelet podresources={fault}")
+        cycle = gate.status(node).get("cycle", {}).get("number", 0)
+        gate.until(lambda seen=cycle: gate.status(node).get("cycle", {}).get("number", 0) >= seen + 2,
+                   lambda name=fault: f"two looks at {name}: {gate.status(node)}", 30)
+        found = mend.finding(node, "PluginRegistered")
+        assert (found["verdict"], found["reason"]) == ("unknown", "KubeletSilent"), fault
+        code, why = gate.readyz(node)
+        assert (code, "pod-resources API gave no answer" in why) == (503, True), fault
+        assert mend.healthz(node) == 200
+    assert mend.actions(node) == [] and mend.plugin(node) == broken
+    node.run("simgpu kubelet ok")
+    mend.ends_well(node, ["rebuild"])
+
+
+def test_a_runtime_that_is_away(node: Node) -> None:
+    """Said, and nothing is done; once it is back, the plugin is mended."""
+    broken = mend.gave_up(node)
+    node.systemctl("stop", "containerd.service")
+    mend.with_agent(node)
+    gate.until(lambda: mend.finding(node, "PluginWell").get("reason") == "RuntimeSilent", lambda: gate.status(node))
+    gate.wait_why(node, "the kubelet lists no")
+    mend.goes_on(node, 2)
+    assert mend.entries(node) == []
+    node.systemctl("start", "containerd.service")
+    assert mend.plugin(node)["id"] == broken["id"], "its container outlived the runtime"
+    mend.ends_well(node, ["rebuild"])
+
+
+def test_a_runtime_that_is_stuck(node: Node) -> None:
+    """Each look waits for it a second and no longer."""
+    mend.gave_up(node)
+    with mend.stopped(node, "containerd.service"):
+        mend.with_agent(node)
+        gate.wait_why(node, "the kubelet lists no")
+        mend.goes_on(node, 2)
+        assert mend.finding(node, "PluginWell")["reason"] == "RuntimeSilent"
+        assert mend.entries(node) == []
+    mend.ends_well(node, ["rebuild"])
+
+
+def test_a_runtime_that_restarts_under_a_well_plugin(node: Node) -> None:
+    before = mend.well(node)
+    mend.with_agent(node)
+    gate.wait_ready(node)
+    for _ in range(2):
+        node.systemctl("restart", "containerd.service")
+        mend.goes_on(node, 2)
+    mend.ends_well(node, [])
+    assert mend.plugin(node)["id"] == before["id"]
+
+
+def read_only(node: Node) -> None:
+    """The evidence finds room, the ledger's file cannot be written: /etc is read-only for the agent."""
+    node.run(f"touch /etc/gpu-gate/ledger; ln -s /etc/gpu-gate/ledger {STATE}/ledger.jsonl")
+
+
+def full(node: Node) -> None:
+    node.run(f"mount -t tmpfs -o size=1m tmpfs {STATE}")
+
+
+@pytest.mark.parametrize(("spoil", "reason", "says"), [
+    (read_only, "RepairRefused", "cannot be written (Read-only file system), so nothing is done"),
+    (full, "RepairRefused", "less than 32 MiB are free for evidence, so nothing is done"),
+])
+def test_without_a_ledger_nothing_is_done(node: Node, spoil, reason: str, says: str) -> None:
+    broken = mend.plugin(node) if gate.allocatable(node) != 8 else mend.gave_up(node)
+    spoil(node)
+    try:
+        mend.with_agent(node)
+        gate.until(lambda: gate.gate(node).get("reason") == reason, lambda: gate.gate(node))
+        assert says in gate.gate(node)["why"]
+        assert says in gate.readyz(node)[1]
+        mend.goes_on(node, 2)
+        assert mend.plugin(node) == broken
+        assert mend.bundles(node) == []
+    finally:
+        node.run(f"systemctl stop gpu-gate; umount {STATE} 2>/dev/null || :; rm -rf {STATE}/*")
+
+
+def a_minute_later(node: Node) -> None:
+    """As if what the ledger names had been done earlier: its back-off is over."""
+    node.run(f"systemctl stop gpu-gate; jq -c '.at -= 100' {mend.LEDGER} >/run/aged; cat /run/aged >{mend.LEDGER}")
+    node.systemctl("start", "gpu-gate.service")
+
+
+def test_killed_between_the_ledger_and_the_act(node: Node) -> None:
+    """The runtime stands still from the moment the evidence is kept: the stop is asked for, and not heard."""
+    mend.gave_up(node)
+    node.run(f"mv {JOURNALCTL} {JOURNALCTL}.real")
+    node.put(JOURNALCTL, FREEZE, 0o755)
+    try:
+        mend.with_agent(node)
+        gate.until(lambda: len(mend.actions(node)) == 1, lambda: gate.gate(node))
+        node.systemctl("kill", "--signal=KILL", "gpu-gate.service")
+    finally:
+        node.run(f"mv {JOURNALCTL}.real {JOURNALCTL}; systemctl stop gpu-gate; "
+                 "systemctl kill --signal=CONT containerd.service")
+    assert len(mend.bundles(node)) == 1 and mend.outcomes(node) == []
+    node.systemctl("start", "gpu-gate.service")
+    gate.until(lambda: gate.gate(node).get("ready") or gate.gate(node).get("reason") == "BudgetSpent",
+               lambda: gate.gate(node))
+    whats = ["rebuild"]
+    if not gate.gate(node)["ready"]:
+        mend.held(node, "BudgetSpent", 1)
+        a_minute_later(node)
+        whats = ["rebuild"] * 2
+    mend.ends_well(node, whats)
+
+
+def test_killed_between_stop_and_remove(node: Node) -> None:
+    """The plugin takes its time to end, and the agent is killed meanwhile: what was begun is not begun again."""
+    before = mend.well(node, OLD="1", DEAF="1", LINGER_S="4")
+    mend.with_agent(node)
+    gate.wait_ready(node)
+    node.systemctl("restart", "kubelet.service")
+    gate.until(lambda: "shutting down" in mend.log(node, before["id"]), lambda: gate.gate(node))
+    mend.kill_agent(node)
+    assert mend.plugin(node)["id"] == before["id"] and len(mend.actions(node)) == 1
+    mend.ends_well(node, ["rebuild"])
+    assert mend.plugin(node)["id"] != before["id"]

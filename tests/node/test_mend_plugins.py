@@ -1,0 +1,203 @@
+"""Plugins that are broken in one way each: what is done, how often, and what is only said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gate
+import mend
+import pytest
+from nspawn import Node
+
+UNIT = "nvidia-device-plugin.service"
+UNIT_FILE = """[Service]
+Environment=FAIL_ON_INIT_ERROR=false
+ExecStart=/opt/gpu-gate-sim/plugin.py
+"""
+
+
+@pytest.fixture(scope="module")
+def module_node(make_module_node) -> Node:
+    node = make_module_node(boot=False)
+    gate.prepare(node, "plug --gpus 8\n", gate.QUICK)
+    node.boot()
+    gate.wait_ready(node)
+    return node
+
+
+@pytest.fixture
+def node(module_node: Node) -> Iterator[Node]:
+    """Without an agent; and whatever was done, no kubelet, runtime or sandbox is ever touched."""
+    mend.without_agent(module_node)
+    yield module_node
+    said = module_node.run("journalctl -q -t gpu-gate | grep -c Traceback", check=False).stdout.strip()
+    assert said == "0"
+
+
+def sandboxes(node: Node) -> str:
+    return node.run("simcri pods").stdout
+
+
+def test_what_a_rebuild_does_not_cure_is_held_and_not_done_again(node: Node) -> None:
+    """NVML is well on the host, and fails for ever in the plugin's container."""
+    broken = mend.gave_up(node, mend.manifest(node, OLD="1", **mend.with_nvml_of_its_own(node, "init error=999")))
+    pods = sandboxes(node)
+    mend.with_agent(node)
+    why = mend.held(node, "SameCauseAgain", 1)
+    assert "did not cure it" in why and mend.EVIDENCE in why
+    rebuilt = mend.plugin(node)
+    assert rebuilt["id"] != broken["id"]
+    assert gate.readyz(node) == (503, why)
+    assert mend.outcomes(node) == ["not cured"]
+    node.systemctl("restart", "gpu-gate.service")
+    mend.held(node, "SameCauseAgain", 1)
+    mend.kill_agent(node)
+    mend.held(node, "SameCauseAgain", 1)
+    assert mend.plugin(node) == rebuilt and sandboxes(node) == pods
+
+
+def test_a_container_without_the_library(node: Node) -> None:
+    broken = mend.replace_plugin(node, mend.without_library(mend.manifest(node)))
+    mend.says(node, broken["id"], "Incompatible strategy detected auto")
+    mend.with_agent(node)
+    why = mend.held(node, "PluginLacksLibrary", 0)
+    assert "lacks NVML's library" in why and "RuntimeClass" in why
+    assert mend.plugin(node) == broken and mend.bundles(node) == []
+
+
+def test_a_deaf_plugin_costs_one_rebuild_for_each_kubelet_restart(node: Node) -> None:
+    mend.well(node, OLD="1", DEAF="1")
+    mend.with_agent(node)
+    gate.wait_ready(node)
+    for restart in (1, 2):
+        before = mend.plugin(node)
+        node.systemctl("restart", "kubelet.service")
+        gate.until(lambda count=restart: len(mend.actions(node)) == count, lambda: gate.gate(node))
+        mend.ends_well(node, ["rebuild"] * restart)
+        assert mend.plugin(node)["id"] != before["id"]
+    assert all(e["cause"].startswith("PluginForgotten ") for e in mend.actions(node))
+    assert len({e["cause"] for e in mend.actions(node)}) == 2, "each kubelet is a cause of its own"
+
+
+def test_a_plugin_that_hears_the_kubelet_is_left_alone(node: Node) -> None:
+    before = mend.well(node)
+    mend.with_agent(node, "RegisterWithinSec=10s\n")
+    gate.wait_ready(node)
+    for _ in range(2):
+        node.systemctl("restart", "kubelet.service")
+        gate.until(lambda: gate.allocatable(node) == 8, lambda: gate.kubelet_state(node))
+        mend.ends_well(node, [])
+    assert mend.plugin(node) == before
+
+
+def test_the_overlap(node: Node) -> None:
+    """An old instance outlives the new one's registration, and its exit takes that away: running, "Registered", and
+    nothing allocatable for good."""
+    node.run(f"mv {gate.MANIFEST} /root/plugin.yaml")
+    gate.until(lambda: not gate.plugins(node), lambda: gate.plugins(node), 30)
+    with node.spawn(["/opt/gpu-gate-sim/plugin.py"], env={"SOCKET_DIR": gate.SOCKETS}):
+        gate.until(lambda: gate.allocatable(node) == 8, lambda: gate.kubelet_state(node))
+        node.put(gate.MANIFEST, mend.manifest(node, OLD="1"))
+        new = mend.plugin(node)
+        mend.says(node, new["id"], "Registered device plugin")
+    gate.until(lambda: gate.allocatable(node) == 0, lambda: gate.kubelet_state(node))
+    assert "Stopping" not in mend.log(node, new["id"]), "for all that it knows, it is registered"
+    mend.with_agent(node)
+    mend.ends_well(node, ["rebuild"])
+    assert mend.actions(node)[0]["cause"].startswith("PluginForgotten ")
+
+
+def test_a_crash_loop_is_the_kubelets(node: Node) -> None:
+    own = mend.with_nvml_of_its_own(node, "init error=999")
+    node.put(gate.MANIFEST, mend.manifest(node, FAIL_ON_INIT_ERROR="true", **own))
+    gate.until(lambda: "back-off" in node.journal("-u", "kubelet", "-n", "5"), lambda: gate.plugins(node), 40)
+    mend.with_agent(node)
+    gate.until(lambda: mend.finding(node, "PluginWell").get("reason") == "PluginExited", lambda: gate.status(node))
+    assert "exit status 1" in mend.finding(node, "PluginWell")["because"]
+    mend.goes_on(node)
+    assert mend.actions(node) == [] and not gate.gate(node)["ready"]
+
+
+def test_nobody_but_a_person_chooses_between_two(node: Node) -> None:
+    mend.gave_up(node)
+    node.run("simgpu nvml reset init=999")
+    second = node.read(gate.MANIFEST).replace("  name: nvidia-device-plugin\n", "  name: second\n")
+    node.put("/etc/kubernetes/manifests/second.yaml", second)
+    try:
+        gate.until(lambda: len(mend.running(node)) == 2, lambda: gate.plugins(node), 30)
+        for row in mend.running(node):
+            mend.says(node, row["id"], "only deploy this plugin on GPU nodes")
+        node.run("simgpu nvml ok")
+        mend.with_agent(node)
+        why = mend.held(node, "TwoPlugins", 0)
+        assert "nvidia-device-plugin-gpu-node" in why and "second-gpu-node" in why
+        mend.goes_on(node, 2)
+        assert mend.actions(node) == [] and len(mend.running(node)) == 2
+    finally:
+        node.run("rm /etc/kubernetes/manifests/second.yaml")
+        gate.until(lambda: len(mend.running(node)) == 1, lambda: gate.plugins(node), 30)
+
+
+def test_some_are_listed(node: Node) -> None:
+    """NVML showed 7 when the plugin asked, and shows 8 since: said; done only where the owner opted in."""
+    node.run("simgpu nvml reset show=7")
+    seven = mend.replace_plugin(node, mend.manifest(node, OLD="1"))
+    gate.until(lambda: gate.allocatable(node) == 7, lambda: gate.kubelet_state(node))
+    node.run("simgpu nvml ok")
+    mend.with_agent(node)
+    why = mend.held(node, "PartlyRegistered", 0)
+    assert "RepairPartial=yes" in why
+    assert mend.finding(node, "PluginRegistered")["because"].startswith("the kubelet lists 7 of 8 GPUs, not GPU-")
+    assert mend.plugin(node) == seven and gate.allocatable(node) == 7
+    gate.configure(node, mend.QUICK + "RepairPartial=yes\n")
+    node.systemctl("reload", "gpu-gate.service")
+    mend.ends_well(node, ["rebuild"])
+
+
+def test_sighup_where_it_answers(node: Node) -> None:
+    """Its access to /dev/nvidiactl was just verified, and v0.20.0 registers in place: the same container goes on."""
+    broken = mend.gave_up(node, mend.manifest(node))
+    mend.with_agent(node)
+    mend.ends_well(node, ["hup"])
+    assert mend.plugin(node) == broken
+    assert "Received SIGHUP, restarting." in mend.log(node, broken["id"])
+
+
+def test_report_only(node: Node) -> None:
+    broken = mend.gave_up(node)
+    mend.with_agent(node, "Repair=report\n")
+    why = mend.held(node, "RepairOff", 0)
+    assert "would start the plugin afresh" in why and "Failed to initialize NVML" in why
+    assert mend.plugin(node) == broken and mend.bundles(node) == []
+
+
+def test_pause_stops_it_and_resume_does_not_forget(node: Node) -> None:
+    mend.well(node, OLD="1")
+    mend.with_agent(node, "[Agent]\nHeartbeatSec=1s\n")
+    gate.wait_ready(node)
+    node.run("gpu-gate pause")
+    broken = mend.gave_up(node)
+    gate.wait_why(node, "the kubelet lists no")
+    mend.goes_on(node)
+    assert gate.gate(node)["phase"] == "OPEN"
+    assert mend.actions(node) == [] and mend.plugin(node) == broken
+    node.run("gpu-gate resume")
+    mend.ends_well(node, ["rebuild"])
+
+
+def test_a_plugin_that_is_a_unit(node: Node) -> None:
+    """No container: its unit is restarted, once for a cause."""
+    node.put(f"/etc/systemd/system/{UNIT}", UNIT_FILE)
+    node.run(f"rm {gate.MANIFEST}; simgpu nvml reset init=999; systemctl daemon-reload; systemctl start {UNIT}")
+    try:
+        gate.until(lambda: "No devices found" in node.journal("-u", UNIT), lambda: node.journal("-u", UNIT))
+        gate.until(lambda: not gate.plugins(node), lambda: gate.plugins(node), 30)
+        node.run("simgpu nvml ok")
+        before = node.show(UNIT, "InvocationID")
+        mend.with_agent(node, f"Unit={UNIT}\n")
+        mend.ends_well(node, ["restart-unit"])
+        assert node.show(UNIT, "InvocationID") != before
+        (action,) = mend.actions(node)
+        assert action["target"] == f"{UNIT} {before[:12]}"
+    finally:
+        node.run(f"systemctl stop {UNIT}; rm /etc/systemd/system/{UNIT}; systemctl daemon-reload")
