@@ -27,7 +27,9 @@ MAX_BACKOFF_S = 60.0
 AGREE = 2
 "looks at fresh probes that must agree before a cause counts as one that waiting cannot heal"
 STALE_S = 150.0
-"the kubelet's answer is good for so long: on a quiet node it is asked every fourth heartbeat; where looks stall, never"
+"the kubelet's answer is good for so long: a quiet node asks every fourth heartbeat, one whose looks stall never"
+DOUBT_S = 10.0
+"NVML's word may be so much older than a plugin's trouble before a repair; and it is asked so often while one settles"
 
 
 def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
@@ -61,6 +63,10 @@ def _mend(gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float,
         gate = replace(gate, listed=gate.listed + 1, listed_at=diagnosis.registered_at)
     open_since = gate.open_since if phase is Phase.OPEN else None
     mended = mending.step(gate.mend, diagnosis, open_since, now, settings)
+    validated_at = gate.validated_at or 0.0
+    if mended.mend.acting and not gate.mend.acting and validated_at < gate.mend.suspect_since - DOUBT_S:
+        # NVML itself may be the plugin's trouble, and was asked long ago: a fresh probe is under way.
+        mended = mending.Mended(gate.mend, wake_at=now + mending.AGREE_S)
     return replace(gate, mend=mended.mend), mended
 
 
@@ -266,8 +272,11 @@ def _wants_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
 
 
 def _probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
-    if gate.phase is Phase.REVALIDATING and gate.validated_at is not None:
+    doubted_at = max(diagnosis.disturbed_at, gate.mend.suspect_since - DOUBT_S)
+    if gate.validated_at is not None and doubted_at > gate.validated_at:
         return gate.validated_at + settings.stable_interval_s
+    if gate.mend.acting and gate.validated_at is not None:  # is NVML well while the plugin starts afresh?
+        return min(gate.probe_after, gate.validated_at + DOUBT_S)
     registered = diagnosis.registered
     if gate.phase is Phase.OPEN and registered and registered.reason == "PartlyRegistered" and gate.validated_at:
         return min(gate.probe_after, gate.validated_at + settings.heartbeat_s)  # a GPU may be lost
