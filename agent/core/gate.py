@@ -273,7 +273,7 @@ def _wants_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
 
 def _probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
     doubted_at = max(diagnosis.disturbed_at, gate.mend.suspect_since - DOUBT_S)
-    if gate.validated_at is not None and doubted_at > gate.validated_at:
+    if gate.validated_at is not None and (gate.phase is Phase.REVALIDATING or doubted_at > gate.validated_at):
         return gate.validated_at + settings.stable_interval_s
     if gate.mend.acting and gate.validated_at is not None:  # is NVML well while the plugin starts afresh?
         return min(gate.probe_after, gate.validated_at + DOUBT_S)
