@@ -41,19 +41,6 @@ def test_dev_node_gone_and_back(node: Node) -> None:
         node.run("mv /usr/bin/away /usr/bin/nvidia-modprobe; simgpu nodes make")
 
 
-def test_a_uevent_wakes(node: Node) -> None:
-    """A real one, of a real device: nobody but the kernel speaks in the kernel's group."""
-    found = node.run("ls -d /sys/devices/pci*/*:*/uevent", check=False).stdout.split()
-    if not found:
-        pytest.skip("this machine has no PCI device whose uevents could be asked for")
-    woken = f"udev change pci/{found[0].split('/')[-2]}"
-
-    def heard() -> bool:
-        return woken in gate.status(node)["cycle"]["wakes"]
-
-    node.run(f"echo change >{found[0]}")
-    gate.until(heard, lambda: gate.status(node)["cycle"], 5)
-
 
 def test_a_deaf_plugin_is_named_and_left_alone(node: Node) -> None:
     """A plugin that does not register again after a kubelet restart: not ready, the reason, and no hand moves."""

@@ -1,0 +1,39 @@
+"""Which of the kernel's uevents wake the agent. That they arrive is tests/wire/test_kernel.py's."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent.node.wake import Sources, Wakes
+
+# What the kernel sends as an NVIDIA driver comes and goes, and what other hardware sends all day.
+EVENTS = [
+    ({"ACTION": "add", "SUBSYSTEM": "module", "DEVPATH": "/module/nvidia"}, True),
+    ({"ACTION": "add", "SUBSYSTEM": "module", "DEVPATH": "/module/nvidia_uvm"}, True),
+    ({"ACTION": "add", "SUBSYSTEM": "drivers", "DEVPATH": "/bus/pci/drivers/nvidia"}, True),
+    ({"ACTION": "bind", "SUBSYSTEM": "pci", "DEVPATH": "/devices/pci0000:00/0000:07:00.0", "PCI_ID": "10DE:2330",
+      "DRIVER": "nvidia"}, True),
+    ({"ACTION": "remove", "SUBSYSTEM": "pci", "DEVPATH": "/devices/pci0000:00/0000:07:00.0", "PCI_ID": "10de:2330"},
+     True),
+    ({"ACTION": "unbind", "SUBSYSTEM": "pci", "DEVPATH": "/devices/pci0000:00/0000:07:00.0"}, True),
+    ({"ACTION": "add", "SUBSYSTEM": "drivers", "DEVPATH": "/bus/pci/drivers/vfio-pci"}, True),
+    ({"ACTION": "add", "SUBSYSTEM": "module", "DEVPATH": "/module/nouveau"}, True),
+    ({"ACTION": "add", "SUBSYSTEM": "module", "DEVPATH": "/module/br_netfilter"}, False),
+    ({"ACTION": "bind", "SUBSYSTEM": "pci", "DEVPATH": "/devices/pci0000:00/0000:00:03.0", "PCI_ID": "1AF4:1041"},
+     False),
+    ({}, False),
+]
+
+
+@pytest.mark.parametrize(("event", "wakes"), EVENTS, ids=[str(n) for n in range(len(EVENTS))])
+def test_uevents_that_wake(event: dict[str, str], wakes: bool) -> None:
+    async def heard() -> dict[str, int]:
+        taken = Wakes()
+        Sources(taken)._on_uevent(event)
+        return taken.take()
+
+    said = asyncio.run(heard())
+    assert bool(said) is wakes
+    assert all(reason.startswith("udev ") for reason in said)
