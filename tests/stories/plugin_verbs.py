@@ -24,7 +24,8 @@ def _kind(world: World, words: list[str]) -> None:
         elif key == "own-error":
             kind.own_error = int(value)
         else:
-            name = {"fail-on-init": "fail_on_init", "deaf": "deaf", "library": "library", "mute": "mute"}[key]
+            name = {"fail-on-init": "fail_on_init", "deaf": "deaf", "library": "library", "mute": "mute",
+                    "hangs": "hangs", "hup-ends": "hup_ends"}[key]
             setattr(kind, name, value == "yes")
 
 
@@ -37,7 +38,8 @@ def plugin(world: World, words: list[str]) -> None:
         pods.append(Pod(world, "gpu-operator-plugin-7h9qz"))
         pods[-1].sync(1.0)
     elif words[0] == "leaves":
-        pods.pop().leave()
+        if len(pods) > 1:
+            pods.pop().leave()
     else:
         for pod in pods:
             process = pod.plugin

@@ -37,6 +37,10 @@ class Kind:
     "its container is given NVML's library"
     own_error: int = 0
     "what NVML says inside its container, whatever the host shows"
+    hangs: bool = False
+    "NVML does not answer it, whatever it answers others"
+    hup_ends: bool = False
+    "after a failed start SIGHUP ends it, whatever its version says"
     mute: bool = False
     "its log is somewhere else"
 
@@ -102,7 +106,7 @@ class Plugin:
         world = self._world
         if turn != self._turn or not self.alive:
             return
-        self.hanging = bool(world.hang) and self.kind.library
+        self.hanging = self.kind.hangs or (bool(world.hang) and self.kind.library)
         if self.hanging:
             world.time.after(POLL_S, lambda: self._ask(turn))
             return
@@ -135,7 +139,7 @@ class Plugin:
         if self.kind.fail_on_init:
             self._exit(1, f"the plugin exits: Failed to initialize NVML: {error}")
             return
-        self.stuck = self.kind.version < (0, 13)
+        self.stuck = self.kind.version < (0, 13) or self.kind.hup_ends
         if self.kind.version >= (0, 14):
             self._log("No devices found. Waiting indefinitely.")
         self._world.say(f"the plugin: Failed to initialize NVML: {error}. Waiting indefinitely")

@@ -58,13 +58,12 @@ class Pod:
         self._start_after(1.0)
 
     def leave(self) -> None:
-        """The pod is gone for good."""
+        """The pod is gone for good, and its sandbox with all that was in it."""
         self._plan += 1
-        if self.box is not None:
-            box, self.box = self.box, None
-            if box.plugin is not None:
-                box.plugin.terminate(0.0)
-            self._world.cri.remove(box.made.id)
+        if self.plugin is not None:
+            self.plugin.terminate(0.0)
+        self.box = None
+        self._world.cri.drop(self._sandbox.id)
 
     def overlaps(self) -> None:
         """A new instance is started while the old one goes on for some seconds; its exit takes the endpoint away."""
@@ -143,3 +142,8 @@ class HostUnit:
         if code and self.plugin is not None and not self.plugin.alive:
             self._world.set_unit(self.name, "failed")
             self._world.signal("systemd")
+            self._world.time.after(10.0, self._restart_failed)
+
+    def _restart_failed(self) -> None:
+        if self._world.systemd[self.name].active == "failed":
+            self.restart()

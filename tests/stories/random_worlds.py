@@ -10,8 +10,16 @@ from .timeline import BOOT
 from .verbs import happen, settings_of, world_of
 from .world import World
 
-TROUBLED_S = 240.0
-"events come in the node's first four minutes"
+TROUBLED_S = 150.0
+"events come in the node's first minutes"
+PLUGIN_EVENTS = (
+    "plugin is own-error=999", "plugin is own-error=0", "plugin is deaf=yes", "plugin is hangs=no",
+    "plugin restarts", "plugin overlaps", "plugin denied", "plugin denied", "plugin allowed", "plugin joined",
+    "plugin leaves", "plugin hears", "cri silent", "cri refusing", "cri stuck", "cri slow", "cri back", "cri back",
+    "pod-resources silent", "pod-resources answers", "ledger unwritable", "ledger unreadable", "ledger torn",
+    "ledger well", "disk full", "disk empty", "containerd stops", "containerd starts", "kubelet restarts", "nvml 999",
+    "nvml ok", "nvml ok", "agent dies", "agent dies-after evidence", "agent dies-after ledger",
+    "agent dies-after stop")
 
 
 @dataclass(frozen=True)
@@ -25,8 +33,9 @@ class Recipe:
     hears: float
     "the share of signals that get through"
     lookup_s: float
-    healed: bool
-    "all trouble ends with the last event"
+    healed: str
+    """how all trouble ends at TROUBLED_S: "all heals" (a person starts the plugin afresh), "everything heals" (the
+    mender must), or not at all"""
 
     def __str__(self) -> str:
         lines = [f"# seed {self.seed}, {self.hears:.0%} of the signals are heard, a look takes {self.lookup_s} s",
@@ -41,14 +50,18 @@ def recipe(seed: int) -> Recipe:
              f"nodes={dice.choice(('yes', 'yes', 'no'))}", f"links={dice.choice(('yes', 'no'))}",
              f"uvm={dice.choice(('yes', 'no'))}", f"persistence={dice.choice(('yes', 'yes', 'no'))}",
              f"init-s={dice.choice(('0.2', '1', '3'))}", f"control-plane={dice.choice(('no', 'no', 'no', 'yes'))}"]
+    words.append(f"plugin={dice.choice(('pod', 'pod', 'pod', 'pod', 'unit', 'two'))}")
     if dice.random() < 0.1:
         words.append(f"container={dice.randint(0, gpus)}")
-    events = [(round(dice.uniform(0.0, 3.0), 2), dice.choice(("wait starts", "wait starts", "kubelet starts")))]
+    events = [(0.0, f"plugin is {word}") for word in _kind(dice)]
+    events += [(round(dice.uniform(0.0, 3.0), 2), dice.choice(("wait starts", "wait starts", "kubelet starts")))]
     for _ in range(dice.choice((0, 1, 2, 4, 8, 12))):
         events.append((round(dice.uniform(0.0, dice.choice((5.0, 30.0, TROUBLED_S))), 2), _event(dice, gpus)))
-    healed = dice.random() < 0.7
+    for _ in range(dice.choice((0, 0, 1, 2, 4))):
+        events.append((round(dice.uniform(0.0, TROUBLED_S), 2), dice.choice(PLUGIN_EVENTS)))
+    healed = dice.choice(("all heals", "everything heals", "everything heals", ""))
     if healed:
-        events.append((TROUBLED_S, "all heals"))
+        events.append((TROUBLED_S, healed))
     return Recipe(seed, _settings(dice), tuple(words), tuple(sorted(events)), dice.choice((1.0, 1.0, 0.8, 0.0)),
                   dice.choice((0.0, 0.0, 0.0, 0.3, 2.0)), healed)
 
@@ -67,7 +80,20 @@ def _settings(dice: random.Random) -> tuple[str, ...]:
         words.append("Load=auto")
     if dice.random() < 0.1:
         words.append("ExcludeGPUs=0000:07:00.0")
-    return tuple(words)
+    if dice.random() < 0.1:
+        words.append("Repair=report")
+    if dice.random() < 0.2:
+        words.append("RepairPartial=yes")
+    if dice.random() < 0.3:
+        words.append(f"RepairsPerHour={dice.choice((1, 2, 10))}")
+    return (*words, "PluginUnit=nvidia-k8s-device-plugin.service")
+
+
+def _kind(dice: random.Random) -> list[str]:
+    """How the node's plugin is set up."""
+    words = [f"version={dice.choice(('0.9', '0.12', '0.14', '0.17', '0.20'))}"]
+    odd = ("fail-on-init=yes", "deaf=yes", "library=no", "own-error=999", "mute=yes", "hangs=yes", "hup-ends=yes")
+    return words + [word for word in odd if dice.random() < 0.12]
 
 
 def _event(dice: random.Random, gpus: int) -> str:
@@ -99,13 +125,14 @@ def machine_of(made: Recipe) -> Machine:
 
 def _announce(machine: Machine, event: str) -> None:
     machine.say(f"* {event}")
-    if event == "agent dies":
+    words = event.split()
+    if words[:2] == ["agent", "dies-after"]:
+        machine.dies_in = (words[2], machine.moments.count(words[2]) + 1)
+    elif event == "agent dies":
         if machine.alive:
             machine.die()
     else:
-        happen(machine.world, event.split())
-
-
+        happen(machine.world, words)
 
 
 def well_within_s(world: World) -> float:
@@ -114,3 +141,10 @@ def well_within_s(world: World) -> float:
     settings = world.settings
     one = settings.stable_interval_s + world.init_s * len(world.hardware.cards) + 1.0
     return 2 * settings.heartbeat_s + settings.probe_timeout_s + 60.0 + settings.stable_probes * one + 60.0
+
+
+def mended_within_s(world: World) -> float:
+    """Seconds within which a plugin is mended on top of that: the longest pause of a crash loop, or a hand that was
+    refused just now, the time it is given, two rungs of the ladder with the pause between them, and a stop."""
+    settings = world.settings
+    return 300.0 + 60.0 + settings.register_within_s + 2 * settings.verify_within_s + 60.0 + 15.0

@@ -96,6 +96,12 @@ class Cri:
         if box is not None:
             self._world.disk.remove(box.log_path)
 
+    def drop(self, sandbox_id: str) -> None:
+        """A sandbox is removed with its containers."""
+        self.sandboxes.pop(sandbox_id, None)
+        for box in [b for b in self.boxes.values() if b.made.sandbox_id == sandbox_id]:
+            self.remove(box.made.id)
+
     def stop(self, container_id: str, grace_s: float, on_done: Callable[[str], None]) -> None:
         """StopContainer; `on_done` is told "" or what went wrong."""
         world, box = self._world, self.boxes.get(container_id)

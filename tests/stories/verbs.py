@@ -258,7 +258,7 @@ def _everything(world: World, words: list[str]) -> None:
     _driver(world, ["loads"])
     for verb, word in (("cri", "back"), ("pod-resources", "answers"), ("ledger", "well"), ("disk", "empty")):
         PLUGIN_VERBS[verb](world, [word])
-    if len(world.kubelet.pods) > 1:
+    while len(world.kubelet.pods) > 1:
         world.kubelet.pods.pop().leave()
     world.set_unit("containerd.service", "active")
     world.kubelet.kind = Kind()
