@@ -29,7 +29,7 @@ AGREE = 2
 STALE_S = 150.0
 "the kubelet's answer is good for so long: a quiet node asks every fourth heartbeat, one whose looks stall never"
 DOUBT_S = 10.0
-"NVML's word may be so much older than a plugin's trouble before a repair; and it is asked so often while one settles"
+"NVML's word may be so old where a repair is made; and it is asked so often while one settles"
 
 
 def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
@@ -63,10 +63,10 @@ def _mend(gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float,
         gate = replace(gate, listed=gate.listed + 1, listed_at=diagnosis.registered_at)
     open_since = gate.open_since if phase is Phase.OPEN else None
     mended = mending.step(gate.mend, diagnosis, open_since, now, settings)
-    validated_at = gate.validated_at or 0.0
-    if mended.mend.acting and not gate.mend.acting and validated_at < gate.mend.suspect_since - DOUBT_S:
-        # NVML itself may be the plugin's trouble, and was asked long ago: a fresh probe is under way.
-        mended = mending.Mended(gate.mend, wake_at=now + mending.AGREE_S)
+    report = diagnosis.report
+    if mended.mend.acting and not gate.mend.acting and report is not None and report.ended_at < now - DOUBT_S:
+        # NVML itself may be the plugin's trouble, and was asked long ago.
+        gate, mended = replace(gate, probe_after=now), mending.Mended(gate.mend, wake_at=now + mending.AGREE_S)
     return replace(gate, mend=mended.mend), mended
 
 
@@ -272,8 +272,8 @@ def _wants_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
 
 
 def _probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
-    doubted_at = max(diagnosis.disturbed_at, gate.mend.suspect_since - DOUBT_S)
-    if gate.validated_at is not None and (gate.phase is Phase.REVALIDATING or doubted_at > gate.validated_at):
+    disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
+    if gate.validated_at is not None and (gate.phase is Phase.REVALIDATING or disturbed):
         return gate.validated_at + settings.stable_interval_s
     if gate.mend.acting and gate.validated_at is not None:  # is NVML well while the plugin starts afresh?
         return min(gate.probe_after, gate.validated_at + DOUBT_S)
