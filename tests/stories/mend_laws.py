@@ -171,7 +171,7 @@ class MendLaws:
             hold(act.what != "hup" or last.what != "hup", "SIGHUP twice for one cause")
             return
         reports = [r for r in self._machine.asking.reports if r.ended_at > last.at]
-        wanted = len(self._machine.world.expected())
+        wanted = len(self._machine.world.hardware.cards)
         failed = [r for r in reports if r.end is not ProbeEnd.ANSWERED or r.errors or len(r.gpus) < wanted]
         hold(bool(failed), f"twice for {act.cause}, and NVML was well in between")
 

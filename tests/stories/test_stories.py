@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -28,17 +28,20 @@ REWRITE = bool(os.environ.get("REWRITE"))
 FOLDER = Path(__file__).parent
 KNOWN = {
     "daemon_reload_slow_probes": "readiness is lost for as long as the next probe takes longer than the last one",
+    "mend_nvml_flaps": "that NVML failed after a repair is not remembered by the next agent: the same cause again",
 }
 """What a story says must be, and is not yet."""
 
 
-def every_story(*broken: str) -> pytest.MarkDecorator:
+def every_story(*broken: str, but: Iterable[str] = ()) -> pytest.MarkDecorator:
     """Each story, by name; the `broken` ones are known to fail."""
-    names = sorted(path.stem for path in FOLDER.glob("*.txt"))
+    names = sorted({path.stem for path in FOLDER.glob("*.txt")} - set(but))
     marks = {n: [pytest.mark.xfail(reason=KNOWN[n], strict=True)] for n in names if n in broken and not REWRITE}
     return pytest.mark.parametrize("name", [pytest.param(n, marks=marks.get(n, [])) for n in names])
 
 
+OTHERWISE = ("mend_budget", "mend_cri_stuck")
+"""Long stories whose end depends on when each repair was made, which lost signals and deaths change."""
 REST_S = 400.0
 """After its last command a story is left alone so long, before its end is compared: a backed-off probe, two
 heartbeats, and the slowest count of three probes."""
@@ -46,7 +49,7 @@ LATE_S = QUIET_S + 65.0
 """What lost signals may cost in all: answers that are given again on a quiet node, two heartbeats, a probe or two."""
 
 
-@every_story(*KNOWN)
+@every_story("daemon_reload_slow_probes")
 def test_story(name: str) -> None:
     path = FOLDER / f"{name}.txt"
     text = path.read_text()
@@ -63,7 +66,7 @@ def end_of(name: str, make: Callable[..., Machine] = Machine) -> Machine:
     return play.rest(REST_S)
 
 
-@every_story()
+@every_story(but=OTHERWISE)
 def test_lost_signals_cost_seconds_never_truth(name: str) -> None:
     calm = end_of(name)
     for lost in SIGNALS:
@@ -84,18 +87,27 @@ def compare(machine: Machine, calm: Machine, otherwise: str) -> None:
 
 
 def moments(acted: list[Action]) -> list[int]:
-    """After which actions the agent is killed: every one, but of a long row of probes only some."""
+    """After which actions the agent is killed: every one, but of a long row only some."""
     chosen, row = [], 0
     for number, action in enumerate(acted, start=1):
         row = row + 1 if isinstance(action, (StartProbe, DropProbe)) else 0
-        if row <= 8 or row % 25 == 0:
+        if row <= 2 or row % 25 == 0:
             chosen.append(number)
     return chosen
 
 
-@every_story()
+@every_story("mend_nvml_flaps", but=OTHERWISE)
 def test_an_agent_killed_after_any_action_ends_in_the_same_place(name: str) -> None:
     calm = end_of(name)
     for number in moments(calm.acted):
         killed = end_of(name, partial(Machine, dies_after=number))
         assert killed.outcome() == calm.outcome(), f"killed after action {number}: {calm.acted[number - 1]}"
+
+
+@every_story("mend_nvml_flaps", but=OTHERWISE)
+def test_an_agent_killed_within_any_repair_ends_in_the_same_place(name: str) -> None:
+    calm = end_of(name)
+    for number, moment in enumerate(calm.moments):
+        nth = calm.moments[:number + 1].count(moment)
+        killed = end_of(name, partial(Machine, dies_in=(moment, nth)))
+        assert killed.outcome() == calm.outcome(), f"killed after {moment} of repair {nth}"
