@@ -49,6 +49,7 @@ NONE_LISTED: dict[str, Any] = {"allocatable": seen(())}
 DISRUPTIVE = (Rebuild, SendHup, RestartUnit)
 PLUGIN_UNIT = "nvidia-device-plugin.service"
 NO_LIBRARY = b"2021/06/27 10:12:47 Failed to initialize NVML: could not load NVML library.\n"
+TAKEN_OUT = b"2021/06/27 10:12:47 XidCriticalError: Xid=79 on Device=GPU-x; marking device as unhealthy.\n"
 CAUSE = "PluginInitFailed kube-system/nvidia-device-plugin-node/nvidia-device-plugin-ctr kubelet "
 """Of a plugin whose NVML failed, under a kubelet without an invocation."""
 BROKEN: dict[str, Any] = {**NONE_LISTED, "plugins": (sight(FAILED_LOG),)}
@@ -100,6 +101,13 @@ DECISIONS: list[tuple[str, dict[str, Any], dict[str, Any], type | None, str]] = 
      "PartlyRegistered"),
     ("all listed", {"plugins": (sight(FAILED_LOG),)}, {}, None, ""),
     ("no library", {**NONE_LISTED, "plugins": (sight(NO_LIBRARY),)}, {}, None, "PluginLacksLibrary"),
+    ("the only GPUs were taken out after an Xid", {**NONE_LISTED, "plugins": (sight(TAKEN_OUT),)}, {}, None,
+     "PluginSawUnhealthy"),
+    ("a GPU was taken out after an Xid, opted in", {
+        "plugins": (sight(TAKEN_OUT),), "allocatable": seen((Devices("nvidia.com/gpu", UUIDS[:1]),))},
+     {"repair_partial": True}, None, "PluginSawUnhealthy"),
+    ("its status cannot be read", {**NONE_LISTED, "plugins": (replace(sight(FAILED_LOG), detail=TIMED_OUT),)}, {},
+     None, ""),
     ("two plugins", {**NONE_LISTED, "plugins": (sight(FAILED_LOG), sight(FAILED_LOG, of=container("c2")))}, {}, None,
      "TwoPlugins"),
     ("no plugin", {**NONE_LISTED, "plugins": ()}, {}, None, ""),
