@@ -79,7 +79,7 @@ def started(ago_s: float) -> Any:
     return container(created_at=OFFSET + NOW - ago_s)
 
 
-def kubelet(since: float = 50.0, **changes: Any) -> Any:
+def kubelet(since: float | None = 50.0, **changes: Any) -> Any:
     return replace(unit("kubelet.service", since=since), **changes)
 
 
@@ -172,6 +172,17 @@ def test_what_two_looks_decide(changes: dict[str, Any], settings: dict[str, Any]
     if found:
         assert done.mend.acting == found.cause
         assert done.mend.settle_by > NOW
+
+
+@pytest.mark.parametrize(("changes", "may"), [
+    ({}, True), ({"units": seen((kubelet(None),))}, True), ({"units": seen((kubelet(active="reloading"),))}, True),
+    ({"units": seen((kubelet(NOW),))}, True), ({"units": seen((kubelet(NOW + 0.1),))}, False),
+    ({"units": seen((kubelet(active="activating"),))}, False), ({"units": DENIED}, False),
+    ({"allocatable": TIMED_OUT}, False), ({"allocatable": MISSING}, False),
+])
+def test_the_kubelet_itself_must_have_answered_in_this_look(changes: dict[str, Any], may: bool) -> None:
+    view = diagnosed(**changes).mending
+    assert view is not None and view.may_act is may
 
 
 def test_an_action_says_what_it_is_about() -> None:
