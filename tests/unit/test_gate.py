@@ -443,15 +443,15 @@ def test_processes_overlap_while_settling_and_nothing_is_held_once_open() -> Non
 
 @pytest.mark.parametrize(("ids", "age", "asks"), [
     (UUIDS[:1], 29.0, False), (UUIDS[:1], 30.0, True), (UUIDS, 30.0, False), ((), 30.0, False)])
-@pytest.mark.parametrize("stable_since", [NOW - 10, NOW - 400], ids=["open", "held by the mender"])
-def test_where_some_are_listed_nvml_is_asked_more_often(ids: Any, age: float, asks: bool, stable_since: float) -> None:
+@pytest.mark.parametrize("since", [NOW - 10, NOW - 400], ids=["open", "held by the mender"])
+def test_where_some_are_listed_nvml_is_asked_more_often(ids: Any, age: float, asks: bool, since: float) -> None:
     """A GPU may be lost."""
     partly = {**REGISTERED, "probe": probed(number=3), "allocatable": seen((Devices("nvidia.com/gpu", ids),))}
-    before = opened(validated_at=NOW - age, probe_after=NOW + 500, open_since=stable_since)
+    before = opened(validated_at=NOW - age, probe_after=NOW + 500, open_since=since)
     done = step(before, diagnosed(**partly), NOW, DEFAULTS)
     assert (StartProbe in kinds(done.actions)) is asks
     if len(ids) == 1:
-        assert done.gate.phase is (Phase.OPEN if stable_since == NOW - 10 else Phase.HELD)
+        assert done.gate.phase is (Phase.OPEN if since == NOW - 10 else Phase.HELD)
 
 
 def test_what_was_learned_is_never_lowered() -> None:
