@@ -70,7 +70,7 @@ class Daemon:
         settings = config.settings
         self.probes = Probes(self.wakes.wake, settings.probe_timeout_s, settings.driver_root)
         self.host = LiveHost(self.sources.bus, self.probes)
-        self.mender = Mender(self.host, self.sources.bus, self.wakes.wake)
+        self.mender = Mender(self.host, self.sources.bus, self._repair_ended)
         self.hands = Hands(self.host, self.probes, self.mender)
         self.http = Http(self)
         self.systemd = Notify()
@@ -125,6 +125,10 @@ class Daemon:
         self._rewatch = True
         self.wakes.wake("reload")
         self.systemd.ready()
+
+    def _repair_ended(self, said: str) -> None:
+        log.info("%s", said)
+        self.wakes.wake("repair ended")
 
     async def _cycles(self) -> None:
         await self.wakes.wait(CONNECT_S)

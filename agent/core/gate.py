@@ -279,7 +279,8 @@ def _probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
     if gate.mend.acting and gate.validated_at is not None:  # is NVML well while the plugin starts afresh?
         return min(gate.probe_after, gate.validated_at + DOUBT_S)
     registered = diagnosis.registered
-    if gate.phase is Phase.OPEN and registered and registered.reason == "PartlyRegistered" and gate.validated_at:
+    partly = registered is not None and registered.reason == "PartlyRegistered"
+    if gate.phase in (Phase.OPEN, Phase.HELD) and partly and gate.validated_at:
         return min(gate.probe_after, gate.validated_at + settings.heartbeat_s)  # a GPU may be lost
     return gate.probe_after
 

@@ -92,7 +92,7 @@ class RestartUnit:
 
     @property
     def sentence(self) -> str:
-        return f"restarted {self.unit}: {self.because}"
+        return f"restarting {self.unit}: {self.because}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class SendHup:
 
     @property
     def sentence(self) -> str:
-        return f"sent SIGHUP to container {self.container_id[:12]}, pid {self.pid}: {self.because}"
+        return f"sending SIGHUP to container {self.container_id[:12]}, pid {self.pid}: {self.because}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Rebuild:
 
     @property
     def sentence(self) -> str:
-        return f"stopped and removed container {self.container_id[:12]}: {self.because}"
+        return f"stopping and removing container {self.container_id[:12]}: {self.because}"
 
 
 @dataclass(frozen=True, slots=True)

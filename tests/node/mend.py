@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,15 @@ from remains import poll
 INSTALLED = "/opt/gpu-gate-sim/manifests/nvidia-device-plugin.yaml"
 LEDGER = "/var/lib/gpu-gate/ledger.jsonl"
 EVIDENCE = "/var/lib/gpu-gate/evidence"
-QUICK = "[Gate]\nStableIntervalSec=0.2s\n[Plugin]\nRegisterWithinSec=1s\nVerifyWithinSec=5s\n"
+QUICK = """[Gate]
+StableIntervalSec=0.2s
+[Agent]
+HeartbeatSec=1s
+[Plugin]
+RegisterWithinSec=1s
+VerifyWithinSec=5s
+"""
+"""Stories whose length is not the point; more of [Plugin] may follow."""
 NO_LIBRARY = "".join(
     f"        - {{name: nothing, mountPath: {lib}/x86_64-linux-gnu/libnvidia-ml.so.1}}\n"
     for lib in ("/lib", "/usr/lib"))
@@ -47,20 +55,36 @@ def running(node: Node) -> list[dict[str, Any]]:
     return [row for row in gate.plugins(node) if row["state"] == "RUNNING"]
 
 
+def wait_running(node: Node, wanted: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+    """The plugins that run, once they are as wanted. simcri is Python: asked too often, it starves the node."""
+    found: list[dict[str, Any]] = []
+
+    def settled() -> bool:
+        found[:] = running(node)
+        return wanted(found)
+
+    assert poll(settled, 40, 0.4), f"in vain: {gate.plugins(node)}"
+    return found
+
+
 def plugin(node: Node) -> dict[str, Any]:
     """The plugin's one container that runs."""
-    gate.until(lambda: len(running(node)) == 1, lambda: f"one plugin, but {gate.plugins(node)}")
-    return running(node)[0]
+    return wait_running(node, lambda rows: len(rows) == 1)[0]
+
+
+def log_path(node: Node, container_id: str) -> str:
+    config = json.loads(node.run(["simcri", "inspect", container_id]).stdout)["info"]["config"]
+    return f"/var/log/pods/*_{config['labels']['io.kubernetes.pod.uid']}/{config['log_path']}"
 
 
 def log(node: Node, container_id: str) -> str:
-    config = json.loads(node.run(["simcri", "inspect", container_id]).stdout)["info"]["config"]
-    path = f"/var/log/pods/*_{config['labels']['io.kubernetes.pod.uid']}/{config['log_path']}"
-    return node.run(f"cat {path}", check=False).stdout
+    return node.run(f"cat {log_path(node, container_id)}", check=False).stdout
 
 
 def says(node: Node, container_id: str, words: str) -> None:
-    gate.until(lambda: words in log(node, container_id), lambda: log(node, container_id))
+    """Until its log says so."""
+    path = log_path(node, container_id)
+    gate.until(lambda: words in node.run(f"cat {path}", check=False).stdout, lambda: log(node, container_id))
 
 
 def replace_plugin(node: Node, text: str = "") -> dict[str, Any]:
@@ -70,13 +94,7 @@ def replace_plugin(node: Node, text: str = "") -> dict[str, Any]:
         node.put(gate.MANIFEST, text)
     else:
         node.run("".join(f"simcri stop -t 10 {row['id']}; simcri rm {row['id']}\n" for row in running(node)))
-
-    def replaced() -> bool:
-        now = running(node)
-        return len(now) == 1 and now[0]["id"] not in old
-
-    gate.until(replaced, lambda: gate.plugins(node), 30)
-    return plugin(node)
+    return wait_running(node, lambda rows: len(rows) == 1 and rows[0]["id"] not in old)[0]
 
 
 def gave_up(node: Node, text: str = "") -> dict[str, Any]:

@@ -39,7 +39,10 @@ def test_the_incident(make_node, suite: str, deb) -> None:
     assert action["cause"].startswith("PluginInitFailed kube-system/nvidia-device-plugin-gpu-node/")
     said = gate.said(node)
     assert "Failed to initialize NVML: nvml: Unknown Error." in said, "it names the broken link"
-    assert said.index("stopped and removed container") < said.index("the kubelet lists every GPU")
+    order = [said.index(part) for part in (
+        f"stopping and removing container {broken['id'][:12]}", f"container {broken['id'][:12]} removed",
+        "outcome of action 1: the kubelet lists every GPU")]
+    assert order == sorted(order)
     tells_the_evidence(node, action, broken["id"])
 
 

@@ -160,7 +160,7 @@ def test_killed_between_stop_and_remove(node: Node) -> None:
     mend.with_agent(node)
     gate.wait_ready(node)
     node.systemctl("restart", "kubelet.service")
-    gate.until(lambda: "shutting down" in mend.log(node, before["id"]), lambda: gate.gate(node))
+    mend.says(node, before["id"], "shutting down")
     mend.kill_agent(node)
     assert mend.plugin(node)["id"] == before["id"] and len(mend.actions(node)) == 1
     mend.ends_well(node, ["rebuild"])

@@ -94,7 +94,7 @@ def test_the_overlap(node: Node) -> None:
     """An old instance outlives the new one's registration, and its exit takes that away: running, "Registered", and
     nothing allocatable for good."""
     node.run(f"mv {gate.MANIFEST} /root/plugin.yaml")
-    gate.until(lambda: not gate.plugins(node), lambda: gate.plugins(node), 30)
+    mend.wait_running(node, lambda rows: not rows)
     with node.spawn(["/opt/gpu-gate-sim/plugin.py"], env={"SOCKET_DIR": gate.SOCKETS}):
         gate.until(lambda: gate.allocatable(node) == 8, lambda: gate.kubelet_state(node))
         node.put(gate.MANIFEST, mend.manifest(node, OLD="1"))
@@ -124,8 +124,7 @@ def test_nobody_but_a_person_chooses_between_two(node: Node) -> None:
     second = node.read(gate.MANIFEST).replace("  name: nvidia-device-plugin\n", "  name: second\n")
     node.put("/etc/kubernetes/manifests/second.yaml", second)
     try:
-        gate.until(lambda: len(mend.running(node)) == 2, lambda: gate.plugins(node), 30)
-        for row in mend.running(node):
+        for row in mend.wait_running(node, lambda rows: len(rows) == 2):
             mend.says(node, row["id"], "only deploy this plugin on GPU nodes")
         node.run("simgpu nvml ok")
         mend.with_agent(node)
@@ -135,7 +134,7 @@ def test_nobody_but_a_person_chooses_between_two(node: Node) -> None:
         assert mend.actions(node) == [] and len(mend.running(node)) == 2
     finally:
         node.run("rm /etc/kubernetes/manifests/second.yaml")
-        gate.until(lambda: len(mend.running(node)) == 1, lambda: gate.plugins(node), 30)
+        mend.plugin(node)
 
 
 def test_some_are_listed(node: Node) -> None:
@@ -173,7 +172,7 @@ def test_report_only(node: Node) -> None:
 
 def test_pause_stops_it_and_resume_does_not_forget(node: Node) -> None:
     mend.well(node, OLD="1")
-    mend.with_agent(node, "[Agent]\nHeartbeatSec=1s\n")
+    mend.with_agent(node)
     gate.wait_ready(node)
     node.run("gpu-gate pause")
     broken = mend.gave_up(node)
@@ -191,7 +190,7 @@ def test_a_plugin_that_is_a_unit(node: Node) -> None:
     node.run(f"rm {gate.MANIFEST}; simgpu nvml reset init=999; systemctl daemon-reload; systemctl start {UNIT}")
     try:
         gate.until(lambda: "No devices found" in node.journal("-u", UNIT), lambda: node.journal("-u", UNIT))
-        gate.until(lambda: not gate.plugins(node), lambda: gate.plugins(node), 30)
+        mend.wait_running(node, lambda rows: not rows)
         node.run("simgpu nvml ok")
         before = node.show(UNIT, "InvocationID")
         mend.with_agent(node, f"Unit={UNIT}\n")

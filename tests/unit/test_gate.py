@@ -13,7 +13,7 @@ from agent.core.gate import MAX_BACKOFF_S, Gate, Phase, step
 from agent.model.finding import Diagnosis, Finding, Heals, Scope, Verdict
 from agent.model.mark import Mark
 from agent.model.plan import DropProbe, Learn, MakeNodes, Release, StartProbe
-from agent.model.scene import Manager, ProbeEnd, ProbeState, Remains
+from agent.model.scene import Devices, Manager, ProbeEnd, ProbeState, Remains
 from agent.model.settings import Settings
 
 from .scenes import (
@@ -27,6 +27,7 @@ from .scenes import (
     NODES,
     NOW,
     OFFSET,
+    UUIDS,
     container,
     diagnosed,
     entry,
@@ -260,6 +261,9 @@ READINESS: list[tuple[str, Gate, dict[str, Any], bool, str]] = [
      {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1))}, True, "2"),
     ("reloaded, no verdict since", opened(validated_at=NOW - 20),
      {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 16))}, False, "no verdict for 16 s"),
+    ("reloaded while paused", opened(**LISTED),
+     {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1)), "paused": seen(Mark("", 0.0))}, False,
+     "paused: not validated"),
     ("no GPU", gate(), {"pci": seen(()), "units": seen(())}, True, "no NVIDIA GPU"),
     ("only a nouveau GPU", gate(), {"pci": seen((function(BUSES[0], "nouveau"),)), "units": seen(())}, False,
      "nouveau"),
@@ -435,6 +439,19 @@ def test_processes_overlap_while_settling_and_nothing_is_held_once_open() -> Non
     assert StartProbe(overlap=True) in first.actions
     later = step(opened(probe_after=NOW), boot(probe=probed(number=3)), NOW, DEFAULTS)
     assert StartProbe(overlap=False) in later.actions
+
+
+@pytest.mark.parametrize(("ids", "age", "asks"), [
+    (UUIDS[:1], 29.0, False), (UUIDS[:1], 30.0, True), (UUIDS, 30.0, False), ((), 30.0, False)])
+@pytest.mark.parametrize("since", [NOW - 10, NOW - 400], ids=["open", "held by the mender"])
+def test_where_some_are_listed_nvml_is_asked_more_often(ids: Any, age: float, asks: bool, since: float) -> None:
+    """A GPU may be lost."""
+    partly = {**REGISTERED, "probe": probed(number=3), "allocatable": seen((Devices("nvidia.com/gpu", ids),))}
+    before = opened(validated_at=NOW - age, probe_after=NOW + 500, open_since=since)
+    done = step(before, diagnosed(**partly), NOW, DEFAULTS)
+    assert (StartProbe in kinds(done.actions)) is asks
+    if len(ids) == 1:
+        assert done.gate.phase is (Phase.OPEN if since == NOW - 10 else Phase.HELD)
 
 
 def test_what_was_learned_is_never_lowered() -> None:

@@ -49,6 +49,7 @@ NONE_LISTED: dict[str, Any] = {"allocatable": seen(())}
 DISRUPTIVE = (Rebuild, SendHup, RestartUnit)
 PLUGIN_UNIT = "nvidia-device-plugin.service"
 NO_LIBRARY = b"2021/06/27 10:12:47 Failed to initialize NVML: could not load NVML library.\n"
+TAKEN_OUT = b"2021/06/27 10:12:47 XidCriticalError: Xid=79 on Device=GPU-x; marking device as unhealthy.\n"
 CAUSE = "PluginInitFailed kube-system/nvidia-device-plugin-node/nvidia-device-plugin-ctr kubelet "
 """Of a plugin whose NVML failed, under a kubelet without an invocation."""
 BROKEN: dict[str, Any] = {**NONE_LISTED, "plugins": (sight(FAILED_LOG),)}
@@ -78,7 +79,7 @@ def started(ago_s: float) -> Any:
     return container(created_at=OFFSET + NOW - ago_s)
 
 
-def kubelet(since: float = 50.0, **changes: Any) -> Any:
+def kubelet(since: float | None = 50.0, **changes: Any) -> Any:
     return replace(unit("kubelet.service", since=since), **changes)
 
 
@@ -100,6 +101,13 @@ DECISIONS: list[tuple[str, dict[str, Any], dict[str, Any], type | None, str]] = 
      "PartlyRegistered"),
     ("all listed", {"plugins": (sight(FAILED_LOG),)}, {}, None, ""),
     ("no library", {**NONE_LISTED, "plugins": (sight(NO_LIBRARY),)}, {}, None, "PluginLacksLibrary"),
+    ("the only GPUs were taken out after an Xid", {**NONE_LISTED, "plugins": (sight(TAKEN_OUT),)}, {}, None,
+     "PluginSawUnhealthy"),
+    ("a GPU was taken out after an Xid, opted in", {
+        "plugins": (sight(TAKEN_OUT),), "allocatable": seen((Devices("nvidia.com/gpu", UUIDS[:1]),))},
+     {"repair_partial": True}, None, "PluginSawUnhealthy"),
+    ("its status cannot be read", {**NONE_LISTED, "plugins": (replace(sight(FAILED_LOG), detail=TIMED_OUT),)}, {},
+     None, ""),
     ("two plugins", {**NONE_LISTED, "plugins": (sight(FAILED_LOG), sight(FAILED_LOG, of=container("c2")))}, {}, None,
      "TwoPlugins"),
     ("no plugin", {**NONE_LISTED, "plugins": ()}, {}, None, ""),
@@ -164,6 +172,17 @@ def test_what_two_looks_decide(changes: dict[str, Any], settings: dict[str, Any]
     if found:
         assert done.mend.acting == found.cause
         assert done.mend.settle_by > NOW
+
+
+@pytest.mark.parametrize(("changes", "may"), [
+    ({}, True), ({"units": seen((kubelet(None),))}, True), ({"units": seen((kubelet(active="reloading"),))}, True),
+    ({"units": seen((kubelet(NOW),))}, True), ({"units": seen((kubelet(NOW + 0.1),))}, False),
+    ({"units": seen((kubelet(active="activating"),))}, False), ({"units": DENIED}, False),
+    ({"allocatable": TIMED_OUT}, False), ({"allocatable": MISSING}, False),
+])
+def test_the_kubelet_itself_must_have_answered_in_this_look(changes: dict[str, Any], may: bool) -> None:
+    view = diagnosed(**changes).mending
+    assert view is not None and view.may_act is may
 
 
 def test_an_action_says_what_it_is_about() -> None:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from agent.model.plan import Learn, LinkDevChar, LoadModule, MakeNodes, Release
+from agent.model.plan import (
+    Learn,
+    LinkDevChar,
+    LoadModule,
+    MakeNodes,
+    NoteOutcome,
+    Rebuild,
+    Release,
+    RestartUnit,
+    SendHup,
+)
 
 
 @pytest.mark.parametrize(("action", "names"), [
@@ -14,6 +26,11 @@ from agent.model.plan import Learn, LinkDevChar, LoadModule, MakeNodes, Release
     (MakeNodes((), uvm=True), "nvidia-uvm"),
     (LoadModule(), "Load=auto"),
     (Learn(("0000:07:00.0",)), "0000:07:00.0"),
+    (RestartUnit(1, "dp.service", "beef", "a cause", "it said so"), "restarting dp.service: it said so"),
+    (SendHup(1, "0123456789abcdef", 4711, "a cause", "it said so"), "container 0123456789ab, pid 4711: it said so"),
+    (Rebuild(1, "0123456789abcdef", "a cause", "it said so"), "removing container 0123456789ab: it said so"),
+    (NoteOutcome(7, "not cured", "/e/7"), "action 7: not cured"),
 ])
-def test_sentence(action: Release | LinkDevChar | MakeNodes | LoadModule | Learn, names: str) -> None:
+def test_sentence(action: Any, names: str) -> None:
+    """What takes long is told when it begins: its end has a sentence of its own."""
     assert names in action.sentence

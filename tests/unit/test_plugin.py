@@ -12,6 +12,7 @@ from agent.core import plugin
 from agent.core.rules.plugin import fault
 from agent.model.fault import Cure
 from agent.model.finding import Heals, Verdict
+from agent.model.reading import Refusal, Why
 from agent.model.runtime import Container, ContainerState, PluginSight, Runtime
 from agent.model.scene import Devices
 from agent.model.settings import Settings
@@ -226,6 +227,9 @@ UNKNOWN_ERROR = "Failed to initialize NVML: Unknown Error."
 NONE_FOUND = log("Loading NVML", "No devices found. Waiting indefinitely.")
 ASKING = log("Loading NVML", "Retreiving plugins.")
 NO_LIBRARY = log("Failed to initialize NVML: could not load NVML library.")
+UNHEALTHY = log("Registered device plugin with Kubelet",
+                "XidCriticalError: Xid=79 on Device=GPU-x; marking device as unhealthy.")
+NOT_READ = Refusal(Why.NOT_ASKED)
 SERVING = log("Starting to serve 'nvidia.com/gpu' on /x.sock")
 # what it is, the sight, reason, cure, does SIGHUP answer
 FAULTS: list[tuple[str, PluginSight, str, Cure, bool]] = [
@@ -249,6 +253,13 @@ FAULTS: list[tuple[str, PluginSight, str, Cure, bool]] = [
      False),
     ("no library", sight(NO_LIBRARY, True, image=NEW), "PluginLacksLibrary", Cure.PERSON, False),
     ("asking", sight(ASKING), "PluginAsking", Cure.TIME, False),
+    ("asking, access verified, new: one that hangs in NVML hears no signal", sight(ASKING, True, image=NEW),
+     "PluginAsking", Cure.TIME, False),
+    ("took a GPU out", sight(UNHEALTHY, True, image=NEW), "PluginSawUnhealthy", Cure.PERSON, False),
+    ("took a GPU out, and lost its access since", sight(UNHEALTHY, False), "PluginAccessDenied", Cure.FRESH_START,
+     False),
+    ("its status cannot be read", replace(sight(FAILED_LOG), detail=TIMED_OUT, log=NOT_READ, access=NOT_READ),
+     "PluginUnread", Cure.WAIT, False),
     ("registered, and forgotten", sight(WELL_LOG), "PluginForgotten", Cure.TIME, False),
     ("forgotten, access verified, new", sight(WELL_LOG, True, image=NEW), "PluginForgotten", Cure.TIME, True),
     ("serving", sight(SERVING), "PluginSilent", Cure.TIME, False),
@@ -288,7 +299,7 @@ def test_a_gpu_taken_out_after_an_xid_is_nobodys_fresh_start() -> None:
 def test_every_reason_word_of_a_container_is_tried() -> None:
     assert {row[2] for row in FAULTS} == {
         "PluginInitFailed", "PluginSawNoGpu", "PluginAccessDenied", "PluginLacksLibrary", "PluginAsking",
-        "PluginForgotten", "PluginSilent", "PluginNeverStarted", "PluginExited"}
+        "PluginForgotten", "PluginSilent", "PluginNeverStarted", "PluginExited", "PluginSawUnhealthy", "PluginUnread"}
 
 
 @pytest.mark.parametrize(("changes", "short"), [

@@ -59,6 +59,9 @@ MARKS: list[tuple[str, PluginSays, str]] = [
     ("Could not register device plugin: rpc error: code = Unavailable", PluginSays.NOT_REGISTERED, ""),
     ("Registered device plugin for 'nvidia.com/gpu' with Kubelet", REGISTERED, ""),
     ("Registered device plugin with Kubelet", REGISTERED, ""),  # v0.6 and earlier
+    ("XidCriticalError: Xid=79 on Device=GPU-x; marking device as unhealthy.", PluginSays.UNHEALTHY, ""),
+    ("'nvidia.com/gpu' device marked unhealthy: GPU-x", PluginSays.UNHEALTHY, ""),
+    ("Error waiting for event: x; Marking all devices as unhealthy", PluginSays.UNHEALTHY, ""),
     ('Received signal "terminated", shutting down.', STOPPED, ""),
     ("Stopping plugins.", STOPPED, ""),
 ]
@@ -95,6 +98,9 @@ def test_other_lines_say_nothing_and_change_nothing(line: str) -> None:
       "No devices found. Waiting indefinitely."), NO_DEVICES, ""),  # and not the failure before
     (("Registered device plugin with Kubelet", "Stopping plugins.", "Starting Plugins.", "Retrieving plugins."),
      ASKING, ""),  # SIGHUP to one whose NVML hangs since
+    (("Registered device plugin with Kubelet", "'x' device marked unhealthy: GPU-x"), PluginSays.UNHEALTHY, ""),
+    (("'x' device marked unhealthy: GPU-x", "Stopping plugins.", "Registered device plugin with Kubelet"),
+     REGISTERED, ""),
     (("Failed to initialize NVML: Unknown Error.", "Stopping plugins.", "Retrieving plugins.",
       "Registered device plugin with Kubelet"), REGISTERED, ""),
 ])
