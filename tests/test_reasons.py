@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NO_REASONS = {  # conditions, which docs/terms.md explains
     "GpusOnPci", "GpusBound", "DriverLoaded", "DeviceNodes", "DevCharLinks", "UvmLoaded", "PersistenceActive",
-    "FabricManagerActive", "NvmlComplete", "AsBefore", "KubeletActive", "PluginSocket", "PluginRegistered", "PluginWell", "Checkpoint",
+    "FabricManagerActive", "NvmlComplete", "AsBefore", "KubeletActive", "PluginSocket", "PluginRegistered",
+    "PluginWell", "Checkpoint",
 }  # fmt: skip
 
 
