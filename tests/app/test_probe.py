@@ -263,10 +263,11 @@ def test_a_hang_ends_at_its_deadline(env: Driver, fault: str) -> None:
         assert "probe hung, pid " in state.last.detail and "state S" in state.last.detail
         assert state.remains is None, "a process that takes signals leaves no remains"
         env.says()
+        probes.timeout_s = ENDS_WITHIN_S  # on a busy machine Python alone may take the first deadline
         state = await one_probe(probes)
         assert state.last is not None and (state.last.end, state.last.number) == (ProbeEnd.ANSWERED, 2)
 
-    assert run_probes(story, timeout_s=1.0, root=str(env.root)) == ["probe 1 hung", "probe 2 answered"]
+    assert run_probes(story, timeout_s=3.0, root=str(env.root)) == ["probe 1 hung", "probe 2 answered"]
 
 
 def test_processes_overlap_and_the_last_one_lets_go(env: Driver) -> None:
