@@ -59,9 +59,11 @@ class LiveHost:
         self._allocatable: Seen[tuple[Devices, ...]] | None = None
         self._units: tuple[tuple[str, ...], Seen[tuple[Unit, ...]]] | None = None
         self._manager: Seen[Manager] | None = None
+        self._runtimes: dict[str, Seen[Runtime]] = {}
+        self._containers: dict[str, Seen[ContainerDetail]] = {}
         self.reuse_s = 0.0
-        """How old an answer of systemd or the kubelet may be to be given again: more than 0 only where nothing woke
-        us but the timer. Each of them would have woken us; every gRPC call costs 30 wake-ups."""
+        """How old an answer of systemd, kubelet or runtime may be to be given again: more than 0 only where nothing
+        woke us but the timer. Each of them would have woken us; every gRPC call costs 30 wake-ups."""
         self.sources: list[object] = []
         "signal sources; each has a `problem`"
 
@@ -175,20 +177,31 @@ class LiveHost:
             os.close(fd)
 
     async def runtime(self, socket: str) -> Reading[Runtime]:
+        known = self._runtimes.get(socket)
+        if known is not None and self._is_fresh(known.at):
+            return known
+        self._runtimes.clear()
         asked_at = boottime()
         path = str(self._path(socket))
         try:
             os.stat(path)
-            return Seen(await cri.runtime(path, CRI_WITHIN_S), asked_at)
+            self._runtimes[socket] = Seen(await cri.runtime(path, CRI_WITHIN_S), asked_at)
+            return self._runtimes[socket]
         except OSError as exc:
             return _refusal(exc)
         except RpcError as exc:
             return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
 
     async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
+        known = self._containers.get(container_id)
+        if known is not None and self._is_fresh(known.at):
+            return known
+        self._containers.clear()
         asked_at = boottime()
         try:
-            return Seen(await cri.container(str(self._path(socket)), container_id, CRI_WITHIN_S), asked_at)
+            found = Seen(await cri.container(str(self._path(socket)), container_id, CRI_WITHIN_S), asked_at)
+            self._containers[container_id] = found
+            return found
         except RpcError as exc:
             return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
 
