@@ -16,11 +16,10 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from ..core.paths import RUN
+from .ask import SOCKET
 
 log = logging.getLogger(__name__)
 
-SOCKET = f"{RUN}/agent.sock"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -295,5 +295,5 @@ def _wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -
         instants.append(diagnosis.disturbed_at + _stands_for_s(diagnosis, settings) + 0.01)
     if gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.HELD) and not gate.ready and gate.good:
         # The kubelet sends no signal when a plugin registers.
-        instants.append(now + (0.6 if 0 < gate.listed < AGREE else 2.0))
+        instants.append(now + (mending.AGAIN_S if 0 < gate.listed < AGREE else 2.0))
     return max(now, min(i for i in instants if i > now or i == instants[0]))
