@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from .. import __version__
 from ..core.gate import step
-from ..core.look import look, watched_folders, watched_units
+from ..core.look import look
+from ..core.look.watched import watched_folders, watched_units
 from ..core.mend import refuse
 from ..core.phases import Gate, Phase, Step
 from ..core.rules import diagnose
 from ..model.errors import HandFailed
-from ..model.finding import Diagnosis
 from ..model.plan import Action, DropProbe, Rebuild, Release, RestartUnit, SendHup, StartProbe
-from ..model.scene import Scene
 from ..model.settings import Settings
-from ..node.codec import encode
 from ..node.hands import Hands
 from ..node.live import LiveHost
 from ..node.mender import Mender
@@ -30,7 +27,9 @@ from ..node.wake import Sources, Wakes
 from ..wire.sd import Notify
 from . import config as configuration
 from .http import Http
-from .log import GATE_CLOSED, GATE_HELD, GATE_OPENED, KUBELET_RELEASED, PROBE_HUNG, facts
+from .log import facts
+from .status import Snapshot, status
+from .tell import tell, tell_troubles
 
 log = logging.getLogger(__name__)
 
@@ -44,20 +43,6 @@ CONNECT_S = 0.5
 """The first look waits so long for systemd's answer to be had."""
 HAND_RETRY_S = 60.0
 RELEASE_RETRY_S = 2.0
-STATUS_VERSION = 1
-
-
-@dataclass
-class Snapshot:
-    """What the faces answer from: the last cycle, in memory."""
-
-    gate: Gate
-    diagnosis: Diagnosis | None = None
-    scene: Scene | None = None
-    cycles: int = 0
-    cycle_ended_at: float = 0.0
-    cycle_took_s: float = 0.0
-    wakes: dict[str, int] = field(default_factory=dict)
 
 
 class Daemon:
@@ -79,7 +64,6 @@ class Daemon:
         self._wake_at = 0.0
         self._hand_failed: dict[Action, float] = {}
         self._acted: set[Action] = set()
-        self._troubles: tuple[str, ...] = ()
         self._rewatch = False
         self._stop = asyncio.Event()
 
@@ -163,12 +147,14 @@ class Daemon:
             recorder = None
             if diagnosis is not None:  # the deadline counts on; nothing else may be begun on an old look
                 diagnosis = replace(diagnosis, probe_busy=True, additive=(), mending=None)
+        if scene is not None:
+            tell_troubles(self.seen.scene.trouble if self.seen.scene else (), scene.trouble)
         now = boottime()
         if diagnosis is None:
             self._wake_at = now + self.settings.stable_interval_s
         else:
             decided = step(self.seen.gate, diagnosis, now, self.settings)
-            self._tell(self.seen.gate, decided, reasons, diagnosis)
+            tell(self.seen, decided, reasons, diagnosis)
             self._wake_at = decided.wake_at
             tape = recorder.tape if recorder else None
             if await self._act(decided, tape, scene.runtime_socket if scene else ""):
@@ -219,32 +205,6 @@ class Daemon:
         self.systemd.status(f"{gate.phase.value}{', ready' if gate.ready else ''}: {gate.why}")
         self.systemd.watchdog()
 
-    def _tell(self, before: Gate, decided: Step, reasons: dict[str, int], diagnosis: Diagnosis) -> None:
-        """One line per cycle that changed something."""
-        gate = decided.gate
-        wake = ", ".join(reasons)
-        values: dict[str, Any] = {
-            "phase": gate.phase.value, "reason": gate.reason, "released": "yes" if gate.released else "no",
-            "ready": "yes" if gate.ready else "no", "wake": wake}
-        if gate.released and not before.released:
-            log.info("kubelet released: %s", gate.released, extra=facts(KUBELET_RELEASED, **values))
-        same = (before.phase, before.reason, before.ready) == (gate.phase, gate.reason, gate.ready)
-        if same and before.why != gate.why and diagnosis.report and before.counted != gate.counted:
-            log.debug("probe %d: %s", gate.counted, gate.why, extra=facts(**values))
-        elif not same:
-            readiness = "ready" if gate.ready else "not ready"
-            if not gate.ready and gate.ready_why != gate.why:
-                readiness += f": {gate.ready_why}"
-            text = f"{gate.phase.value}: {gate.why}"
-            level = logging.WARNING if gate.phase is Phase.HELD else logging.INFO
-            log.log(level, "%s (%s; woken by %s)", text, readiness, wake, extra=facts(_message_id(gate), **values))
-        troubles = self.seen.scene.trouble if self.seen.scene else ()
-        for gone in set(troubles) - set(self._troubles):
-            log.warning("a signal source is lost, which costs seconds: %s", gone, extra=facts(**values))
-        for back in set(self._troubles) - set(troubles):
-            log.info("a signal source is back: %s", back, extra=facts(**values))
-        self._troubles = troubles
-
     def _say_config(self) -> None:
         for problem in self.config.problems:
             log.warning("configuration: %s", problem)
@@ -264,35 +224,4 @@ class Daemon:
         return self.seen.gate.ready, self.seen.gate.ready_why
 
     def status(self) -> dict[str, Any]:
-        """The whole truth of the last cycle, as /status and `gpu-gate status --json` give it."""
-        seen, now = self.seen, boottime()
-        gate = seen.gate
-        body: dict[str, Any] = {
-            "version": STATUS_VERSION,
-            "agent": {"version": __version__, "pid": os.getpid(), "up_s": round(now - gate.started_at, 1)},
-            "gate": {
-                "phase": gate.phase.value, "phase_number": gate.phase.number, "for_s": round(now - gate.since, 1),
-                "why": gate.why, "reason": gate.reason, "released": bool(gate.released),
-                "released_why": gate.released, "ready": gate.ready, "ready_why": gate.ready_why,
-                "good_probes": gate.good, "wanted_probes": self.settings.stable_probes,
-                "deadline_in_s": round(max(0.0, gate.deadline_at - now), 1)
-                if gate.deadline_at and not gate.released else None,
-                "validated_s_ago": round(now - gate.validated_at, 1) if gate.validated_at else None,
-            },
-            "cycle": {"number": seen.cycles, "age_s": round(now - seen.cycle_ended_at, 2),
-                      "took_ms": round(seen.cycle_took_s * 1000, 1), "wakes": seen.wakes},
-            "findings": [encode(f) for f in seen.diagnosis.findings] if seen.diagnosis else [],
-            "expected": list(seen.diagnosis.expected) if seen.diagnosis else [],
-            "probe": encode(self.probes.state),
-            "trouble": list(seen.scene.trouble) if seen.scene else [],
-            "config_problems": [str(p) for p in self.config.problems],
-        }
-        return body
-
-
-def _message_id(gate: Gate) -> str:
-    if gate.phase is Phase.OPEN:
-        return GATE_OPENED
-    if gate.phase is Phase.HELD:
-        return GATE_HELD
-    return PROBE_HUNG if gate.reason == "ProbeHung" else GATE_CLOSED
+        return status(self.seen, self.settings, self.probes.state, self.config.problems)

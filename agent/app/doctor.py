@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..core.look import look, watched_units
+from ..core.look import look
+from ..core.look.watched import watched_units
 from ..core.rules import diagnose
 from ..model.errors import BundleError
 from ..model.finding import Diagnosis

@@ -19,17 +19,11 @@ from ..model.scene import ProbeEnd
 from ..model.settings import Settings
 from . import mend as mending
 from .deadline import hold_limit_s
+from .pace import AGREE, DOUBT_S, backoff, keeps_probe, probe_due, stands_for_s, wake_at, wants_probe
 from .phases import Gate, Phase, Step
 
-FIRST_FAILURES_S = 60.0
-"failing probes are repeated at the stable interval for so long, then ever more rarely: each costs the driver work"
-MAX_BACKOFF_S = 60.0
-AGREE = 2
-"looks at fresh probes that must agree before a cause counts as one that waiting cannot heal"
 STALE_S = 150.0
 "the kubelet's answer is good for so long: a quiet node asks every fourth heartbeat, one whose looks stall never"
-DOUBT_S = 10.0
-"NVML's word may be so old where a repair is made; and it is asked so often while one settles"
 
 
 def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
@@ -47,8 +41,8 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     ready, ready_why = _ready(moved, diagnosis, now, settings)
     moved = replace(moved, ready=ready, ready_why=ready_why)
     actions = _actions(moved, diagnosis, now, settings, word) + mended.actions
-    wake_at = _wake_at(moved, diagnosis, now, settings)
-    return Step(moved, actions, min(wake_at, max(now, mended.wake_at)) if mended.wake_at is not None else wake_at)
+    due = wake_at(moved, diagnosis, now, settings)
+    return Step(moved, actions, min(due, max(now, mended.wake_at)) if mended.wake_at is not None else due)
 
 
 def _mend(gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float,
@@ -114,7 +108,7 @@ def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     nvml = _of_link(diagnosis, 5)
     if diagnosis.mending is not None and nvml is not None and nvml.verdict is Verdict.FAILS:  # not a /dev unread
         gate = replace(gate, mend=replace(gate.mend, bad_probe_at=now + diagnosis.mending.offset))
-    pause = _backoff(settings, failures, now - since, report.end is ProbeEnd.HUNG, hopeless)
+    pause = backoff(settings, failures, now - since, report.end is ProbeEnd.HUNG, hopeless)
     return replace(gate, good=0, fingerprint="", validated_at=None, failures=failures, failing_since=since,
                    hopeless=hopeless, probe_after=now + pause)
 
@@ -126,18 +120,6 @@ def _is_hopeless(diagnosis: Diagnosis) -> bool:
 
 def _of_link(diagnosis: Diagnosis, link: int) -> Finding | None:
     return next((f for f in diagnosis.findings if f.link == link and f.blocks), None)
-
-
-def _backoff(settings: Settings, failures: int, failing_for_s: float, hung: bool, hopeless: int) -> float:
-    """Seconds until the next probe: soon at first, a boot is short; rarely later, a failed init is not free."""
-    if hopeless >= AGREE:
-        return MAX_BACKOFF_S
-    if hung:
-        return min(MAX_BACKOFF_S, 5.0 * float(2 ** min(failures - 1, 4)))
-    if failing_for_s < FIRST_FAILURES_S:
-        return settings.stable_interval_s
-    late = failing_for_s - FIRST_FAILURES_S
-    return min(MAX_BACKOFF_S, max(settings.stable_interval_s, late / 4))
 
 
 def _deadline(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
@@ -218,7 +200,7 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     if gate.phase is Phase.REVALIDATING:
         if diagnosis.paused:
             return False, "paused: not validated since a reload or restart"
-        if now > diagnosis.disturbed_at + _stands_for_s(diagnosis, settings):
+        if now > diagnosis.disturbed_at + stands_for_s(diagnosis, settings):
             return False, f"no verdict for {now - diagnosis.disturbed_at:.0f} s after a reload or restart"
     elif gate.phase is not Phase.OPEN:
         return False, gate.why
@@ -235,14 +217,6 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     return True, registered.because if registered else gate.why
 
 
-def _stands_for_s(diagnosis: Diagnosis, settings: Settings) -> float:
-    """How long the last verdict stands, in seconds: a driver without persistence answers slowly, and the probe that
-    was under way when the reload came does not count."""
-    report = diagnosis.report
-    took_s = report.ended_at - report.started_at if report else 0.0
-    return max(settings.revalidate_s, 2.0 * took_s + settings.stable_interval_s + 1.0)
-
-
 def _actions(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings,
              word: str) -> tuple[Action, ...]:
     actions: list[Action] = []
@@ -250,50 +224,11 @@ def _actions(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings,
         actions += diagnosis.additive
     if gate.released and not diagnosis.released_before:
         actions.append(Release(gate.released, word))
-    if not _keeps_probe(gate, diagnosis):
+    if not keeps_probe(gate, diagnosis):
         actions.append(DropProbe(forget=not diagnosis.may_probe))
     known = tuple(sorted({*diagnosis.learned, *diagnosis.expected}))
     if gate.phase is Phase.OPEN and known != diagnosis.learned:
         actions.append(Learn(known))
-    if _wants_probe(gate, diagnosis) and not diagnosis.probe_busy and now >= _probe_due(gate, diagnosis, settings):
+    if wants_probe(gate, diagnosis) and not diagnosis.probe_busy and now >= probe_due(gate, diagnosis, settings):
         actions.append(StartProbe(overlap=not gate.released and gate.good < settings.stable_probes))
     return tuple(actions)
-
-
-def _keeps_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
-    """Keep the last probe's process until the next one is done: only while the kubelet waits, and only of a driver
-    that came up."""
-    settling = gate.phase in (Phase.WAITING, Phase.PROBING, Phase.SETTLING) and not gate.released
-    answered = diagnosis.report is not None and diagnosis.report.end is ProbeEnd.ANSWERED
-    return settling and answered and diagnosis.may_probe and not diagnosis.paused
-
-
-def _wants_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
-    return diagnosis.may_probe and not diagnosis.paused and gate.phase is not Phase.NOT_APPLICABLE
-
-
-def _probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
-    disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
-    if gate.validated_at is not None and (gate.phase is Phase.REVALIDATING or disturbed):
-        return gate.validated_at + settings.stable_interval_s
-    if gate.mend.acting and gate.validated_at is not None:  # is NVML well while the plugin starts afresh?
-        return min(gate.probe_after, gate.validated_at + DOUBT_S)
-    registered = diagnosis.registered
-    partly = registered is not None and registered.reason == "PartlyRegistered"
-    if gate.phase in (Phase.OPEN, Phase.HELD) and partly and gate.validated_at:
-        return min(gate.probe_after, gate.validated_at + settings.heartbeat_s)  # a GPU may be lost
-    return gate.probe_after
-
-
-def _wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
-    instants = [now + settings.heartbeat_s]
-    if not gate.released:
-        instants.append(gate.deadline_at)
-    if _wants_probe(gate, diagnosis) and not diagnosis.probe_busy:
-        instants.append(_probe_due(gate, diagnosis, settings))
-    if gate.phase is Phase.REVALIDATING:
-        instants.append(diagnosis.disturbed_at + _stands_for_s(diagnosis, settings) + 0.01)
-    if gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.HELD) and not gate.ready and gate.good:
-        # The kubelet sends no signal when a plugin registers.
-        instants.append(now + (mending.AGAIN_S if 0 < gate.listed < AGREE else 2.0))
-    return max(now, min(i for i in instants if i > now or i == instants[0]))

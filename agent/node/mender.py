@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..core import parse
 from ..core.ledger import OUTCOME
-from ..core.look import DRIVER_UNITS, KUBELET_UNITS, RUNTIME_UNITS
+from ..core.look.watched import DRIVER_UNITS, KUBELET_UNITS, RUNTIME_UNITS
 from ..model.errors import HandFailed
 from ..model.host import Host
 from ..model.plan import Disruptive, NoteOutcome, Rebuild, RestartUnit, SendHup

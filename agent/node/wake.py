@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ..core.look import watched_folders, watched_units
+from ..core.look.watched import watched_folders, watched_units
 from ..model.settings import Settings
 from ..wire.bus import SystemdBus
 from ..wire.kernel import Inotify, Uevents

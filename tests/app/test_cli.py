@@ -106,7 +106,7 @@ def bundled(folder: Path, **answers: Any) -> str:
 
 def with_kubelet(folder: Path, active: str) -> str:
     """A bundle in which systemd told this of the kubelet."""
-    from agent.core.look import watched_units
+    from agent.core.look.watched import watched_units
 
     path = bundled(folder)
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agent.core.deadline import MAX_HOLD_S, hold_limit_s
-from agent.core.gate import MAX_BACKOFF_S, Gate, Phase, step
+from agent.core.gate import Gate, Phase, step
+from agent.core.pace import MAX_BACKOFF_S
 from agent.model.finding import Diagnosis, Finding, Heals, Scope, Verdict
 from agent.model.mark import Mark
 from agent.model.plan import DropProbe, Learn, MakeNodes, Release, StartProbe

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.core.look import KUBELET_UNITS, look, watched_folders, watched_units
+from agent.core.look import look
+from agent.core.look.watched import KUBELET_UNITS, watched_folders, watched_units
 from agent.core.paths import CONTROL_PLANE_MANIFESTS, PCI, RUN, STATE
 from agent.core.plugin import SOCKETS
 from agent.core.rules import diagnose

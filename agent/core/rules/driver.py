@@ -7,7 +7,7 @@ from ...model.plan import Action, LoadModule
 from ...model.reading import Refusal, Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
-from ..look import DRIVER_UNITS
+from ..look.watched import DRIVER_UNITS
 from .gpus import SortedGpus
 
 

@@ -7,7 +7,7 @@ from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.scene import Scene, Unit
 from ...model.settings import Settings
-from ..look import kubelet_units
+from ..look.watched import kubelet_units
 from ..plugin import listed_gpus
 from .gpus import Judged
 

@@ -1,0 +1,50 @@
+"""The daemon's own log: one line per cycle that changed something."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..core.phases import Gate, Phase, Step
+from ..model.finding import Diagnosis
+from .log import GATE_CLOSED, GATE_HELD, GATE_OPENED, KUBELET_RELEASED, PROBE_HUNG, facts
+from .status import Snapshot
+
+log = logging.getLogger(__name__)
+
+
+def tell(seen: Snapshot, decided: Step, reasons: dict[str, int], diagnosis: Diagnosis) -> None:
+    """One line per cycle that changed something."""
+    before, gate = seen.gate, decided.gate
+    wake = ", ".join(reasons)
+    values: dict[str, Any] = {
+        "phase": gate.phase.value, "reason": gate.reason, "released": "yes" if gate.released else "no",
+        "ready": "yes" if gate.ready else "no", "wake": wake}
+    if gate.released and not before.released:
+        log.info("kubelet released: %s", gate.released, extra=facts(KUBELET_RELEASED, **values))
+    same = (before.phase, before.reason, before.ready) == (gate.phase, gate.reason, gate.ready)
+    if same and before.why != gate.why and diagnosis.report and before.counted != gate.counted:
+        log.debug("probe %d: %s", gate.counted, gate.why, extra=facts(**values))
+    elif not same:
+        readiness = "ready" if gate.ready else "not ready"
+        if not gate.ready and gate.ready_why != gate.why:
+            readiness += f": {gate.ready_why}"
+        text = f"{gate.phase.value}: {gate.why}"
+        level = logging.WARNING if gate.phase is Phase.HELD else logging.INFO
+        log.log(level, "%s (%s; woken by %s)", text, readiness, wake, extra=facts(_message_id(gate), **values))
+
+
+def tell_troubles(before: tuple[str, ...], now: tuple[str, ...]) -> None:
+    """A signal source that is lost is said when it begins and when it ends."""
+    for gone in set(now) - set(before):
+        log.warning("a signal source is lost, which costs seconds: %s", gone)
+    for back in set(before) - set(now):
+        log.info("a signal source is back: %s", back)
+
+
+def _message_id(gate: Gate) -> str:
+    if gate.phase is Phase.OPEN:
+        return GATE_OPENED
+    if gate.phase is Phase.HELD:
+        return GATE_HELD
+    return PROBE_HUNG if gate.reason == "ProbeHung" else GATE_CLOSED

@@ -1,0 +1,129 @@
+"""Links 1 to 3: NVIDIA's functions on PCI, the driver, its device nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...model.host import Host
+from ...model.reading import Reading, Refusal, Seen, Why
+from ...model.scene import DeviceNode, Entry, PciFunction
+from .. import parse
+from ..paths import PCI
+from .files import parsed_file
+
+NVIDIA_VENDOR = 0x10DE
+
+
+async def pci(host: Host) -> Reading[tuple[PciFunction, ...]]:
+    """NVIDIA's functions on the PCI bus. One unreadable function makes the whole reading fail: a set with a
+    hole is not a set."""
+    folder = await host.folder(PCI)
+    if isinstance(folder, Refusal):
+        return folder
+    functions = []
+    for entry in folder.value:
+        vendor = await parsed_file(host, f"{PCI}/{entry.name}/vendor", parse.hex_number)
+        if isinstance(vendor, Refusal):
+            if vendor.is_missing:  # gone between the two questions, or a stray entry
+                continue
+            return Refusal(vendor.why, f"{PCI}/{entry.name}/vendor: {vendor.detail}")
+        if vendor.value == NVIDIA_VENDOR:
+            function = await _pci_function(host, entry.name)
+            if isinstance(function, Refusal):
+                # A function that goes away while it is read is not a host without a PCI bus.
+                why = Why.FAILED if function.is_missing else function.why
+                return Refusal(why, f"{PCI}/{entry.name} could not be read whole: {function.detail}")
+            functions.append(function)
+    return Seen(tuple(functions), folder.at)
+
+
+async def _pci_function(host: Host, name: str) -> PciFunction | Refusal:
+    path = f"{PCI}/{name}"
+    class_code = await parsed_file(host, f"{path}/class", parse.hex_number)
+    if isinstance(class_code, Refusal):
+        return class_code
+    driver = await host.folder(path, "driver")
+    if isinstance(driver, Refusal):
+        return driver
+    override = await parsed_file(host, f"{path}/driver_override", parse.text)
+    bound = driver.value[0].target.rsplit("/", 1)[-1] if driver.value else ""
+    written = override.value if isinstance(override, Seen) and override.value != "(null)" else ""
+    return PciFunction(parse.bus_id(name) or name, class_code.value, bound, written)
+
+
+async def driver(host: Host) -> dict[str, Any]:
+    version = await parsed_file(host, "/proc/driver/nvidia/version", parse.driver_version)
+    found: dict[str, Any] = {
+        "driver_version": version,
+        "module_state": await parsed_file(host, "/sys/module/nvidia/initstate", parse.text),
+        "is_container": await _is_container(host),
+    }
+    if isinstance(version, Refusal):
+        found["module_installed"] = await _module_installed(host)
+        found["driver_building"] = await _driver_building(host)
+    else:
+        gpus = await host.folder("/proc/driver/nvidia/gpus")
+        found["proc_gpus"] = gpus if isinstance(gpus, Refusal) else Seen(
+            tuple(parse.bus_id(e.name) or e.name for e in gpus.value), gpus.at)
+    return found
+
+
+async def _is_container(host: Host) -> bool:
+    # systemd writes /run/systemd/container for itself (container-interface); Docker and Podman leave marks too.
+    for path in ("/run/systemd/container", "/.dockerenv", "/run/.containerenv"):
+        if isinstance(await host.file(path), Seen):
+            return True
+    return False
+
+
+async def _module_installed(host: Host) -> Reading[str]:
+    release = await parsed_file(host, "/proc/sys/kernel/osrelease", parse.text)
+    if isinstance(release, Refusal):
+        return release
+    path = f"/lib/modules/{release.value}/modules.dep"
+    dep = await host.file(path, 8 << 20)
+    if isinstance(dep, Refusal):
+        return dep
+    found = parse.module_file(dep.value)
+    return Seen(found, dep.at) if found else Refusal(Why.MISSING, f"no nvidia module in {path}")
+
+
+async def _driver_building(host: Host) -> Reading[str]:
+    """dkms keeps a module's build folder only while it builds (dkms(8), /var/lib/dkms/MODULE/VERSION/build)."""
+    modules = await host.folder("/var/lib/dkms", "nvidia*")
+    if isinstance(modules, Refusal):
+        return modules
+    for module in modules.value:
+        versions = await host.folder(f"/var/lib/dkms/{module.name}")
+        if isinstance(versions, Refusal):
+            continue
+        for version in versions.value:
+            build = await host.folder(f"/var/lib/dkms/{module.name}/{version.name}", "build")
+            if isinstance(build, Seen) and build.value:
+                return Seen(f"{module.name} {version.name}", build.at)
+    return Refusal(Why.MISSING, "dkms builds no nvidia module now")
+
+
+async def device_nodes(host: Host) -> dict[str, Any]:
+    majors = await parsed_file(host, "/proc/devices", parse.majors)
+    dev = await host.folder("/dev", "nvidia*")
+    caps = await host.folder("/dev/nvidia-caps")
+    links = await host.folder("/dev/char")
+    nodes: Reading[tuple[DeviceNode, ...]]
+    if isinstance(dev, Refusal):
+        nodes = dev
+    else:
+        found = [_node("/dev", e) for e in dev.value if e.kind == "char"]
+        if isinstance(caps, Seen):
+            found += [_node("/dev/nvidia-caps", e) for e in caps.value if e.kind == "char"]
+        nodes = Seen(tuple(found), dev.at)
+    return {
+        "majors": majors,
+        "nodes": nodes,
+        "char_links": links if isinstance(links, Refusal) else Seen(
+            {e.name: e.target for e in links.value if e.kind == "link"}, links.at),
+    }
+
+
+def _node(folder: str, entry: Entry) -> DeviceNode:
+    return DeviceNode(f"{folder}/{entry.name}", entry.major, entry.minor)

@@ -1,0 +1,76 @@
+"""When is NVML asked again, and when is the next look due? Deadlines go out as instants of boottime."""
+
+from __future__ import annotations
+
+from ..model.finding import Diagnosis
+from ..model.scene import ProbeEnd
+from ..model.settings import Settings
+from . import mend as mending
+from .phases import Gate, Phase
+
+AGREE = 2
+"looks at fresh probes that must agree before a cause counts as one that waiting cannot heal"
+FIRST_FAILURES_S = 60.0
+"failing probes are repeated at the stable interval for so long, then ever more rarely: each costs the driver work"
+MAX_BACKOFF_S = 60.0
+DOUBT_S = 10.0
+"NVML's word may be so old where a repair is made; and it is asked so often while one settles"
+
+
+def backoff(settings: Settings, failures: int, failing_for_s: float, hung: bool, hopeless: int) -> float:
+    """Seconds until the next probe: soon at first, a boot is short; rarely later, a failed init is not free."""
+    if hopeless >= AGREE:
+        return MAX_BACKOFF_S
+    if hung:
+        return min(MAX_BACKOFF_S, 5.0 * float(2 ** min(failures - 1, 4)))
+    if failing_for_s < FIRST_FAILURES_S:
+        return settings.stable_interval_s
+    late = failing_for_s - FIRST_FAILURES_S
+    return min(MAX_BACKOFF_S, max(settings.stable_interval_s, late / 4))
+
+
+def stands_for_s(diagnosis: Diagnosis, settings: Settings) -> float:
+    """How long the last verdict stands, in seconds: a driver without persistence answers slowly, and the probe that
+    was under way when the reload came does not count."""
+    report = diagnosis.report
+    took_s = report.ended_at - report.started_at if report else 0.0
+    return max(settings.revalidate_s, 2.0 * took_s + settings.stable_interval_s + 1.0)
+
+
+def keeps_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
+    """Keep the last probe's process until the next one is done: only while the kubelet waits, and only of a driver
+    that came up."""
+    settling = gate.phase in (Phase.WAITING, Phase.PROBING, Phase.SETTLING) and not gate.released
+    answered = diagnosis.report is not None and diagnosis.report.end is ProbeEnd.ANSWERED
+    return settling and answered and diagnosis.may_probe and not diagnosis.paused
+
+
+def wants_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
+    return diagnosis.may_probe and not diagnosis.paused and gate.phase is not Phase.NOT_APPLICABLE
+
+
+def probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
+    disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
+    if gate.validated_at is not None and (gate.phase is Phase.REVALIDATING or disturbed):
+        return gate.validated_at + settings.stable_interval_s
+    if gate.mend.acting and gate.validated_at is not None:  # is NVML well while the plugin starts afresh?
+        return min(gate.probe_after, gate.validated_at + DOUBT_S)
+    registered = diagnosis.registered
+    partly = registered is not None and registered.reason == "PartlyRegistered"
+    if gate.phase in (Phase.OPEN, Phase.HELD) and partly and gate.validated_at:
+        return min(gate.probe_after, gate.validated_at + settings.heartbeat_s)  # a GPU may be lost
+    return gate.probe_after
+
+
+def wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
+    instants = [now + settings.heartbeat_s]
+    if not gate.released:
+        instants.append(gate.deadline_at)
+    if wants_probe(gate, diagnosis) and not diagnosis.probe_busy:
+        instants.append(probe_due(gate, diagnosis, settings))
+    if gate.phase is Phase.REVALIDATING:
+        instants.append(diagnosis.disturbed_at + stands_for_s(diagnosis, settings) + 0.01)
+    if gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.HELD) and not gate.ready and gate.good:
+        # The kubelet sends no signal when a plugin registers.
+        instants.append(now + (mending.AGAIN_S if 0 < gate.listed < AGREE else 2.0))
+    return max(now, min(i for i in instants if i > now or i == instants[0]))
