@@ -13,6 +13,10 @@ from ..wire.bus import SystemdBus
 from ..wire.kernel import Inotify, Uevents
 
 MAX_REASONS = 32
+CONTAINER_SCOPES = ("cri-containerd-", "crio-", "docker-")
+"scopes of containers, as containerd, CRI-O and Docker name them"
+SCOPE_GATHER_S = 1.0
+"containers start in bursts, and a legacy hook adds its devices after the scope's job is done: one look for them all"
 
 
 class Wakes:
@@ -47,7 +51,8 @@ class Sources:
 
     def __init__(self, wakes: Wakes) -> None:
         self._wakes = wakes
-        self.bus = SystemdBus(self._on_systemd, call_timeout_s=1.2)
+        self._gathering: asyncio.TimerHandle | None = None
+        self.bus = SystemdBus(self._on_systemd, call_timeout_s=1.2, watch_jobs=True)
         self.uevents = Uevents(self._on_uevent, lambda: wakes.wake("udev overflow"))
         self.inotify = Inotify(lambda folder: wakes.wake(f"inotify {folder}"),
                                lambda: wakes.wake("inotify overflow"))
@@ -64,13 +69,27 @@ class Sources:
         self.inotify.refresh()
 
     def close(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
         self.uevents.close()
         self.inotify.close()
 
     def _on_systemd(self, kind: str, detail: str) -> None:
+        if kind == "job":  # every unit's: a match rule cannot tell a scope by the beginning of its name
+            if detail.startswith(CONTAINER_SCOPES) and detail.endswith(".scope"):
+                self._on_scope()
+            return
         # Before a reload there is nothing new to read, and systemd would not answer until it is over.
         if (kind, detail) != ("reloading", "true"):
             self._wakes.wake(f"systemd {kind} {detail}".rstrip())
+
+    def _on_scope(self) -> None:
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(SCOPE_GATHER_S, self._scopes_changed)
+
+    def _scopes_changed(self) -> None:
+        self._gathering = None
+        self._wakes.wake("scope")
 
     def _on_uevent(self, event: dict[str, str]) -> None:
         subsystem, name = event.get("SUBSYSTEM", ""), event.get("DEVPATH", "").rsplit("/", 1)[-1]

@@ -45,6 +45,8 @@ LIBRARY: str = _lib.__name__
 """The D-Bus library in use: "dbus_next" or "dbus_fast"."""
 Message: Any = _lib.Message
 Variant: Any = _lib.Variant
+STRUCT: Any = list if LIBRARY == "dbus_next" else tuple
+"""What a struct is given as: dbus-fast 5 takes tuples only."""
 
 _DBUS, _DBUS_PATH = "org.freedesktop.DBus", "/org/freedesktop/DBus"
 _CONNECT_WITHIN_S = 1.0

@@ -1,4 +1,4 @@
-"""Which of the kernel's uevents wake the agent. That they arrive is tests/wire/test_kernel.py's."""
+"""Which signals wake the agent. That they arrive is tests/wire's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from agent.node import wake
 from agent.node.wake import Sources, Wakes
 
 # What the kernel sends as an NVIDIA driver comes and goes, and what other hardware sends all day.
@@ -37,3 +38,20 @@ def test_uevents_that_wake(event: dict[str, str], wakes: bool) -> None:
     said = asyncio.run(heard())
     assert bool(said) is wakes
     assert all(reason.startswith("udev ") for reason in said)
+
+
+@pytest.mark.parametrize(("jobs", "wakes"), [
+    (["cri-containerd-0a.scope", "crio-0b.scope", "docker-0c.scope"], {"scope": 1}),
+    (["session-1.scope", "run-u7.scope", "cri-containerd-0a.service", "kubelet.service"], {}),
+])
+def test_scopes_of_containers_wake_once_for_a_burst(jobs: list[str], wakes: dict[str, int], monkeypatch) -> None:
+    monkeypatch.setattr(wake, "SCOPE_GATHER_S", 0.01)
+
+    async def heard() -> dict[str, int]:
+        taken = Wakes()
+        sources = Sources(taken)
+        for unit in jobs:
+            sources._on_systemd("job", unit)
+        return await taken.wait(0.3 if wakes else 0.05)
+
+    assert asyncio.run(heard()) == (wakes or {"timer": 1})

@@ -72,6 +72,8 @@ class Systemd:
         self.manager = {"Version": ("s", "252.1"), "UnitsLoadTimestampMonotonic": ("t", 42)}
         self.units = {"kubelet.service": "0f" * 16, "containerd.service": "1e" * 16}
         """InvocationIDs of the units there are."""
+        self.devices: dict[str, tuple[str, dict[str, str]]] = {}
+        """Policy and list of the scopes there are."""
         self.subscribed = False
         self.job_first = False
         """JobRemoved before the answer to StartUnit, as with a job that has nothing to do."""
@@ -121,7 +123,7 @@ class Systemd:
         for name in names:
             state = ["loaded", "active", "running"] if name in self.units else ["not-found", "inactive", "dead"]
             rows.append((name, "", *state, "", unit_path(name), 0, "", "/"))
-        rows = [list(row) if dbus.LIBRARY == "dbus_next" else row for row in rows]
+        rows = [dbus.STRUCT(row) for row in rows]
         return Message.new_method_return(call, "a(ssssssouso)", [rows])
 
     def _on_Get(self, call: Any, interface: str, name: str) -> Any:
@@ -130,9 +132,23 @@ class Systemd:
         if call.path in by_path:
             found = {"InvocationID": ("ay", by_path[call.path]), "UnitFileState": ("s", "enabled")}
             found["ActiveEnterTimestampMonotonic"] = ("t", 7)
+        scopes = {unit_path(scope): devices for scope, devices in self.devices.items()}
+        if interface == f"{SYSTEMD}.Scope":
+            policy, allow = scopes.get(call.path, ("auto", {}))
+            found = {"DevicePolicy": ("s", policy), "ControlGroup": ("s", "/x" if call.path in scopes else "")}
+            found["DeviceAllow"] = ("a(ss)", [dbus.STRUCT(row) for row in allow.items()])
         if name not in found:
             return Message.new_error(call, "org.freedesktop.DBus.Error.UnknownProperty", f"Unknown property {name}.")
         return Message.new_method_return(call, "v", [Variant(*found[name])])
+
+    def _on_SetUnitProperties(self, call: Any, unit: str, runtime: bool, properties: list[Any]) -> Any:
+        if unit not in self.devices:
+            return Message.new_error(call, f"{SYSTEMD}.NoSuchUnit", f"Unit {unit} not found.")
+        assert runtime
+        ((name, value),) = properties
+        assert (name, value.signature) == ("DeviceAllow", "a(ss)")
+        self.devices[unit][1].update(dict(value.value))
+        return Message.new_method_return(call)
 
     def _on_StartUnit(self, call: Any, unit: str, mode: str) -> Any:
         if unit not in self.units:
