@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .gpu import NOTHING_SAID, GpuState
 from .mark import Mark
 from .reading import Reading, Refusal, Why
 from .runtime import LedgerEntry, PluginSight, Runtime
@@ -74,6 +75,7 @@ class Gpu:
     minor: int
     "N of /dev/nvidiaN; -1 where NVML does not say"
     name: str = ""
+    state: GpuState = NOTHING_SAID
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,18 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 SONAME = "libnvidia-ml.so.1"
+NOT_SUPPORTED = 3
+LOST = (15, 16)
+"""GPU_IS_LOST, RESET_REQUIRED."""
 MISMATCH = 18
 LIBRARY_NOT_FOUND = 12
 DRIVER_NOT_LOADED = 9
+STATES_WITHIN_S = 5.0
+"""No further question is begun after this: what a GPU says beyond its identity must not cost the identity."""
+FABRIC = ("not supported", "not started", "in progress", "completed")
+VIRTUALIZATION = ("none", "passthrough", "vgpu", "host vgpu", "host vsga")
+RECOVERY = ("none", "gpu reset", "node reboot", "drain p2p", "drain and reset", "imex domain", "bus reset",
+            "system reboot")
 
 
 def read(path: str) -> str:
@@ -68,8 +77,9 @@ def driver_version() -> str:
     return found.group(1) if found else ""
 
 
-def enumerate_gpus(nvml: Any, out: dict[str, Any]) -> None:
-    """Every GPU NVML shows; a GPU that fails is an error beside the others, not the end."""
+def enumerate_gpus(nvml: Any, out: dict[str, Any]) -> list[Any]:
+    """Every GPU NVML shows; a GPU that fails is an error beside the others, not the end. Returns their handles."""
+    handles = []
     count = nvml.nvmlDeviceGetCount()
     out["count"] = count
     for index in range(count):
@@ -84,8 +94,10 @@ def enumerate_gpus(nvml: Any, out: dict[str, Any]) -> None:
             minor = quiet(nvml, nvml.nvmlDeviceGetMinorNumber, handle, -1)
             name = text(quiet(nvml, nvml.nvmlDeviceGetName, handle, ""))
             out["gpus"].append({"uuid": uuid, "bus_id": bus_id, "minor": minor, "name": name})
+            handles.append(handle)
         except nvml.NVMLError as error:
             out["errors"].append({"code": error.value, "call": call, "index": index, "bus_id": bus_id})
+    return handles
 
 
 def quiet(nvml: Any, call: Any, handle: Any, default: Any) -> Any:
@@ -93,9 +105,111 @@ def quiet(nvml: Any, call: Any, handle: Any, default: Any) -> Any:
     try:
         return call(handle)
     except nvml.NVMLError as error:
-        if error.value != 3:
+        if error.value != NOT_SUPPORTED:
             raise
         return default
+
+
+def tell_states(nvml: Any, handles: list[Any], out: dict[str, Any]) -> None:
+    """What each GPU says beyond its identity, once all of them are enumerated. What a GPU, a driver or nvidia-ml-py
+    (11.525 knows fewer functions than 13) does not know is left out, and no answer here is an error of the probe."""
+    until = time.monotonic() + STATES_WITHIN_S
+    questions = (mig_state, fabric_state, persistence_state, remap_state, ecc_state, recovery_state,
+                 virtualization_state)
+    for gpu, handle in zip(out["gpus"], handles, strict=True):
+        state: dict[str, Any] = {}
+        gpu["state"] = state
+        for question in questions:
+            if time.monotonic() > until:
+                return
+            try:
+                state.update(question(nvml, handle))
+            except nvml.NVMLError as error:
+                if error.value in LOST:
+                    state["trouble"] = error.value
+                    break
+            except (AttributeError, TypeError, ValueError, LookupError, ctypes.ArgumentError):
+                continue  # a function or a structure that this nvidia-ml-py lacks
+
+
+def mig_state(nvml: Any, handle: Any) -> dict[str, Any]:
+    current, pending = nvml.nvmlDeviceGetMigMode(handle)
+    said: dict[str, Any] = {"mig": bool(current), "mig_pending": bool(pending)}
+    if current:
+        with contextlib.suppress(nvml.NVMLError):  # a list with a hole is none
+            said["mig_devices"] = mig_devices(nvml, handle)
+    return said
+
+
+def mig_devices(nvml: Any, handle: Any) -> list[dict[str, Any]]:
+    found = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except nvml.NVMLError as error:
+            if error.value in (6, 2):  # NOT_FOUND, INVALID_ARGUMENT: no instance has this index
+                continue
+            raise
+        # "NVIDIA A100-SXM4-40GB MIG 1g.5gb" (driver 470 and later)
+        profile = re.search(r" MIG (\S+)$", text(nvml.nvmlDeviceGetName(device)))
+        found.append({
+            "uuid": text(nvml.nvmlDeviceGetUUID(device)), "profile": profile.group(1) if profile else "",
+            "gpu_instance": quiet(nvml, nvml.nvmlDeviceGetGpuInstanceId, device, -1),
+            "compute_instance": quiet(nvml, nvml.nvmlDeviceGetComputeInstanceId, device, -1)})
+    return found
+
+
+class Fabric(ctypes.Structure):
+    """nvmlGpuFabricInfo_t as nvml.h has it. nvidia-ml-py declared its first part 64 bytes too long until 12.535."""
+
+    _fields_ = (("cluster", ctypes.c_ubyte * 16), ("status", ctypes.c_uint), ("clique", ctypes.c_uint),
+                ("state", ctypes.c_ubyte))
+
+
+class FabricV(ctypes.Structure):
+    """nvmlGpuFabricInfo_v2_t: the version holds its size, 36 bytes."""
+
+    _fields_ = (("version", ctypes.c_uint), *Fabric._fields_, ("health", ctypes.c_uint))
+
+
+def fabric_state(nvml: Any, handle: Any) -> dict[str, Any]:
+    """nvmlDeviceGetGpuFabricInfoV is of driver 550, the one without V of 525."""
+    for name, info in (("nvmlDeviceGetGpuFabricInfoV", FabricV(version=0x02000024)),
+                       ("nvmlDeviceGetGpuFabricInfo", Fabric())):
+        try:
+            getattr(nvml, name)(handle, ctypes.byref(info))
+        except AttributeError:
+            continue
+        except nvml.NVMLError as error:
+            if error.value in LOST:
+                raise
+            continue
+        return {"fabric": FABRIC[info.state], "fabric_status": int(info.status)}
+    return {}
+
+
+def persistence_state(nvml: Any, handle: Any) -> dict[str, Any]:
+    return {"persistence": bool(nvml.nvmlDeviceGetPersistenceMode(handle))}
+
+
+def remap_state(nvml: Any, handle: Any) -> dict[str, Any]:
+    _, _, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+    return {"remap_pending": bool(pending), "remap_failed": bool(failed)}
+
+
+def ecc_state(nvml: Any, handle: Any) -> dict[str, Any]:
+    current, pending = nvml.nvmlDeviceGetEccMode(handle)
+    return {"ecc": bool(current), "ecc_pending": bool(pending)}
+
+
+def recovery_state(nvml: Any, handle: Any) -> dict[str, Any]:
+    """What the driver itself wants done with this GPU: a field of newer drivers; an older one refuses the number."""
+    (value,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    return {} if value.nvmlReturn else {"recovery": RECOVERY[value.value.uiVal]}
+
+
+def virtualization_state(nvml: Any, handle: Any) -> dict[str, Any]:
+    return {"virtualization": VIRTUALIZATION[nvml.nvmlDeviceGetVirtualizationMode(handle)]}
 
 
 def text(value: object) -> str:
@@ -130,7 +244,7 @@ def ask(library: str, needs: str, out: dict[str, Any]) -> Any:
         out["driver_version"] = text(nvml.nvmlSystemGetDriverVersion())
         out["library_version"] = text(nvml.nvmlSystemGetNVMLVersion())
         call = "nvmlDeviceGetCount"
-        enumerate_gpus(nvml, out)
+        tell_states(nvml, enumerate_gpus(nvml, out), out)
     except nvml.NVMLError as error:
         out["errors"].append({"code": error.value, "call": call, "index": -1})
     return nvml

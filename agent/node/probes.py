@@ -16,9 +16,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 
-from ..core import parse
-from ..model.scene import Gpu, NvmlError, ProbeEnd, ProbeReport, ProbeState, Remains
+from ..model.scene import ProbeEnd, ProbeReport, ProbeState, Remains
 from ..wire.child import Child, ChildProblem
+from .probe_line import report_of
 
 PROGRAM = Path(__file__).with_name("nvml_probe.py")
 DRIVER_ROOTS = ("/run/nvidia/driver", "/home/kubernetes/bin/nvidia")
@@ -201,28 +201,3 @@ class Probes:
         if await child.end(GRACE_S) is not None:
             self._stuck = (child, boottime())
             self._on_done("a finished probe does not end")
-
-
-def report_of(line: bytes, number: int, started_at: float, ended_at: float) -> ProbeReport:
-    """The report in a probe's line; a line that is none is a broken probe, never an empty set of GPUs."""
-    said = parse.json_object(line)
-    if said is None or said.get("v") != 1:
-        return ProbeReport(number, started_at, ended_at, ProbeEnd.BROKEN,
-                           detail=f"the probe printed junk: {line[:80]!r}")
-    try:
-        errors = tuple(NvmlError(int(e["code"]), str(e["call"]), int(e["index"]), _bus_id(e.get("bus_id", "")))
-                       for e in said["errors"])
-        gpus = tuple(Gpu(str(g["uuid"]), _bus_id(g["bus_id"]), int(g["minor"]), str(g["name"]))
-                     for g in said["gpus"])
-        whole = any(e.index < 0 for e in errors)
-        return ProbeReport(
-            number, started_at, ended_at, ProbeEnd.ERROR if whole else ProbeEnd.ANSWERED, gpus, errors,
-            tuple(_bus_id(b) for b in said["excluded"]), str(said["driver_version"]),
-            str(said["library_version"]), str(said["library"]))
-    except (KeyError, TypeError, ValueError, OverflowError) as exc:
-        return ProbeReport(number, started_at, ended_at, ProbeEnd.BROKEN,
-                           detail=f"the probe's line lacks a part: {exc!r}")
-
-
-def _bus_id(written: object) -> str:
-    return parse.bus_id(str(written)) or str(written)

@@ -18,7 +18,8 @@ import pytest
 
 from agent.model.scene import Gpu, NvmlError, ProbeEnd, ProbeState
 from agent.node import probes as probes_room
-from agent.node.probes import PROGRAM, Probes, find_library, report_of
+from agent.node.probe_line import report_of
+from agent.node.probes import PROGRAM, Probes, find_library
 
 from .sandbox import ENDS_WITHIN_S, REPO, Node
 
@@ -96,6 +97,8 @@ def asked(driver: Driver, *more: str) -> dict[str, Any]:
 def test_eight_gpus(driver: Driver) -> None:
     said = asked(driver)
     assert (said["count"], said["errors"], said["excluded"]) == (8, [], [])
+    state = said["gpus"][3].pop("state")
+    assert state["ecc"] is True and state["mig"] is False  # tests/app/test_gpu_state.py
     assert said["gpus"][3] == {"uuid": "GPU-00000003-0000-4000-8000-000000000000", "bus_id": "00000000:0A:00.0",
                                "minor": 3, "name": "NVIDIA H100 80GB HBM3"}
     assert (said["driver_version"], said["library_version"]) == ("550.54.15", "12.550.54.15")
@@ -233,8 +236,9 @@ def test_a_report_of_eight(env: Driver) -> None:
         state = await one_probe(probes)
         assert state.last is not None and state.running_since is None and state.remains is None
         assert (state.last.end, state.last.number) == (ProbeEnd.ANSWERED, 1)
-        assert state.last.gpus[3] == Gpu("GPU-00000003-0000-4000-8000-000000000000", "0000:0a:00.0", 3,
-                                         "NVIDIA H100 80GB HBM3")
+        gpu = state.last.gpus[3]
+        assert (gpu.uuid, gpu.bus_id, gpu.minor, gpu.name) == (
+            "GPU-00000003-0000-4000-8000-000000000000", "0000:0a:00.0", 3, "NVIDIA H100 80GB HBM3")
         assert state.last.started_at <= state.last.ended_at
 
     assert run_probes(story, root=str(env.root)) == ["probe 1 answered"]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agent.model.scene import ProbeEnd, ProbeReport, ProbeState, Remains
-from agent.node.probes import GRACE_S, report_of
+from agent.node.probe_line import report_of
+from agent.node.probes import GRACE_S
 
 if TYPE_CHECKING:
     from .world import World

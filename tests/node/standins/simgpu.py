@@ -10,7 +10,7 @@
   simgpu nvml WORD…                  adds a fault for libnvidia-ml; "ok": none any more; "reset WORD…": only this one:
       init=999 for=6 · init=18 · init-delay=500 · count=15 · gpu=3 error=15 · gpu=3 delay=1500 · delay=300
       hang=init|count|handle [gpu=3] [deaf] [for=4] · show=7 · omit=3 · uuid=3:GPU-x · shuffle · shuffle=2
-      xid=79 gpu=3 · check-devices=off|on · persistence=off · mig=on · fabric=STATE:STATUS
+      xid=79 gpu=3 · check-devices=off|on · persistence=off · fabric=STATE:STATUS
       any of them with for=SECONDS | until=BOOTTIME, in=SECONDS | from=BOOTTIME
   simgpu kubelet WORD…               faults of the stand-in kubelet: "podresources=hang" …, "ok": none
   simgpu calls                       from now on NVML's callers are written to /run/simgpu/nvml.calls

@@ -19,7 +19,14 @@
  *   uuid 3 GPU-…                            this GPU answers with another UUID
  *   shuffle [N]                             indices rotated by N, or by chance at each init
  *   check-devices on|off                    default: on where /dev/nvidiactl exists
- *   persistence off     mig on     fabric STATE STATUS
+ *   persistence off     fabric STATE STATUS [gpu=N]
+ *   mig on|off [gpu=N] [pending=on|off]
+ *   mig-device 0 uuid=MIG-… gi=1 ci=0 profile=1g.10gb    one more on GPU 0
+ *   remap [gpu=N] [pending=1] [failed=1]    ecc [gpu=N] [current=1] [pending=0]
+ *   recovery ACTION [gpu=N]                 the field of newer drivers (1: reset, 2: reboot)
+ *   virtualization MODE [gpu=N]
+ *   refuse QUESTION error=3 [gpu=N]         mig, migs, fabric, persistence, remap, ecc, recovery,
+ *                                           virtualization; answers with this error
  *   xid 79 gpu=3 at=T                       one critical event, delivered after T
  *
  * until=T or from=T on a statement bounds it in time; T is CLOCK_BOOTTIME in
@@ -44,7 +51,23 @@ enum {
 	NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, UNKNOWN = 999,
 };
 
-enum { MAX_GPUS = 64, MAX_EVENTS = 64 };
+enum { MAX_GPUS = 64, MAX_EVENTS = 64, MAX_MIGS = 128 };
+
+/* What a GPU may be asked beyond its identity. */
+enum { Q_MIG, Q_MIGS, Q_FABRIC, Q_PERSISTENCE, Q_REMAP, Q_ECC, Q_RECOVERY, Q_VIRTUALIZATION, QUESTIONS };
+static const char *const questions[QUESTIONS] = {
+	"mig", "migs", "fabric", "persistence", "remap", "ecc", "recovery", "virtualization",
+};
+
+struct state {
+	int mig, mig_pending, fabric, fabric_status, remap_pending, remap_failed, ecc, ecc_pending;
+	int recovery, virtualization, refuse[QUESTIONS];
+};
+
+struct mig_device {
+	int gpu, gi, ci;
+	char uuid[96], profile[32];
+};
 
 struct gpu {
 	int id, minor;
@@ -56,10 +79,12 @@ struct script {
 	int cuda, loaded, check_devices; /* check_devices: -1 = where the node exists */
 	int init_error, init_delay_ms, count_error;
 	int hang_init, hang_count, hang_handle, hang_gpu, deaf;
-	int show, shuffle, persistence_off, mig, fabric_state, fabric_status;
+	int show, shuffle, persistence_off;
 	int handle_error[MAX_GPUS], handle_delay_ms[MAX_GPUS], omit[MAX_GPUS];
 	struct gpu gpus[MAX_GPUS];
-	int n;
+	struct state states[MAX_GPUS];
+	struct mig_device migs[MAX_MIGS];
+	int n, n_migs;
 };
 
 struct pci_info {
@@ -71,6 +96,7 @@ struct memory { unsigned long long total, free, used; };
 struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
 struct fabric { unsigned char cluster[16]; unsigned status, clique; unsigned char state; };
 struct fabric_v { unsigned version; unsigned char cluster[16]; unsigned status, clique; unsigned char state; unsigned health; };
+struct field { unsigned id, scope; long long timestamp, latency; unsigned value_type; int rc; unsigned long long value; };
 struct event { void *device; unsigned long long type, data; unsigned gi, ci; };
 struct event_set { double born; int delivered; };
 
@@ -146,6 +172,53 @@ static void read_gpu(struct script *s, const char *line, int id)
 	s->n++;
 }
 
+static void read_mig_device(struct script *s, const char *line, int gpu)
+{
+	struct mig_device *m = &s->migs[s->n_migs];
+
+	if (s->n_migs == MAX_MIGS)
+		return;
+	m->gpu = gpu;
+	m->gi = number(line, "gi", 1);
+	m->ci = number(line, "ci", 0);
+	strcpy(m->profile, "1g.10gb");
+	text(line, "profile", m->profile, sizeof m->profile);
+	text(line, "uuid", m->uuid, sizeof m->uuid);
+	s->n_migs++;
+}
+
+static int is_on(const char *line, const char *key, int otherwise)
+{
+	char value[8];
+
+	return text(line, key, value, sizeof value) ? !strcmp(value, "on") : otherwise;
+}
+
+/* A statement about the state of one GPU, or of every GPU without gpu=. */
+static void read_state(struct state *t, const char *word, const char *line, const char *arg)
+{
+	if (!strcmp(word, "mig")) {
+		t->mig = !strncmp(arg, "on", 2);
+		t->mig_pending = is_on(line, "pending", t->mig);
+	} else if (!strcmp(word, "fabric")) {
+		sscanf(arg, "%d %d", &t->fabric, &t->fabric_status);
+	} else if (!strcmp(word, "remap")) {
+		t->remap_pending = number(line, "pending", t->remap_pending);
+		t->remap_failed = number(line, "failed", t->remap_failed);
+	} else if (!strcmp(word, "ecc")) {
+		t->ecc = number(line, "current", t->ecc);
+		t->ecc_pending = number(line, "pending", t->ecc_pending);
+	} else if (!strcmp(word, "recovery")) {
+		t->recovery = atoi(arg);
+	} else if (!strcmp(word, "virtualization")) {
+		t->virtualization = atoi(arg);
+	} else if (!strcmp(word, "refuse")) {
+		for (int q = 0; q < QUESTIONS; q++)
+			if (!strncmp(arg, questions[q], strlen(questions[q])) && arg[strlen(questions[q])] == ' ')
+				t->refuse[q] = number(line, "error", NOT_SUPPORTED);
+	}
+}
+
 static void read_fault(struct script *s, const char *word, const char *line, const char *arg)
 {
 	int gpu = number(line, "gpu", -1);
@@ -204,15 +277,16 @@ static void read_line(struct script *s, char *line)
 		s->check_devices = !strncmp(arg, "on", 2);
 	else if (!strcmp(word, "persistence"))
 		s->persistence_off = !strncmp(arg, "off", 3);
-	else if (!strcmp(word, "mig"))
-		s->mig = !strncmp(arg, "on", 2);
-	else if (!strcmp(word, "fabric"))
-		sscanf(arg, "%d %d", &s->fabric_state, &s->fabric_status);
+	else if (!strcmp(word, "mig-device"))
+		read_mig_device(s, line, id);
 	else if (!strcmp(word, "uuid") && sscanf(arg, "%*d %95s", other) == 1)
 		for (int i = 0; i < s->n; i++)
 			if (s->gpus[i].id == id)
 				strcpy(s->gpus[i].uuid, other);
 	read_fault(s, word, line, arg);
+	for (int i = 0, gpu = number(line, "gpu", -1); i < MAX_GPUS; i++)
+		if (gpu < 0 || gpu == i)
+			read_state(&s->states[i], word, line, arg);
 }
 
 /* What the script says at this moment; GPUs that are not to be seen are gone from the list. */
@@ -228,6 +302,8 @@ static struct script *read_script(struct script *s)
 	s->cuda = 12040;
 	s->loaded = f != NULL;
 	s->check_devices = s->show = s->hang_gpu = -1;
+	for (int i = 0; i < MAX_GPUS; i++)
+		s->states[i].ecc = s->states[i].ecc_pending = 1;
 	if (!f)
 		return s;
 	while (fgets(line, sizeof line, f))
@@ -483,8 +559,86 @@ static int look(void *handle, struct script *s, struct gpu **g)
 	if (rc != OK)                        \
 		return rc
 
-int nvmlDeviceGetUUID(void *h, char *out, unsigned size) { ASK(h); return copy(out, size, g->uuid); }
-int nvmlDeviceGetName(void *h, char *out, unsigned size) { ASK(h); return copy(out, size, g->name); }
+/* The same for a question that not every GPU knows. */
+#define ASK_STATE(handle, question)                          \
+	ASK(handle);                                         \
+	const struct state *t = &s.states[g->id];            \
+	if (t->refuse[question])                             \
+		return t->refuse[question]
+
+/* MIG devices have handles of their own, above those of the GPUs. */
+static void *handle_of_mig(int number) { return (void *)(uintptr_t)(0x100000 + 16 * number); }
+
+static const struct mig_device *mig_behind(void *handle, struct script *s)
+{
+	read_script(s);
+	for (int i = 0; i < s->n_migs; i++)
+		if (handle_of_mig(i) == handle)
+			return &s->migs[i];
+	return NULL;
+}
+
+int nvmlDeviceGetUUID(void *h, char *out, unsigned size)
+{
+	struct script whole;
+	const struct mig_device *m = mig_behind(h, &whole);
+
+	if (m)
+		return copy(out, size, m->uuid);
+	ASK(h);
+	return copy(out, size, g->uuid);
+}
+
+int nvmlDeviceGetName(void *h, char *out, unsigned size)
+{
+	struct script whole;
+	const struct mig_device *m = mig_behind(h, &whole);
+	char name[160];
+
+	if (m) {
+		snprintf(name, sizeof name, "NVIDIA H100 80GB HBM3 MIG %s", m->profile);
+		return copy(out, size, name);
+	}
+	ASK(h);
+	return copy(out, size, g->name);
+}
+
+int nvmlDeviceGetGpuInstanceId(void *h, unsigned *out)
+{
+	struct script s;
+	const struct mig_device *m = mig_behind(h, &s);
+
+	if (!m)
+		return INVALID_ARGUMENT;
+	*out = (unsigned)m->gi;
+	return OK;
+}
+
+int nvmlDeviceGetComputeInstanceId(void *h, unsigned *out)
+{
+	struct script s;
+	const struct mig_device *m = mig_behind(h, &s);
+
+	if (!m)
+		return INVALID_ARGUMENT;
+	*out = (unsigned)m->ci;
+	return OK;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *h, unsigned *out) { ASK_STATE(h, Q_MIGS); *out = 7; return OK; }
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *h, unsigned index, void **out)
+{
+	unsigned seen = 0;
+	ASK_STATE(h, Q_MIGS);
+
+	for (int i = 0; t->mig && i < s.n_migs; i++)
+		if (s.migs[i].gpu == g->id && seen++ == index) {
+			*out = handle_of_mig(i);
+			return OK;
+		}
+	return NOT_FOUND;
+}
 
 int nvmlDeviceGetSerial(void *h, char *out, unsigned size)
 {
@@ -493,7 +647,7 @@ int nvmlDeviceGetSerial(void *h, char *out, unsigned size)
 }
 
 int nvmlDeviceGetMinorNumber(void *h, unsigned *out) { ASK(h); *out = (unsigned)g->minor; return OK; }
-int nvmlDeviceGetPersistenceMode(void *h, unsigned *out) { ASK(h); *out = !s.persistence_off; return OK; }
+int nvmlDeviceGetPersistenceMode(void *h, unsigned *out) { ASK_STATE(h, Q_PERSISTENCE); *out = !s.persistence_off; return OK; }
 
 int nvmlDeviceGetIndex(void *h, unsigned *out)
 {
@@ -504,8 +658,9 @@ int nvmlDeviceGetIndex(void *h, unsigned *out)
 
 int nvmlDeviceGetMigMode(void *h, unsigned *current, unsigned *pending)
 {
-	ASK(h);
-	*current = *pending = (unsigned)s.mig;
+	ASK_STATE(h, Q_MIG);
+	*current = (unsigned)t->mig;
+	*pending = (unsigned)t->mig_pending;
 	return OK;
 }
 
@@ -542,24 +697,62 @@ int nvmlDeviceGetMemoryInfo_v2(void *h, struct memory_v2 *out)
 	return OK;
 }
 
-int nvmlDeviceGetGpuFabricInfo(void *h, struct fabric *out)
+int nvmlDeviceGetEccMode(void *h, unsigned *current, unsigned *pending)
+{
+	ASK_STATE(h, Q_ECC);
+	*current = (unsigned)t->ecc;
+	*pending = (unsigned)t->ecc_pending;
+	return OK;
+}
+
+int nvmlDeviceGetRemappedRows(void *h, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed)
+{
+	ASK_STATE(h, Q_REMAP);
+	*corrected = *uncorrected = 0;
+	*pending = (unsigned)t->remap_pending;
+	*failed = (unsigned)t->remap_failed;
+	return OK;
+}
+
+int nvmlDeviceGetVirtualizationMode(void *h, unsigned long long *out)
+{
+	ASK_STATE(h, Q_VIRTUALIZATION);
+	*out = (unsigned long long)t->virtualization;
+	return OK;
+}
+
+/* Field 230 is NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; a field that is not known is refused by itself. */
+int nvmlDeviceGetFieldValues(void *h, int n, struct field *out)
 {
 	ASK(h);
+	for (int i = 0; i < n; i++) {
+		const struct state *t = &s.states[g->id];
+
+		out[i].rc = out[i].id == 230 ? t->refuse[Q_RECOVERY] : NOT_SUPPORTED;
+		out[i].value_type = 1;
+		out[i].value = (unsigned long long)t->recovery;
+	}
+	return OK;
+}
+
+int nvmlDeviceGetGpuFabricInfo(void *h, struct fabric *out)
+{
+	ASK_STATE(h, Q_FABRIC);
 	memset(out, 0, sizeof *out);
-	out->state = (unsigned char)s.fabric_state;
-	out->status = (unsigned)s.fabric_status;
+	out->state = (unsigned char)t->fabric;
+	out->status = (unsigned)t->fabric_status;
 	return OK;
 }
 
 int nvmlDeviceGetGpuFabricInfoV(void *h, struct fabric_v *out)
 {
 	unsigned version = out->version;
-	ASK(h);
+	ASK_STATE(h, Q_FABRIC);
 
 	memset(out, 0, sizeof *out);
 	out->version = version;
-	out->state = (unsigned char)s.fabric_state;
-	out->status = (unsigned)s.fabric_status;
+	out->state = (unsigned char)t->fabric;
+	out->status = (unsigned)t->fabric_status;
 	return OK;
 }
 

@@ -46,7 +46,10 @@ def statement(words: list[str]) -> str:
     """One line from the words of ``simgpu nvml``; raises ValueError.
 
     init=999 count=15 gpu=3 error=15 delay=500 show=7 omit=3 uuid=3:GPU-x shuffle shuffle=2 hang=init deaf
-    xid=79 check-devices=off persistence=off mig=on fabric=2:0; for=SECONDS or until=BOOTTIME, from=BOOTTIME.
+    xid=79 check-devices=off persistence=off fabric=2:0 mig=on pending=off
+    mig-device=0 uuid=MIG-x profile=1g.10gb gi=1 remap pending=1 ecc pending=0 recovery=1 virtualization=2
+    refuse=mig error=3, each with gpu=3 if it is about one;
+    for=SECONDS or until=BOOTTIME, from=BOOTTIME.
     """
     given = dict(word.partition("=")[::2] for word in words)
     tail = ""
@@ -70,10 +73,12 @@ def statement(words: list[str]) -> str:
         case "hang":
             return f"hang {value}{gpu}{rest}{tail}"
         case "uuid" | "fabric":
-            return f"{verb} {value.replace(':', ' ')}{tail}"
+            return f"{verb} {value.replace(':', ' ')}{gpu}{tail}"
+        case "mig" | "mig-device" | "remap" | "ecc" | "recovery" | "virtualization" | "refuse":
+            return " ".join(f"{verb} {value}{gpu}{rest}{tail}".split())
         case "xid":
             return f"xid {value}{gpu or ' gpu=0'} at={boottime():.3f}"
-        case "show" | "omit" | "shuffle" | "check-devices" | "persistence" | "mig":
+        case "show" | "omit" | "shuffle" | "check-devices" | "persistence":
             return f"{verb} {value}{tail}".strip()
     raise ValueError(f"“{' '.join(words)}” is nothing that the library can do; see simgpu --help.")
 
