@@ -24,7 +24,8 @@ VERBS = """
   probe            ask NVML once
   wait             hold a unit back until the gate releases it (gpu-gate-wait.service)
   config           every setting in force and where it came from; --check: exit 1 on a problem
-  pause, resume    no probe and no action until resumed; a waiting kubelet is released
+  pause            no probe and no action, --for a while, --why; a waiting kubelet is released
+  resume           end a pause
   forget           forget the set of GPUs that earlier boots showed
 """
 
@@ -56,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|DIR")
     parser.add_argument("--json", action="store_true", help="JSON, versioned")
     parser.add_argument("--check", action="store_true", help="config: exit 1 where something is wrong")
+    parser.add_argument("--for", dest="span", metavar="30m", help="pause: it ends by itself after this")
+    parser.add_argument("--why", metavar="TEXT", help="pause: said wherever the pause is shown")
     parser.add_argument("--verbose", action="store_true", help="run: debug lines as well")
     return parser
 
@@ -65,6 +68,9 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
         print(f"gpu-gate: {options.verb} takes no {options.target!r}: gpu-gate --help", file=sys.stderr)
         return 2
     verb = options.verb
+    if verb != "pause" and (options.span or options.why):
+        print(f"gpu-gate: --for and --why are of pause, not of {verb}: gpu-gate --help", file=sys.stderr)
+        return 2
     if verb == "wait":
         from . import wait
 
@@ -74,7 +80,9 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
     if verb == "config":
         return _config(config, options.json, options.check)
     if verb in ("pause", "resume", "forget"):
-        return _switch(verb)
+        from . import switch
+
+        return switch.run(verb, options.span, options.why)
     if verb == "run":
         return _daemon(config, options.verbose)
     from . import doctor
@@ -145,23 +153,3 @@ def _config(config: configuration.Config, as_json: bool, check: bool) -> int:
     for problem in config.problems:
         print(f"{'error' if problem.is_error else 'warning'}: {problem}", file=sys.stderr)
     return 1 if check and config.problems else 0
-
-
-def _switch(verb: str) -> int:
-    from pathlib import Path
-
-    from ..core.paths import RUN, STATE
-
-    mark = Path(RUN) / "paused"
-    try:
-        if verb == "pause":
-            mark.parent.mkdir(mode=0o755, exist_ok=True)
-            mark.touch()
-            print("paused until `gpu-gate resume` or the next boot")
-        elif verb == "resume":
-            mark.unlink(missing_ok=True)
-        else:
-            (Path(STATE) / "learned.json").unlink(missing_ok=True)
-    except OSError as exc:
-        raise GateError(f"{exc.filename} could not be changed ({exc.strerror}): are you root?") from exc
-    return 0

@@ -43,6 +43,8 @@ def status(seen: Snapshot, settings: Settings, probe: ProbeState, problems: Sequ
             "phase": gate.phase.value, "phase_number": gate.phase.number, "for_s": round(now - gate.since, 1),
             "why": gate.why, "reason": gate.reason, "released": bool(gate.released),
             "released_why": gate.released, "ready": gate.ready, "ready_why": gate.ready_why,
+            "paused": gate.paused,
+            "paused_for_s": round(max(0.0, gate.paused_until - now), 1) if gate.paused_until else None,
             "good_probes": gate.good, "wanted_probes": settings.stable_probes,
             "deadline_in_s": round(max(0.0, gate.deadline_at - now), 1)
             if gate.deadline_at and not gate.released else None,

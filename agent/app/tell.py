@@ -22,6 +22,8 @@ def tell(seen: Snapshot, decided: Step, reasons: dict[str, int], diagnosis: Diag
         "ready": "yes" if gate.ready else "no", "wake": wake}
     if gate.released and not before.released:
         log.info("kubelet released: %s", gate.released, extra=facts(KUBELET_RELEASED, **values))
+    if before.paused != gate.paused:
+        log.info("%s", gate.paused or "no longer paused", extra=facts(**values))
     same = (before.phase, before.reason, before.ready) == (gate.phase, gate.reason, gate.ready)
     if same and before.why != gate.why and diagnosis.report and before.counted != gate.counted:
         log.debug("probe %d: %s", gate.counted, gate.why, extra=facts(**values))

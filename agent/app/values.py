@@ -102,6 +102,10 @@ def _unit(value: str) -> str:
     return value
 
 
+def _units(value: str) -> tuple[str, ...]:
+    return tuple(_unit(part) for part in value.replace(",", " ").split())
+
+
 def _listen(value: str) -> str:
     found = _LISTEN.fullmatch(value)
     if not found or not 0 < int(found.group(2)) < 65536:
@@ -118,6 +122,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "on_deadline": _one_of("open", "hold"),
     "hold_s": _span(1, 1800),
     "control_plane_deadline_s": _span(1, 1800),
+    "pause_while": _units,
     "probe_timeout_s": _span(1, 600),
     "probe_interval_s": _span(10, 86400),
     "driver_root": _absolute,

@@ -39,7 +39,9 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     word, released = _released(moved, diagnosis, now)
     moved = replace(moved, released=released)
     ready, ready_why = _ready(moved, diagnosis, now, settings)
-    moved = replace(moved, ready=ready, ready_why=ready_why)
+    pause = diagnosis.paused
+    moved = replace(moved, ready=ready, ready_why=f"{ready_why}; {pause.why}" if pause else ready_why,
+                    paused=pause.why if pause else "", paused_until=pause.until if pause else None)
     actions = _actions(moved, diagnosis, now, settings, word) + mended.actions
     due = wake_at(moved, diagnosis, now, settings)
     return Step(moved, actions, min(due, max(now, mended.wake_at)) if mended.wake_at is not None else due)
@@ -77,6 +79,8 @@ def _with_mend(gate: Gate, phase: Phase, why: str, reason: str) -> tuple[Phase, 
 
 def _forget(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
     """What earlier probes said does not outlive the driver they asked, nor the readings they were made of."""
+    if gate.paused and not diagnosis.paused:  # whatever was done meanwhile was done to be seen
+        gate = replace(gate, probe_after=now)
     if gate.good == 0 and gate.hopeless == 0:
         return gate
     differs = bool(diagnosis.fingerprint) and bool(gate.fingerprint) and diagnosis.fingerprint != gate.fingerprint
@@ -177,8 +181,8 @@ def _released(gate: Gate, diagnosis: Diagnosis, now: float) -> tuple[str, str]:
         return "Before", diagnosis.released_before
     if diagnosis.kubelet_active:
         return "KubeletActive", "the kubelet was already running"
-    if diagnosis.paused:
-        return "Paused", "gpu-gate is paused"
+    if diagnosis.paused and diagnosis.paused.by_person:
+        return "Paused", diagnosis.paused.why
     if gate.phase is Phase.OPEN:
         return "Open", f"stable: {gate.why}"
     if gate.phase is Phase.NOT_APPLICABLE:
@@ -199,7 +203,7 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
         return (False, broken.because) if broken else (True, gate.why)
     if gate.phase is Phase.REVALIDATING:
         if diagnosis.paused:
-            return False, "paused: not validated since a reload or restart"
+            return False, "not validated since a reload or restart"
         if now > diagnosis.disturbed_at + stands_for_s(diagnosis, settings):
             return False, f"no verdict for {now - diagnosis.disturbed_at:.0f} s after a reload or restart"
     elif gate.phase is not Phase.OPEN:

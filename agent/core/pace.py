@@ -68,6 +68,8 @@ def wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) ->
         instants.append(gate.deadline_at)
     if wants_probe(gate, diagnosis) and not diagnosis.probe_busy:
         instants.append(probe_due(gate, diagnosis, settings))
+    if diagnosis.paused and diagnosis.paused.until is not None:
+        instants.append(diagnosis.paused.until)
     if gate.phase is Phase.REVALIDATING:
         instants.append(diagnosis.disturbed_at + stands_for_s(diagnosis, settings) + 0.01)
     if gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.HELD) and not gate.ready and gate.good:

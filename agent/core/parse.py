@@ -73,13 +73,15 @@ def json_object(data: bytes) -> dict[str, Any] | None:
 
 
 def mark(data: bytes) -> Mark | None:
-    """A mark of /run/gpu-gate: {"reason": "…", "at": boottime seconds}. An empty file is a mark as well."""
+    """A mark of /run/gpu-gate: {"reason": "…", "at": boottime seconds, "until": the same}. A file that is empty, or
+    holds something else, is a mark as well: somebody made it, and it does not end by itself."""
     if not data.strip():
         return Mark("set by hand", 0.0)
     found = json_object(data)
     if found is None:
         return Mark(text(data)[:200], 0.0)
-    return Mark(str(found.get("reason") or "no reason given")[:200], number(found.get("at")))
+    return Mark(str(found.get("reason") or "no reason given")[:200], number(found.get("at")),
+                number(found.get("until")))
 
 
 def number(value: object) -> float:

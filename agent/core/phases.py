@@ -53,6 +53,9 @@ class Gate:
     failures: int = 0
     probe_after: float = 0.0
     deadline_at: float = 0.0
+    paused: str = ""
+    'why no probe and no action is made, "" where they are'
+    paused_until: float | None = None
     open_since: float | None = None
     "boottime since which NVML is stable"
     listed: int = 0

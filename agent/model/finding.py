@@ -63,6 +63,17 @@ class Scope(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Why no probe and no action is made now."""
+
+    why: str
+    until: float | None
+    "boottime, seconds; None: not known beforehand"
+    by_person: bool
+    "`gpu-gate pause`, which releases the kubelet; else work on the GPUs, which ends soon"
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What the scene means, and the few values the gate decides by."""
 
@@ -84,7 +95,7 @@ class Diagnosis:
     released_before: str
     'why an earlier moment of this boot released the kubelet, "" where none did'
     waiting_since: float | None
-    paused: bool
+    paused: Pause | None
     control_plane: bool
     learned: tuple[str, ...]
     "bus ids that this machine showed before"

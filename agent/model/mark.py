@@ -11,3 +11,5 @@ class Mark(NamedTuple):
     reason: str
     at: float
     "boottime, seconds"
+    until: float = 0.0
+    "boottime, seconds, when it ends by itself; 0.0: it does not"

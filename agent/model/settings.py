@@ -39,6 +39,10 @@ class Settings:
         "Gate", "ControlPlaneDeadlineSec", 20.0,
         "caps DeadlineSec where a control plane runs as static pods: its kubelet must not wait for GPUs",
         unit="s")
+    pause_while: tuple[str, ...] = _key(
+        "Gate", "PauseWhile", ("nvidia-mig-manager.service",),
+        "no probe and no repair while one of these is starting: a oneshot that changes MIG or resets GPUs fails "
+        "where somebody holds a GPU")
     probe_timeout_s: float = _key(
         "Probe", "TimeoutSec", 60.0,
         "NVML may take 1-3 s a GPU without persistence (NVIDIA, driver-persistence); 8 GPUs on a busy node 45 s",

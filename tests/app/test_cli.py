@@ -164,6 +164,21 @@ def test_pause_resume_and_forget(node: Node) -> None:
     assert node.gpu_gate("forget").returncode == 0
 
 
+def test_a_pause_that_ends_by_itself(node: Node) -> None:
+    done = node.gpu_gate("pause", "--for", "1h 30m", "--why", "a new GPU")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"paused until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, `gpu-gate resume` or the next boot\n",
+                        done.stdout)
+    mark = json.loads((node.run / "paused").read_text())
+    assert mark["reason"] == "a new GPU"
+    assert mark["until"] - mark["at"] == pytest.approx(5400.0)
+    assert [path.name for path in node.run.iterdir()] == ["paused"]
+    for words in (("pause", "--for", "soon"), ("pause", "--for", "0"), ("pause", "--for", "8000h"),
+                  ("status", "--why", "x"), ("resume", "--for", "3m")):
+        done = node.gpu_gate(*words)
+        assert (done.returncode, is_a_sentence(done.stderr)) == (2, True), words
+
+
 def test_what_cannot_be_changed_is_a_sentence(node: Node) -> None:
     (node.run / "paused").mkdir()
     done = node.gpu_gate("resume")

@@ -92,7 +92,7 @@ class MendLaws:
         says = (
             ("the look stalled", view is None), ("UNKNOWN", unknown), ("the kubelet is down", not kubelet.is_active),
             ("pod-resources is silent", kubelet.silent), ("systemd is silent", world.bus is not None),
-            ("paused", world.disk.has("/run/gpu-gate/paused")), ("Repair=report", world.settings.repair == "report"))
+            ("paused", world.is_paused()), ("Repair=report", world.settings.repair == "report"))
         return next((word for word, holds in says if holds), "")
 
     def acted(self, action: Disruptive, tape: Tape | None) -> None:

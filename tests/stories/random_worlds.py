@@ -106,6 +106,7 @@ def _event(dice: random.Random, gpus: int) -> str:
         "driver uvm", "nodes appear", "nodes vanish /dev/nvidiactl", f"nodes vanish /dev/nvidia{gpu}",
         "nodes vanish /dev/char/195:255", "persistenced restarts", "persistenced stops", "containerd restarts",
         "daemon-reload", "daemon-reload", "kubelet restarts", "plugin restarts", "gpu-gate paused",
+        "gpu-gate paused for 40", "mig-manager works", "mig-manager ends",
         "gpu-gate resumed", "dev unreadable", "dev readable", "bus away", "bus slow", "bus back",
         "hand MakeNodes fails", "hand LinkDevChar fails", "look stalls",
         "look is quick", "agent dies"))

@@ -210,10 +210,16 @@ def _reload(world: World, words: list[str]) -> None:
 
 def _gate(world: World, words: list[str]) -> None:
     if words[0] == "paused":
-        world.mark("paused", "a person paused it")
+        world.pause(float(words[2]) if words[1:] else None)
     else:
         world.disk.remove(f"{RUN}/paused")
         world.signal("inotify")
+
+
+def _mig_manager(world: World, words: list[str]) -> None:
+    """mig-manager works|ends: a oneshot that is activating while it works"""
+    world.set_unit("nvidia-mig-manager.service", "activating" if words[0] == "works" else "inactive")
+    world.signal("systemd")
 
 
 def _dev(world: World, words: list[str]) -> None:
@@ -243,6 +249,7 @@ def _look(world: World, words: list[str]) -> None:
 def _everything(world: World, words: list[str]) -> None:
     """everything heals: what makes any of these nodes well"""
     _gate(world, ["resumed"])
+    _mig_manager(world, ["ends"])
     _bus(world, ["back"])
     _dev(world, ["readable"])
     world.hands.clear()
@@ -274,7 +281,7 @@ def _healthy_plugin(world: World, words: list[str]) -> None:
 VERBS: dict[str, Any] = {
     "nvml": _nvml, "gpu": _gpu, "driver": _driver, "nodes": _nodes, "kubelet": _kubelet,
     "wait": _wait, "daemon-reload": _reload, "gpu-gate": _gate, "dev": _dev, "bus": _bus, "hand": _hand,
-    "look": _look, "everything": _everything, "all": _healthy_plugin, **PLUGIN_VERBS,
+    "look": _look, "mig-manager": _mig_manager, "everything": _everything, "all": _healthy_plugin, **PLUGIN_VERBS,
     "persistenced": lambda world, words: _unit("nvidia-persistenced.service", world, words),
     "containerd": lambda world, words: _unit("containerd.service", world, words),
 }

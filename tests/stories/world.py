@@ -118,6 +118,18 @@ class World:
         self.disk.write(f"{RUN}/{name}", json.dumps({"reason": reason, "at": self.now}))
         self.signal("inotify")
 
+    def pause(self, for_s: float | None) -> None:
+        until = {"until": self.now + for_s} if for_s is not None else {}
+        self.disk.write(f"{RUN}/paused", json.dumps({"reason": "changing the driver", "at": self.now, **until}))
+        self.signal("inotify")
+
+    def is_paused(self) -> bool:
+        """By a mark that has not ended, or by the one unit that pauses by default."""
+        mark = self.disk.read(f"{RUN}/paused", 65536, self.now)
+        until = json.loads(mark.value).get("until") if isinstance(mark, Seen) else 0.0
+        mig = self.systemd.get("nvidia-mig-manager.service")
+        return until is None or self.now < until or (mig is not None and mig.active == "activating")
+
     def thaw(self) -> None:
         self.hang = ""
         self.on_thaw()

@@ -264,7 +264,7 @@ READINESS: list[tuple[str, Gate, dict[str, Any], bool, str]] = [
      {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 16))}, False, "no verdict for 16 s"),
     ("reloaded while paused", opened(**LISTED),
      {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1)), "paused": seen(Mark("", 0.0))}, False,
-     "paused: not validated"),
+     "not validated since a reload or restart; paused: "),
     ("no GPU", gate(), {"pci": seen(()), "units": seen(())}, True, "no NVIDIA GPU"),
     ("only a nouveau GPU", gate(), {"pci": seen((function(BUSES[0], "nouveau"),)), "units": seen(())}, False,
      "nouveau"),

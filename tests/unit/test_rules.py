@@ -377,7 +377,7 @@ def test_the_newest_reload_or_restart(changes: dict[str, Any], at: float) -> Non
 def test_marks_and_what_was_learned_reach_the_gate() -> None:
     diagnosis = diagnosed(released=seen(Mark("open", 5.0)), paused=seen(Mark("", 0.0)), waiting=seen(Mark("", 7.0)),
                           learned=seen(BUSES), control_plane=True)
-    assert (diagnosis.released_before, diagnosis.paused, diagnosis.waiting_since) == ("open", True, 7.0)
+    assert (diagnosis.released_before, bool(diagnosis.paused), diagnosis.waiting_since) == ("open", True, 7.0)
     assert (diagnosis.learned, diagnosis.control_plane) == (BUSES, True)
     assert "AsBefore" not in {f.condition for f in diagnosis.findings}
 

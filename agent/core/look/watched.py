@@ -22,7 +22,8 @@ DRIVER_UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
 
 def watched_units(settings: Settings) -> tuple[str, ...]:
     """The units whose state and InvocationID matter."""
-    return DRIVER_UNITS + RUNTIME_UNITS + kubelet_units(settings) + tuple(filter(None, (settings.plugin_unit,)))
+    return DRIVER_UNITS + RUNTIME_UNITS + settings.pause_while + kubelet_units(settings) \
+        + tuple(filter(None, (settings.plugin_unit,)))
 
 
 def kubelet_units(settings: Settings) -> tuple[str, ...]:

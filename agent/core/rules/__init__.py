@@ -6,7 +6,7 @@ from ...model.finding import Diagnosis, Scope, Verdict
 from ...model.reading import Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
-from . import device_nodes, driver, kubelet, nvml, pci, plugin
+from . import device_nodes, driver, kubelet, nvml, pause, pci, plugin
 
 
 def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
@@ -16,12 +16,14 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     registered = kubelet.registered(scene, settings, judged) if gpus.scope is not Scope.NONE else None
     short = registered is not None and registered.verdict is Verdict.FAILS
     fault = plugin.fault(scene, settings, short)
+    paused = pause.find(scene, settings)
     findings = (
         *pci.findings(scene, settings, gpus),
         *driver.findings(scene, gpus),
         *device_nodes.findings(scene, gpus, judged),
         *driver.service_findings(scene, gpus),
         *nvml.findings(scene, gpus, judged),
+        *pause.findings(scene, paused),
         *kubelet.findings(scene, settings),
         *((*plugin.findings(scene, fault), registered) if registered else ()),
     )
@@ -39,7 +41,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
         kubelet_active=kubelet.is_active(scene, settings),
         released_before=scene.released.value.reason if isinstance(scene.released, Seen) else "",
         waiting_since=scene.waiting.value.at if isinstance(scene.waiting, Seen) else None,
-        paused=isinstance(scene.paused, Seen),
+        paused=paused,
         control_plane=scene.control_plane,
         learned=scene.learned.value if isinstance(scene.learned, Seen) else (),
         registered=registered,
