@@ -15,7 +15,7 @@ demo: set-up-node ## a GPU node boots without the gate and with it, and the diff
 
 test: set-up-test ## every test but those that want a real GPU; ARGS="-k name" for some
 	@tests/node/tree.py bookworm trixie
-	@.venv/bin/pytest -m "not gpu" --timeout=300 $(ARGS)
+	@.venv/bin/pytest -m "not gpu" --timeout=300 --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 lint: set-up-test ## ruff on the whole tree, mypy, shellcheck, systemd-analyze verify, lintian
 	@.venv/bin/ruff check --quiet .

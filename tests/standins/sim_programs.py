@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,8 +94,12 @@ class Programs:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, library: Path) -> Iterator[Programs]:
-    made = Programs(tmp_path, library)
+def programs(library: Path) -> Iterator[Programs]:
+    with tempfile.TemporaryDirectory(prefix="sim-") as folder:  # a socket's path has but 107 bytes
+        yield from _running(Programs(Path(folder), library))
+
+
+def _running(made: Programs) -> Iterator[Programs]:
     made.simgpu("plug", "--gpus", "8")
     made.simgpu("nvml", "check-devices=off")
     yield made

@@ -226,6 +226,7 @@ def test_second_list_and_watch_swallows_an_update(programs):
             channel, "/v1beta1.DevicePlugin/ListAndWatch", plugin_api.Empty(), plugin_api.ListAndWatchResponse
         )
         assert len(next(stream).devices) == 8
+        time.sleep(1.0)  # until the plugin's handler waits for its next update
         stream.cancel()
     for gpu, expected in ((1, 7), (2, 7), (3, 5)):  # the second update went to the stream that was closed
         programs.simgpu("nvml", "xid=79", f"gpu={gpu}")
