@@ -37,8 +37,6 @@ CYCLE_S = 5.0
 """The longest a cycle may wait for the node, in seconds."""
 GATHER_S = 0.02
 """Signals come in bursts; a cycle waits this long for the rest of one."""
-QUIET_S = 115.0
-"""On a node that is ready and where nothing happens, systemd and the kubelet are asked every fourth heartbeat."""
 CONNECT_S = 0.5
 """The first look waits so long for systemd's answer to be had."""
 HAND_RETRY_S = 60.0
@@ -135,8 +133,8 @@ class Daemon:
             await self.sources.bus.watch(watched_units(self.settings))
         self.sources.refresh()
         await self.http.keep()
-        is_quiet = reasons.keys() <= {"timer"} and self.seen.gate.ready and self.seen.gate.phase is Phase.OPEN
-        self.host.reuse_s = QUIET_S if is_quiet else 0.0
+        self.host.is_quiet = reasons.keys() <= {"timer"} and self.seen.gate.ready \
+            and self.seen.gate.phase is Phase.OPEN and not await self.host.trouble()
         try:
             # A look that may lead to a repair is recorded: it is the evidence of it.
             recorder = Recorder(self.host) if self.seen.gate.mend.suspect else None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.runtime import Access, ContainerDetail, Runtime
@@ -20,8 +21,14 @@ from ..wire.rpc import RpcError, get_allocatable
 from . import access, cri
 from .probes import Probes, boottime
 
+T = TypeVar("T")
+
 FOLDER_LIMIT = 4096
 ALLOCATABLE_WITHIN_S = 1.0
+QUIET_S = 115.0
+"""On a quiet node systemd and the kubelet are asked every fourth heartbeat: a gRPC call costs 50 wake-ups."""
+RUNTIME_QUIET_S = 1195.0
+"""The runtime more rarely still: its containers come and go with scopes of systemd's, which wake us."""
 CRI_WITHIN_S = 1.0
 """Two lists took 5 ms, at worst 21 (containerd 1.6.20 and 1.7.24): a runtime that needs a second is not well."""
 ALLOCATABLE_FRESH_S = 0.5
@@ -56,14 +63,9 @@ class LiveHost:
         self._bus = bus
         self._probes = probes
         self._root = Path(root)
-        self._allocatable: Seen[tuple[Devices, ...]] | None = None
-        self._units: tuple[tuple[str, ...], Seen[tuple[Unit, ...]]] | None = None
-        self._manager: Seen[Manager] | None = None
-        self._runtimes: dict[str, Seen[Runtime]] = {}
-        self._containers: dict[str, Seen[ContainerDetail]] = {}
-        self.reuse_s = 0.0
-        """How old an answer of systemd, kubelet or runtime may be to be given again: more than 0 only where nothing
-        woke us but the timer. Each of them would have woken us; every gRPC call costs 30 wake-ups."""
+        self._recent: dict[tuple[str, ...], Seen[Any]] = {}
+        self.is_quiet = False
+        "nothing woke us but the timer: what would have woken us had it changed need not be asked at every heartbeat"
         self.sources: list[object] = []
         "signal sources; each has a `problem`"
 
@@ -106,34 +108,30 @@ class LiveHost:
     async def units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
         if self._bus is None:
             return Refusal(Why.NOT_ASKED, "no connection to D-Bus was made")
-        clock = clock_now()
-        if self._units and self._units[0] == tuple(names) and self._is_fresh(self._units[1].at):
-            return self._units[1]
-        self._units = None
+        clock, question = clock_now(), ("units", *names)
+        if known := self._known(question, QUIET_S):
+            return known
         try:
             rows = await self._bus.units(names)
         except BusError as exc:
             return _bus_refusal(exc)
-        found = Seen(tuple(Unit(
+        return self._keep(question, Seen(tuple(Unit(
             r.name, r.load_state, r.active_state, r.sub_state, r.invocation_id,
             _boottime_of(r.active_enter_usec, clock) if r.active_enter_usec else None, r.unit_file_state,
-        ) for r in rows), clock.boottime)
-        self._units = (tuple(names), found)
-        return found
+        ) for r in rows), clock.boottime))
 
     async def manager(self) -> Reading[Manager]:
         if self._bus is None:
             return Refusal(Why.NOT_ASKED, "no connection to D-Bus was made")
-        if self._manager and self._is_fresh(self._manager.at):
-            return self._manager
-        clock, self._manager = clock_now(), None
+        if known := self._known(("manager",), QUIET_S):
+            return known
+        clock = clock_now()
         try:
             row = await self._bus.manager()
         except BusError as exc:
             return _bus_refusal(exc)
         loaded = _boottime_of(row.units_load_usec, clock) if row.units_load_usec else None
-        self._manager = Seen(Manager(row.version, loaded), clock.boottime)
-        return self._manager
+        return self._keep(("manager",), Seen(Manager(row.version, loaded), clock.boottime))
 
     async def probe(self) -> Reading[ProbeState]:
         if self._probes is None:
@@ -141,10 +139,9 @@ class LiveHost:
         return Seen(self._probes.state, boottime())
 
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
-        last = self._allocatable
-        if last is not None and (boottime() - last.at < ALLOCATABLE_FRESH_S or self._is_fresh(last.at)):
-            return last
-        self._allocatable = None
+        question = ("allocatable", socket)
+        if known := self._known(question, QUIET_S, ALLOCATABLE_FRESH_S):
+            return known
         path = self._path(socket)
         try:
             path.stat()
@@ -158,9 +155,8 @@ class LiveHost:
         merged: dict[str, list[str]] = {}
         for row in rows:  # the kubelet sends one entry per device
             merged.setdefault(row.resource, []).extend(row.ids)
-        self._allocatable = Seen(tuple(Devices(r, tuple(sorted(set(ids)))) for r, ids in sorted(merged.items())),
-                                 asked_at)
-        return self._allocatable
+        found = tuple(Devices(r, tuple(sorted(set(ids)))) for r, ids in sorted(merged.items()))
+        return self._keep(question, Seen(found, asked_at))
 
     async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
         try:
@@ -177,31 +173,29 @@ class LiveHost:
             os.close(fd)
 
     async def runtime(self, socket: str) -> Reading[Runtime]:
-        known = self._runtimes.get(socket)
-        if known is not None and self._is_fresh(known.at):
+        question = ("runtime", socket)
+        if known := self._known(question, RUNTIME_QUIET_S):
             return known
-        self._runtimes.clear()
+        for old in [q for q in self._recent if q[0] == "container"]:
+            del self._recent[old]
         asked_at = boottime()
         path = str(self._path(socket))
         try:
             os.stat(path)
-            self._runtimes[socket] = Seen(await cri.runtime(path, CRI_WITHIN_S), asked_at)
-            return self._runtimes[socket]
+            return self._keep(question, Seen(await cri.runtime(path, CRI_WITHIN_S), asked_at))
         except OSError as exc:
             return _refusal(exc)
         except RpcError as exc:
             return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
 
     async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
-        known = self._containers.get(container_id)
-        if known is not None and self._is_fresh(known.at):
+        question = ("container", socket, container_id)
+        if known := self._known(question, RUNTIME_QUIET_S):
             return known
-        self._containers.clear()
         asked_at = boottime()
         try:
-            found = Seen(await cri.container(str(self._path(socket)), container_id, CRI_WITHIN_S), asked_at)
-            self._containers[container_id] = found
-            return found
+            found = await cri.container(str(self._path(socket)), container_id, CRI_WITHIN_S)
+            return self._keep(question, Seen(found, asked_at))
         except RpcError as exc:
             return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
 
@@ -212,8 +206,16 @@ class LiveHost:
         problems = (getattr(source, "problem", None) for source in self.sources)
         return tuple(str(p) for p in problems if p)
 
-    def _is_fresh(self, at: float) -> bool:
-        return boottime() - at < self.reuse_s
+    def _known(self, question: tuple[str, ...], quiet_s: float, within_s: float = 0.0) -> Seen[Any] | None:
+        """The last answer, where it may be given again. A refusal is never given twice."""
+        known = self._recent.pop(question, None)
+        if known is None or boottime() - known.at >= max(quiet_s if self.is_quiet else 0.0, within_s):
+            return None
+        return self._keep(question, known)
+
+    def _keep(self, question: tuple[str, ...], answer: Seen[T]) -> Seen[T]:
+        self._recent[question] = answer
+        return answer
 
     def _path(self, path: str) -> Path:
         return self._root / path.lstrip("/")

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.app.daemon import CYCLE_S, QUIET_S
+from agent.app.daemon import CYCLE_S
 from agent.core.deadline import hold_limit_s
 from agent.core.gate import STALE_S
 from agent.core.phases import Phase, Step
 from agent.model.plan import Action, LinkDevChar, LoadModule, MakeNodes
 from agent.model.scene import ProbeEnd, ProbeReport
+from agent.node.live import QUIET_S
 
 from .gpus import PROC
 from .mend_laws import MendLaws

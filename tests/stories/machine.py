@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TypeVar
 
-from agent.app.daemon import CYCLE_S, GATHER_S, HAND_RETRY_S, QUIET_S, RELEASE_RETRY_S
+from agent.app.daemon import CYCLE_S, GATHER_S, HAND_RETRY_S, RELEASE_RETRY_S
 from agent.core.gate import step
 from agent.core.look import look
 from agent.core.mend import refuse
@@ -141,7 +141,7 @@ class Machine:
         self.cycles += 1
         self.due_at = math.inf  # what comes from here on asks for the next cycle
         is_quiet = self._is_quiet and self.gate.ready and self.gate.phase is Phase.OPEN
-        world.reuse_s = QUIET_S if is_quiet else 0.0
+        world.is_quiet = is_quiet
         self._is_quiet = True
         tape = self._look()
         world.time.advance(world.now + self.looked_s)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.app.daemon import QUIET_S
 from agent.model.plan import Action, DropProbe, StartProbe
+from agent.node.live import QUIET_S
 
 from .machine import Machine
 from .script import Play, parse, written

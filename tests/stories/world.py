@@ -19,7 +19,7 @@ from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, ContainerDetail, Runtime
 from agent.model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
 from agent.model.settings import Settings
-from agent.node.live import ALLOCATABLE_FRESH_S
+from agent.node.live import ALLOCATABLE_FRESH_S, QUIET_S
 
 from .disk import Disk
 from .gpus import Card, Hardware
@@ -59,7 +59,7 @@ class World:
         'action to "fails" or "does nothing"'
         self.lookup_s = 0.0
         "how long a look takes"
-        self.reuse_s = 0.0
+        self.is_quiet = False
         "how old answers of systemd and the kubelet may be, as agent/node/live.py has it"
         self._old: dict[str, Seen[Any]] = {}
         self.boot_id = "b007b007-0000-4000-8000-000000000001"
@@ -245,7 +245,8 @@ class World:
     def _fresh(self, what: str, ask: Callable[[], Reading[Any]], within_s: float = 0.0) -> Reading[Any]:
         """The last answer, where that may still be given; a refusal is never given twice."""
         old = self._old.pop(what, None)
-        answer = old if old is not None and self.now - old.at < max(self.reuse_s, within_s) else ask()
+        within_s = max(within_s, QUIET_S if self.is_quiet else 0.0)
+        answer = old if old is not None and self.now - old.at < within_s else ask()
         if isinstance(answer, Seen):
             self._old[what] = answer
         return answer
