@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..model.settings import Settings
+from . import launching
 from .values import PARSERS
 
 MAIN = "etc/gpu-gate/gpu-gate.conf"
@@ -65,6 +66,8 @@ def load(root: str = "/", last_good: Settings | None = None) -> Config:
     good = last_good or Settings()
     kept = {n: getattr(good, n) for n in _NAMES if n in reading.rejected or not reading.is_whole}
     settings, more = _contradictions(replace(Settings(), **{**kept, **reading.values}), reading.origins)
+    more += [Problem(reading.origins.get("launch", "defaults"), sentence, True)
+             for sentence in launching.problems(settings, Path(root))]
     return Config(settings, reading.origins, tuple(reading.problems[:PROBLEMS] + more))
 
 

@@ -19,6 +19,7 @@ from ..model.errors import HandFailed
 from ..model.plan import Action, DropProbe, Rebuild, Release, RestartUnit, SendHup, StartProbe
 from ..model.settings import Settings
 from ..node.hands import Hands
+from ..node.launch import Launcher
 from ..node.live import LiveHost
 from ..node.mender import Mender
 from ..node.probes import Probes, boottime
@@ -53,8 +54,9 @@ class Daemon:
         settings = config.settings
         self.probes = Probes(self.wakes.wake, settings.probe_timeout_s, settings.driver_root)
         self.host = LiveHost(self.sources.bus, self.probes)
-        self.mender = Mender(self.host, self.sources.bus, self._repair_ended)
-        self.hands = Hands(self.host, self.probes, self.mender)
+        self.mender = Mender(self.host, self.sources.bus, self._hand_ended)
+        self.launcher = Launcher(self.sources.bus, self._hand_ended)
+        self.hands = Hands(self.host, self.probes, self.mender, self.launcher)
         self.http = Http(self)
         self.systemd = Notify()
         self.host.sources = [self.sources.bus, self.sources.uevents, self.sources.inotify, self.http]
@@ -95,6 +97,7 @@ class Daemon:
             await self.http.close()
             self.sources.close()
             await self.mender.close()
+            await self.launcher.close()
             await self.probes.close()
 
     def reload(self) -> None:
@@ -108,9 +111,9 @@ class Daemon:
         self.wakes.wake("reload")
         self.systemd.ready()
 
-    def _repair_ended(self, said: str) -> None:
+    def _hand_ended(self, said: str) -> None:
         log.info("%s", said)
-        self.wakes.wake("repair ended")
+        self.wakes.wake("a hand ended")
 
     async def _cycles(self) -> None:
         await self.wakes.wait(CONNECT_S)

@@ -17,6 +17,7 @@ from ..model.finding import Diagnosis, Finding, Heals, Scope, Verdict
 from ..model.plan import Action, DropProbe, Learn, Release, StartProbe
 from ..model.scene import ProbeEnd
 from ..model.settings import Settings
+from . import launch as launching
 from . import mend as mending
 from .deadline import hold_limit_s
 from .pace import AGREE, DOUBT_S, backoff, keeps_probe, probe_due, stands_for_s, wake_at, wants_probe
@@ -35,16 +36,19 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     phase, why, reason = _with_mend(moved, phase, why, reason)
     if phase is not moved.phase:
         moved = replace(moved, phase=phase, since=now)
-    moved = replace(moved, why=why, reason=reason)
-    word, released = _released(moved, diagnosis, now)
+    open_since = moved.open_since if phase in (Phase.OPEN, Phase.REPAIRING) else None
+    launched = launching.step(moved.launch, diagnosis, open_since, now)
+    moved = replace(moved, why=why, reason=reason, launch=launched.launch)
+    word, released = _released(moved, diagnosis, now, launched.holds)
     moved = replace(moved, released=released)
     ready, ready_why = _ready(moved, diagnosis, now, settings)
     pause = diagnosis.paused
     moved = replace(moved, ready=ready, ready_why=f"{ready_why}; {pause.why}" if pause else ready_why,
                     paused=pause.why if pause else "", paused_until=pause.until if pause else None)
-    actions = _actions(moved, diagnosis, now, settings, word) + mended.actions
-    due = wake_at(moved, diagnosis, now, settings)
-    return Step(moved, actions, min(due, max(now, mended.wake_at)) if mended.wake_at is not None else due)
+    actions = _actions(moved, diagnosis, now, settings, word) + launched.actions + mended.actions
+    wakes = [wake_at(moved, diagnosis, now, settings),
+             *(max(now, w) for w in (mended.wake_at, launched.wake_at) if w is not None)]
+    return Step(moved, actions, min(wakes))
 
 
 def _mend(gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float,
@@ -173,8 +177,9 @@ def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> 
     return Phase.PROBING, because, reason or "Probing"
 
 
-def _released(gate: Gate, diagnosis: Diagnosis, now: float) -> tuple[str, str]:
-    """(word, sentence) of why the kubelet may start; ("", "") while it may not."""
+def _released(gate: Gate, diagnosis: Diagnosis, now: float, holds: str) -> tuple[str, str]:
+    """(word, sentence) of why the kubelet may start; ("", "") while it may not. `holds`: what an open gate still
+    waits for, for some seconds."""
     if gate.released:
         return "Before", gate.released
     if diagnosis.released_before:
@@ -183,7 +188,7 @@ def _released(gate: Gate, diagnosis: Diagnosis, now: float) -> tuple[str, str]:
         return "KubeletActive", "the kubelet was already running"
     if diagnosis.paused and diagnosis.paused.by_person:
         return "Paused", diagnosis.paused.why
-    if gate.phase is Phase.OPEN:
+    if gate.phase is Phase.OPEN and not holds:
         return "Open", f"stable: {gate.why}"
     if gate.phase is Phase.NOT_APPLICABLE:
         return "NotApplicable", gate.why
@@ -192,7 +197,7 @@ def _released(gate: Gate, diagnosis: Diagnosis, now: float) -> tuple[str, str]:
     if gate.phase is Phase.HELD:
         return "CannotHeal", f"waiting cannot heal it: {gate.why}"
     if now >= gate.deadline_at:
-        return "Deadline", f"the deadline is over while {gate.phase.value}: {gate.why}"
+        return "Deadline", f"the deadline is over while {gate.phase.value}: {holds or gate.why}"
     return "", ""
 
 

@@ -8,3 +8,11 @@ CONTROL_PLANE_MANIFESTS = (
     "/var/lib/rancher/rke2/agent/pod-manifests/kube-apiserver.yaml",
 )
 PCI = "/sys/bus/pci/devices"
+MANIFEST_DIRS = (
+    "/etc/kubernetes/manifests",
+    "/var/lib/rancher/k3s/agent/pod-manifests",
+    "/var/lib/rancher/rke2/agent/pod-manifests",
+)
+"""Static pods of kubeadm, k3s and rke2. gpu-gate.tmpfiles and gpu-gate.service name them too."""
+MANIFEST_NAME = "gpu-gate-plugin.yaml"
+"""Of the manifest that Launch=manifest places; tmpfiles removes this name at the next boot, and no other."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ..model.plan import Action
+from .launch import Launch
 from .mend import Mend
 
 
@@ -62,6 +63,7 @@ class Gate:
     "answers of the kubelet in a row that list every GPU"
     listed_at: float = 0.0
     mend: Mend = field(default_factory=Mend)
+    launch: Launch = field(default_factory=Launch)
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .cdi import Refresh
 from .fault import Mending
-from .plan import Action
+from .plan import Action, LaunchUnit, PlaceManifest
 from .scene import ProbeReport
 
 
@@ -106,6 +107,10 @@ class Diagnosis:
     "None where there is no plugin to mend: no kubelet, no GPU"
     additive: tuple[Action, ...] = ()
     "what is missing and may be added without asking"
+    refresh: Refresh | None = None
+    "CDI specs that their unit may mend"
+    launch: LaunchUnit | PlaceManifest | None = None
+    "how the plugin is launched, once the gate is open"
 
     def first_broken(self) -> Finding | None:
         """The first link that blocks: everything after it follows from it."""

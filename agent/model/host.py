@@ -38,6 +38,13 @@ class Host(Protocol):
     async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
         """The last `limit` bytes of a file."""
 
+    async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
+        """A YAML or JSON file, by its name, as JSON text; FAILED where it holds neither, or more than `limit`."""
+
+    async def absent(self, paths: Sequence[str]) -> Reading[tuple[str, ...]]:
+        """Those of these paths that are not there. Links are followed, and nothing is opened: they may be device
+        nodes."""
+
     async def runtime(self, socket: str) -> Reading[Runtime]:
         """Every sandbox and container of the CRI endpoint at this socket."""
 

@@ -137,6 +137,41 @@ class NoteOutcome:
         return f"outcome of action {self.number}: {self.outcome}"
 
 
+@dataclass(frozen=True, slots=True)
+class RefreshCdi:
+    """Additive: have nvidia-cdi-refresh.service write the CDI spec again."""
+
+    unit: str
+    because: str
+
+    @property
+    def sentence(self) -> str:
+        return f"starting {self.unit}: {self.because}"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchUnit:
+    """Additive (Launch=unit): start the device plugin's unit, which is never restarted by this."""
+
+    unit: str
+
+    @property
+    def sentence(self) -> str:
+        return f"starting {self.unit}: NVML is stable (Launch=unit)"
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceManifest:
+    """Additive (Launch=manifest): put the owner's static pod into the kubelet's folder."""
+
+    source: str
+    target: str
+
+    @property
+    def sentence(self) -> str:
+        return f"placed {self.target}: NVML is stable (Launch=manifest)"
+
+
 Disruptive = Union[RestartUnit, SendHup, Rebuild]
 Action = Union[StartProbe, DropProbe, Release, LinkDevChar, MakeNodes, LoadModule, Learn, RestartUnit, SendHup,
-               Rebuild, NoteOutcome]
+               Rebuild, NoteOutcome, RefreshCdi, LaunchUnit, PlaceManifest]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .cdi import Toolkit
 from .gpu import NOTHING_SAID, GpuState
 from .mark import Mark
 from .reading import Reading, Refusal, Why
@@ -210,6 +211,8 @@ class Scene:
     paused: Reading[Mark] = NOT_ASKED
     waiting: Reading[Mark] = NOT_ASKED
     "the wait unit's first start of this boot: deadlines count from here"
+    launched: Reading[Mark] = NOT_ASKED
+    "the plugin was launched in this boot (Launch=): it is launched once"
     control_plane: bool = False
     "static pods of a control plane are on this node"
     plugin_sockets: Reading[tuple[Entry, ...]] = NOT_ASKED
@@ -223,6 +226,10 @@ class Scene:
     checkpoint: Reading[dict[str, int]] = NOT_ASKED
     "devices by resource in kubelet_internal_checkpoint: a hint that outlives every truth"
     ledger: Reading[tuple[LedgerEntry, ...]] = NOT_ASKED
+    manifest_dir: str = ""
+    "where Launch=manifest places its file; empty where no such folder is there, or none is wanted"
+    toolkit: Toolkit | None = None
+    "None where no driver is loaded"
     learned: Reading[tuple[str, ...]] = NOT_ASKED
     "bus ids that earlier boots of this very machine saw stable"
     trouble: tuple[str, ...] = field(default=())

@@ -79,6 +79,15 @@ class Settings:
         "Plugin", "Images", ("*k8s-device-plugin*", "*nvidia-device-plugin*"),
         "patterns of its image, where the container's name is another")
     plugin_unit: str = _key("Plugin", "Unit", "", "the device plugin's systemd unit, where it is no container")
+    launch: str = _key(
+        "Plugin", "Launch", "none",
+        "none: the plugin is started by others; unit: [Plugin] Unit= is started once the gate is open; manifest: "
+        "LaunchManifest= is then given to the kubelet as a static pod, and taken away at the next boot")
+    launch_manifest: str = _key(
+        "Plugin", "LaunchManifest", "/etc/gpu-gate/plugin.yaml", "the static pod's manifest, for Launch=manifest")
+    manifest_dir: str = _key(
+        "Plugin", "ManifestDir", "",
+        "the kubelet's staticPodPath; empty: the first that is there of kubeadm's, k3s's and rke2's")
     repair: str = _key(
         "Plugin", "Repair", "yes",
         "yes: a plugin that did not register is started afresh; report: it is only said what would be done")

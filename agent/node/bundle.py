@@ -3,6 +3,7 @@
     manifest.json   what was asked, in order, and what was answered
     files/…         what files held, at their own paths, to be read with ls and cat
     tails/…         the ends of logs
+    documents/…     CDI specs as JSON
     journal.txt     with the evidence of a repair: the journal that led to it
 
 A bundle is written whole or not at all (a folder is renamed into place), readable by root only.
@@ -51,9 +52,9 @@ def write(tape: Tape, folder: Path, beside: dict[str, bytes] | None = None) -> N
 def _stored(key: str, answer: Any, folder: Path) -> dict[str, Any]:
     """One answer; a file's contents go into a file of their own."""
     question = json.loads(key)
-    if question[0] not in ("file", "tail") or answer.get("is") != "Seen":
+    if question[0] not in ("file", "tail", "document") or answer.get("is") != "Seen":
         return {"question": question, "answer": answer}
-    path = folder / ("files" if question[0] == "file" else "tails") / question[1].lstrip("/")
+    path = folder / f"{question[0]}s" / question[1].lstrip("/")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_bytes(decode(bytes, answer["value"]))
     return {"question": question, "answer": {**answer, "value": {"file": str(path.relative_to(folder))}}}

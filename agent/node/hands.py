@@ -7,7 +7,6 @@ A hand that does not take raises HandFailed.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from ..core.paths import RUN, STATE
@@ -16,12 +15,15 @@ from ..model.host import Host
 from ..model.plan import (
     Action,
     DropProbe,
+    LaunchUnit,
     Learn,
     LinkDevChar,
     LoadModule,
     MakeNodes,
     NoteOutcome,
+    PlaceManifest,
     Rebuild,
+    RefreshCdi,
     Release,
     RestartUnit,
     SendHup,
@@ -29,8 +31,10 @@ from ..model.plan import (
 )
 from ..model.reading import unreachable
 from ..wire.child import run_once
+from .launch import Launcher
+from .marks import write_mark, write_whole
 from .mender import Mender
-from .probes import Probes, boottime
+from .probes import Probes
 from .tape import Tape
 
 MODPROBE_WITHIN_S = 20.0
@@ -39,9 +43,11 @@ MODPROBE_WITHIN_S = 20.0
 class Hands:
     """The hands of one agent. `root` is for nodes that are a folder."""
 
-    def __init__(self, host: Host, probes: Probes, mender: Mender, root: str = "/") -> None:
+    def __init__(self, host: Host, probes: Probes, mender: Mender, launcher: Launcher,
+                 root: str = "/") -> None:
         self._host = host
         self._mender = mender
+        self._launcher = launcher
         self._probes = probes
         self._root = Path(root)
 
@@ -55,8 +61,7 @@ class Hands:
                 if action.forget:
                     self._probes.forget()
             case Release():
-                if not (self._root / RUN.lstrip("/") / "released").exists():  # whoever came first had the reason
-                    write_mark(self._root, "released", action.reason, action.word)
+                self._release(action)
             case LinkDevChar():
                 self._link_dev_char(action)
             case MakeNodes():
@@ -67,10 +72,16 @@ class Hands:
                 await self._learn(action)
             case NoteOutcome():
                 await self._mender.note(action)
+            case RefreshCdi() | LaunchUnit() | PlaceManifest():
+                self._launcher.begin(action)
             case RestartUnit() | SendHup() | Rebuild():
                 await self._mender.begin(action, tape, socket)
             case _:
                 unreachable(action)
+
+    def _release(self, action: Release) -> None:
+        if not (self._root / RUN.lstrip("/") / "released").exists():  # whoever came first had the reason
+            write_mark(self._root, "released", action.reason, action.word)
 
     def _link_dev_char(self, action: LinkDevChar) -> None:
         for name, target in action.links:
@@ -99,28 +110,6 @@ class Hands:
             write_whole(path, json.dumps(stored).encode())
         except OSError as exc:
             raise HandFailed(f"{path} could not be written ({exc.strerror}): df {path.parent}") from exc
-
-
-def write_mark(root: Path, name: str, reason: str, word: str = "") -> None:
-    """A mark under /run/gpu-gate: true for this boot only, because /run is."""
-    path = root / RUN.lstrip("/") / name
-    try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"reason": reason, "word": word, "at": round(boottime(), 3)}).encode())
-    except OSError as exc:
-        raise HandFailed(f"{path} could not be written ({exc.strerror}): touch {path} releases the kubelet") from exc
-
-
-def write_whole(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """The whole file or the old one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    try:
-        os.write(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    temporary.replace(path)
 
 
 async def _run(argv: list[str]) -> None:

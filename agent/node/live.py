@@ -19,6 +19,7 @@ from ..wire.bus import SystemdBus
 from ..wire.dbus import BusError
 from ..wire.rpc import RpcError, get_allocatable
 from . import access, cri
+from .documents import Documents
 from .probes import Probes, boottime
 
 T = TypeVar("T")
@@ -63,6 +64,7 @@ class LiveHost:
         self._bus = bus
         self._probes = probes
         self._root = Path(root)
+        self._documents = Documents()
         self._recent: dict[tuple[str, ...], Seen[Any]] = {}
         self.is_quiet = False
         "nothing woke us but the timer: what would have woken us had it changed need not be asked at every heartbeat"
@@ -171,6 +173,21 @@ class LiveHost:
             return _refusal(exc)
         finally:
             os.close(fd)
+
+    async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
+        return await self._documents.read(self, path, self._path(path), limit)
+
+    async def absent(self, paths: Sequence[str]) -> Reading[tuple[str, ...]]:
+        gone = []
+        for path in paths:
+            try:
+                os.stat(self._path(path))
+            except OSError as exc:
+                refused = _refusal(exc)
+                if not refused.is_missing:
+                    return refused
+                gone.append(path)
+        return Seen(tuple(gone), boottime())
 
     async def runtime(self, socket: str) -> Reading[Runtime]:
         question = ("runtime", socket)

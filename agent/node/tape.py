@@ -69,6 +69,12 @@ class Recorder:
     async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
         return self._keep(await self._host.tail(path, limit), "tail", path)
 
+    async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
+        return self._keep(await self._host.document(path, limit), "document", path)
+
+    async def absent(self, paths: Sequence[str]) -> Reading[tuple[str, ...]]:
+        return self._keep(await self._host.absent(paths), "absent", *paths)
+
     async def runtime(self, socket: str) -> Reading[Runtime]:
         return self._keep(await self._host.runtime(socket), "runtime", socket)
 
@@ -126,6 +132,13 @@ class Replay:
     async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
         found = self._find(Seen[bytes] | Refusal, "tail", path)
         return Seen(found.value[-limit:], found.at) if isinstance(found, Seen) else found
+
+    async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
+        found = self._find(Seen[bytes] | Refusal, "document", path)
+        return Seen(found.value[:limit], found.at) if isinstance(found, Seen) else found
+
+    async def absent(self, paths: Sequence[str]) -> Reading[tuple[str, ...]]:
+        return self._find(Seen[tuple[str, ...]] | Refusal, "absent", *paths)  # type: ignore[no-any-return]
 
     async def runtime(self, socket: str) -> Reading[Runtime]:
         return self._find(Seen[Runtime] | Refusal, "runtime", socket)  # type: ignore[no-any-return]

@@ -63,6 +63,9 @@ GOOD: list[tuple[str, str, Any]] = [
     ("Plugin.Containers", "gpu-plugin, *-dp", ("gpu-plugin", "*-dp")),
     ("Plugin.Images", "*/nvidia/*:v0.9*", ("*/nvidia/*:v0.9*",)),
     ("Plugin.Unit", "nvidia-device-plugin.service", "nvidia-device-plugin.service"),
+    ("Plugin.Launch", "none", "none"),
+    ("Plugin.LaunchManifest", "/etc/plugin.yaml", "/etc/plugin.yaml"),
+    ("Plugin.ManifestDir", "/etc/kubelet.d/", "/etc/kubelet.d"),
     ("Plugin.Repair", "report", "report"),
     ("Plugin.RepairPartial", "yes", True),
     ("Plugin.RegisterWithinSec", "1min", 60.0),
@@ -126,6 +129,9 @@ BAD: list[tuple[str, str, str]] = [
     ("Plugin.Unit", "none", "a unit's full name"),
     ("Plugin.Unit", "plugin", "a unit's full name"),
     ("Plugin.Unit", "a.service b.service", "a unit's full name"),
+    ("Plugin.Launch", "yes", "none or unit or manifest"),
+    ("Plugin.LaunchManifest", "plugin.yaml", "an absolute path"),
+    ("Plugin.ManifestDir", "manifests", "an absolute path"),
     ("Plugin.Repair", "no", "yes or report"),
     ("Plugin.RepairPartial", "sometimes", "yes or no"),
     ("Plugin.RegisterWithinSec", "0.5s", "between 1s and 3600s"),
@@ -345,3 +351,20 @@ def test_the_packaged_file_changes_nothing(tmp_path: Path) -> None:
 def test_every_setting_says_why(field: Any) -> None:
     assert field.metadata["why"] and field.metadata["section"] and field.metadata["key"]
     assert (field.metadata["unit"] == "s") is field.metadata["key"].endswith("Sec") is field.name.endswith("_s")
+
+
+@pytest.mark.parametrize(("lines", "says"), [
+    ("Launch=unit\n", "nothing without [Plugin] Unit="),
+    ("Launch=manifest\n", "LaunchManifest=/etc/gpu-gate/plugin.yaml is no file"),
+    ("Launch=manifest\nLaunchManifest=/pod\nManifestDir=/etc/kubelet.d\n",
+     "echo 'r! /etc/kubelet.d/gpu-gate-plugin.yaml'"),
+])
+def test_what_a_launch_lacks_is_said(tmp_path: Path, lines: str, says: str) -> None:
+    (tmp_path / "pod").write_text("kind: Pod\n")
+    (tmp_path / "etc/tmpfiles.d").mkdir(parents=True)
+    (tmp_path / "etc/tmpfiles.d/a.conf").write_text("# r! /etc/kubelet.d/gpu-gate-plugin.yaml\nr! /elsewhere\n")
+    (problem,) = loaded(tmp_path, f"[Plugin]\n{lines}").problems
+    assert problem.is_error and problem.where == f"/{CONF}:2" and says in problem.sentence
+    (tmp_path / "etc/tmpfiles.d/a.conf").write_text("r! /etc/kubelet.d/gpu-gate-plugin.yaml\n")
+    (tmp_path / "etc/gpu-gate/plugin.yaml").write_text("kind: Pod\n")
+    assert len(loaded(tmp_path, f"[Plugin]\n{lines}Unit=dp.service\n").problems) == 0

@@ -95,6 +95,12 @@ class CapturedNode:
             return self._none(path)
         return Seen(tuple(e for e in self.folders[path] if fnmatchcase(e.name, match)), BOOTTIME)
 
+    async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
+        return self._none(path)
+
+    async def absent(self, paths: Sequence[str]) -> Reading[tuple[str, ...]]:
+        return Refusal(Why.NOT_RECORDED, "what is not there")
+
     def _none(self, path: str) -> Refusal:
         parent, _, _ = path.rpartition("/")
         if parent in self.folders or not any(path.startswith(f"{u}/") for u in self.unknown):

@@ -212,6 +212,12 @@ class World:
     async def folder(self, path: str, match: str = "*") -> Reading[tuple[Entry, ...]]:
         return self.disk.list(path, match, self.now)
 
+    async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
+        return self.disk.read(path, limit, self.now)
+
+    async def absent(self, paths: Sequence[str]) -> Reading[tuple[str, ...]]:
+        return Seen(tuple(p for p in paths if not self.disk.has(p)), self.now)
+
     async def units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
         return self._fresh("units", lambda: self._units(names))
 

@@ -91,6 +91,13 @@ class DictHost:
         found = self.files.get(path, MISSING)
         return Seen(found[-limit:], NOW) if isinstance(found, bytes) else found
 
+    async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
+        return await self.file(path, limit)
+
+    async def absent(self, paths: Sequence[str]) -> Reading[tuple[str, ...]]:
+        self.asked.append(f"absent {' '.join(paths)}")
+        return seen(tuple(p for p in paths if p not in self.files))
+
     async def runtime(self, socket: str) -> Reading[Runtime]:
         self.asked.append(f"runtime {socket}")
         return self.answers.get("runtime", {}).get(socket, MISSING)
@@ -173,7 +180,8 @@ def test_the_exact_questions_of_a_node_without_gpus() -> None:
         "/proc/sys/kernel/osrelease", "/var/lib/dkms/nvidia*",
         "/proc/devices", "/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/char/*",
         *CONTROL_PLANE_MANIFESTS,
-        f"{RUN}/released", f"{RUN}/paused", f"{RUN}/waiting", f"{STATE}/learned.json",
+        f"{RUN}/released", f"{RUN}/paused", f"{RUN}/waiting", f"{RUN}/launched",
+        f"{STATE}/learned.json",
         "/proc/sys/kernel/random/boot_id", f"tail {STATE}/ledger.jsonl",
         f"units {' '.join(watched_units(DEFAULTS))}",
         "/var/lib/kubelet/device-plugins/*",

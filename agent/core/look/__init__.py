@@ -14,8 +14,9 @@ from ...model.scene import Scene
 from ...model.settings import Settings
 from .. import plugin
 from .hardware import device_nodes, driver, pci
-from .marks import marks
+from .marks import manifest_dir, marks
 from .plugins import plugins
+from .toolkit import toolkit
 from .watched import watched_units
 
 
@@ -24,7 +25,7 @@ async def look(host: Host, settings: Settings) -> Scene:
     scene = Scene(clock=await host.clock(), pci=await pci(host))
     scene = replace(scene, **await driver(host))
     scene = replace(scene, **await device_nodes(host))
-    scene = replace(scene, **await marks(host))
+    scene = replace(scene, **await marks(host), manifest_dir=await manifest_dir(host, settings))
     scene = replace(
         scene,
         probe=await host.probe(),
@@ -36,6 +37,8 @@ async def look(host: Host, settings: Settings) -> Scene:
     )
     if isinstance(scene.pci, Seen) and not scene.pci.value:  # no NVIDIA function at all: nothing to mend here
         return scene
+    if isinstance(scene.driver_version, Seen):
+        scene = replace(scene, toolkit=await toolkit(host))
     return replace(scene, **await plugins(host, settings, is_listed(scene, settings)))
 
 

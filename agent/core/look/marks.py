@@ -7,8 +7,9 @@ from typing import Any
 from ...model.host import Host
 from ...model.reading import Reading, Refusal, Seen, Why
 from ...model.runtime import LedgerEntry
+from ...model.settings import Settings
 from .. import ledger, parse
-from ..paths import CONTROL_PLANE_MANIFESTS, RUN, STATE
+from ..paths import CONTROL_PLANE_MANIFESTS, MANIFEST_DIRS, RUN, STATE
 from .files import parsed, parsed_file
 
 
@@ -20,11 +21,22 @@ async def marks(host: Host) -> dict[str, Any]:
         "released": await parsed_file(host, f"{RUN}/released", parse.mark),
         "paused": await parsed_file(host, f"{RUN}/paused", parse.mark),
         "waiting": await parsed_file(host, f"{RUN}/waiting", parse.mark),
+        "launched": await parsed_file(host, f"{RUN}/launched", parse.mark),
         "learned": await _learned(host),
         "boot_id": await _boot_id(host),
         "ledger": await _ledger(host),
         "control_plane": plane,
     }
+
+
+async def manifest_dir(host: Host, settings: Settings) -> str:
+    """The folder of the kubelet's static pods, where the plugin is to be launched as one."""
+    if settings.launch != "manifest" or settings.manifest_dir:
+        return settings.manifest_dir
+    for path in MANIFEST_DIRS:
+        if isinstance(await host.folder(path), Seen):
+            return path
+    return ""
 
 
 async def _boot_id(host: Host) -> str:

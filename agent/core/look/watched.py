@@ -20,9 +20,13 @@ RUNTIME_UNITS = ("containerd.service", "crio.service", "docker.service")
 DRIVER_UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
 
 
+CDI_UNIT = "nvidia-cdi-refresh.service"
+"""Writes the CDI spec again (nvidia-container-toolkit 1.18, deployments/systemd)."""
+
+
 def watched_units(settings: Settings) -> tuple[str, ...]:
     """The units whose state and InvocationID matter."""
-    return DRIVER_UNITS + RUNTIME_UNITS + settings.pause_while + kubelet_units(settings) \
+    return DRIVER_UNITS + RUNTIME_UNITS + (CDI_UNIT,) + settings.pause_while + kubelet_units(settings) \
         + tuple(filter(None, (settings.plugin_unit,)))
 
 
@@ -46,5 +50,7 @@ def watched_folders(settings: Settings) -> dict[str, tuple[str, ...]]:
         "/proc/driver": ("nvidia",),
         settings.device_plugins_dir: (),
         pod_resources: (),
+        "/etc/cdi": (),
+        "/run/cdi": (),
         RUN: ("released", "paused", "waiting"),
     }

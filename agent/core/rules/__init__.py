@@ -6,7 +6,7 @@ from ...model.finding import Diagnosis, Scope, Verdict
 from ...model.reading import Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
-from . import device_nodes, driver, kubelet, nvml, pause, pci, plugin
+from . import device_nodes, driver, kubelet, launch, nvml, pause, pci, plugin, toolkit
 
 
 def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
@@ -16,20 +16,16 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     registered = kubelet.registered(scene, settings, judged) if gpus.scope is not Scope.NONE else None
     short = registered is not None and registered.verdict is Verdict.FAILS
     fault = plugin.fault(scene, settings, short)
+    cdi = toolkit.judge(scene, gpus, judged)
     paused = pause.find(scene, settings)
-    findings = (
-        *pci.findings(scene, settings, gpus),
-        *driver.findings(scene, gpus),
-        *device_nodes.findings(scene, gpus, judged),
-        *driver.service_findings(scene, gpus),
-        *nvml.findings(scene, gpus, judged),
-        *pause.findings(scene, paused),
-        *kubelet.findings(scene, settings),
-        *((*plugin.findings(scene, fault), registered) if registered else ()),
-    )
+    shown = (*pci.findings(scene, settings, gpus), *driver.findings(scene, gpus),
+             *device_nodes.findings(scene, gpus, judged), *driver.service_findings(scene, gpus),
+             *nvml.findings(scene, gpus, judged), *pause.findings(scene, paused), *toolkit.findings(scene, cdi),
+             *kubelet.findings(scene, settings), *launch.findings(scene, settings, gpus),
+             *((*plugin.findings(scene, fault), registered) if registered else ()))
     probe = scene.probe.value if isinstance(scene.probe, Seen) else None
     return Diagnosis(
-        findings=tuple(sorted(findings, key=lambda f: f.link)),
+        findings=tuple(sorted(shown, key=lambda f: f.link)),
         scope=gpus.scope,
         scope_because=gpus.because,
         expected=judged.expected,
@@ -48,4 +44,6 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
         registered_at=scene.allocatable.at if isinstance(scene.allocatable, Seen) else 0.0,
         mending=kubelet.mending(scene, settings, fault) if registered else None,
         additive=device_nodes.additive(scene, settings, gpus, judged) + driver.additive(scene, settings, gpus),
+        refresh=toolkit.refresh(scene, cdi),
+        launch=launch.wanted(scene, settings, kubelet.is_active(scene, settings)),
     )

@@ -1,0 +1,42 @@
+"""What a node lacks for Launch= to work: said by `gpu-gate config --check` and at the agent's start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..core.paths import MANIFEST_DIRS, MANIFEST_NAME
+from ..model.settings import Settings
+
+TMPFILES = ("etc/tmpfiles.d", "run/tmpfiles.d", "usr/local/lib/tmpfiles.d", "usr/lib/tmpfiles.d")
+
+
+def problems(settings: Settings, root: Path) -> Iterator[str]:
+    """Sentences, each with a next step."""
+    if settings.launch == "unit" and not settings.plugin_unit:
+        yield "Launch=unit starts nothing without [Plugin] Unit=, the plugin's unit"
+    if settings.launch != "manifest":
+        return
+    source = root / settings.launch_manifest.lstrip("/")
+    if not source.is_file():
+        yield f"LaunchManifest={settings.launch_manifest} is no file: put the plugin's static pod there"
+    folder = settings.manifest_dir
+    if folder and folder not in MANIFEST_DIRS and not _is_removed(f"{folder}/{MANIFEST_NAME}", root):
+        yield (f"ManifestDir={folder}: nothing removes {MANIFEST_NAME} there at the next boot: echo 'r! {folder}/"
+               f"{MANIFEST_NAME}' >/etc/tmpfiles.d/gpu-gate-manifest.conf; and the agent may write there only with "
+               f"ReadWritePaths={folder} (systemctl edit gpu-gate)")
+
+
+def _is_removed(target: str, root: Path) -> bool:
+    """Some r! line names it: systemd-tmpfiles-setup.service reads those before sysinit.target (tmpfiles.d(5))."""
+    for folder in TMPFILES:
+        for path in sorted((root / folder).glob("*.conf")):
+            try:
+                lines = path.read_text("utf-8", "replace").splitlines()
+            except OSError:
+                continue
+            for line in lines:
+                words = line.split()
+                if words[:1] in (["r!"], ["R!"]) and words[1:2] == [target]:
+                    return True
+    return False
