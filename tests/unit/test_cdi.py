@@ -214,7 +214,7 @@ def test_no_gpu_is_lacking_before_a_complete_probe() -> None:
 
 
 @pytest.mark.parametrize(("found", "verdict", "says"), [
-    (parts(mode="auto", handlers=("/etc/crio/crio.conf",)), Verdict.HOLDS, "mode is auto; handler nvidia in /etc/crio"),
+    (parts(mode="auto", handlers=("/etc/crio/crio.conf",)), Verdict.HOLDS, "auto; handler nvidia in /etc/crio"),
     (parts(mode="auto", cdi_enabled="/etc/containerd/x.toml"), Verdict.HOLDS, "enable_cdi in /etc/containerd"),
     (parts(handlers=("/etc/crio/crio.conf",)), Verdict.HOLDS, "no configuration of the NVIDIA runtime"),
     (parts(mode="auto"), Verdict.FAILS, "names a handler nvidia"),
