@@ -13,7 +13,7 @@ TMPFILES = ("etc/tmpfiles.d", "run/tmpfiles.d", "usr/local/lib/tmpfiles.d", "usr
 
 def problems(settings: Settings, root: Path) -> Iterator[str]:
     """Sentences, each with a next step."""
-    if settings.launch == "unit" and not settings.plugin_unit:
+    if settings.launch == "unit" and settings.plugin_unit in ("", "none"):
         yield "Launch=unit starts nothing without [Plugin] Unit=, the plugin's unit"
     if settings.launch != "manifest":
         return

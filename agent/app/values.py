@@ -90,7 +90,7 @@ def _absolute(value: str) -> str:
     return value.rstrip("/") or "/"
 
 
-def _kubelet_unit(value: str) -> str:
+def _unit_or_none(value: str) -> str:
     if value != "none" and not _UNIT_NAME.fullmatch(value):
         raise ValueError("a unit's full name (kubelet.service), or none")
     return value
@@ -128,14 +128,14 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "driver_root": _absolute,
     "load_driver": _one_of("no", "auto"),
     "additive": _yes,
-    "kubelet_unit": _kubelet_unit,
+    "kubelet_unit": _unit_or_none,
     "resources": _patterns,
     "pod_resources_socket": _absolute,
     "device_plugins_dir": _absolute,
     "runtime_socket": _absolute,
     "plugin_containers": _patterns,
     "plugin_images": _patterns,
-    "plugin_unit": _unit,
+    "plugin_unit": _unit_or_none,
     "launch": _one_of("none", "unit", "manifest"),
     "launch_manifest": _absolute,
     "manifest_dir": _absolute,

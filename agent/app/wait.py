@@ -13,8 +13,9 @@ import sys
 import time
 
 from ..core.deadline import hold_limit_s
+from ..core.layouts import control_plane_files
 from ..core.parse import mark
-from ..core.paths import CONTROL_PLANE_MANIFESTS, PCI, RUN
+from ..core.paths import PCI, RUN
 from ..model.mark import Mark
 from ..model.settings import Settings
 from . import ask
@@ -38,7 +39,7 @@ def run(settings: Settings) -> int:
 
 def _wait(settings: Settings) -> Mark:
     began = _first_wait_at()
-    plane = any(os.path.exists(path) for path in CONTROL_PLANE_MANIFESTS)
+    plane = any(os.path.exists(path) for path in control_plane_files(settings))
     deadline = began + hold_limit_s(settings, plane)
     _say(f"waiting for the GPUs, {max(0.0, deadline - _boottime()):.0f} s at most; to release the kubelet now: "
          "systemctl stop gpu-gate.target")

@@ -105,8 +105,8 @@ def _due(fault: Fault, kubelet_since: float, open_since: float, offset: float, n
 def _act(mend: Mend, diagnosis: Diagnosis, fault: Fault, now: float, settings: Settings) -> Mended:
     view = diagnosis.mending
     assert view is not None
-    target = fault.sight.container.id if fault.sight else f"{settings.plugin_unit} {fault.invocation[:12]}"
-    cause = f"{fault.reason} {_whose(fault, settings)} kubelet {view.kubelet_invocation[:12]}"
+    target = fault.sight.container.id if fault.sight else f"{fault.unit} {fault.invocation[:12]}"
+    cause = f"{fault.reason} {_whose(fault)} kubelet {view.kubelet_invocation[:12]}"
     if mend.suspect != f"{cause} {target}":
         return Mended(replace(mend, suspect=f"{cause} {target}", suspect_since=now, held="", held_reason=""),
                       wake_at=now + AGREE_S)
@@ -122,16 +122,16 @@ def _act(mend: Mend, diagnosis: Diagnosis, fault: Fault, now: float, settings: S
         held = replace(mend, held=f"{fault.because}; {sentence}", held_reason=reason)
         return Mended(held, wake_at=later - view.offset if later is not None else None)
     hupped = any(e.what == "hup" and e.target == target and e.cause == cause for e in view.entries)
-    action = _hand(fault, settings, cause, ledger.next_number(view.entries), hupped)
+    action = _hand(fault, cause, ledger.next_number(view.entries), hupped)
     within_s = HUP_WITHIN_S if isinstance(action, SendHup) else settings.verify_within_s
     acting = replace(mend, acting=cause, settle_by=now + within_s, listed=0, listed_at=diagnosis.registered_at,
                      held="", held_reason="", suspect="")
     return Mended(acting, (action,), now + 1.0)
 
 
-def _whose(fault: Fault, settings: Settings) -> str:
+def _whose(fault: Fault) -> str:
     if fault.sight is None:
-        return settings.plugin_unit
+        return fault.unit
     return f"{plugin.pod_name(fault.sight)}/{fault.sight.container.name}"
 
 
@@ -152,11 +152,11 @@ def _refusal(mend: Mend, entries: tuple[LedgerEntry, ...], boot_id: str, cause: 
     return None
 
 
-def _hand(fault: Fault, settings: Settings, cause: str, number: int, hupped: bool) -> Action:
+def _hand(fault: Fault, cause: str, number: int, hupped: bool) -> Action:
     """The ladder: its unit; SIGHUP where that is known to answer and was not tried; else stop and remove the one
     container."""
     if fault.sight is None:
-        return RestartUnit(number, settings.plugin_unit, fault.invocation, cause, fault.because)
+        return RestartUnit(number, fault.unit, fault.invocation, cause, fault.because)
     container = fault.sight.container
     if fault.hup_answers and not hupped:
         pid = fault.sight.detail.value.pid if isinstance(fault.sight.detail, Seen) else 0

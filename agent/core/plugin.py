@@ -3,84 +3,132 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
+from dataclasses import replace
 
-from ..model.reading import Seen
-from ..model.runtime import Container, ContainerState, PluginLog, PluginSight, Runtime, Sandbox
-from ..model.scene import Devices
+from ..model.reading import Reading, Seen
+from ..model.runtime import Container, ContainerState, PluginLog, PluginSight, Runtime, Sandbox, SocketOwner
+from ..model.scene import Devices, Scene, Unit
 from ..model.settings import Settings
+from .layouts import KINDS, PLUGIN_UNITS, PREFERRED, Kind, is_company, kind_of, matches, overlap
 
-# CRI endpoints by distribution: kubeadm and most clouds; k3s and rke2; CRI-O; microk8s; k0s.
-SOCKETS = (
-    "/run/containerd/containerd.sock",
-    "/run/k3s/containerd/containerd.sock",
-    "/run/crio/crio.sock",
-    "/var/snap/microk8s/common/run/containerd.sock",
-    "/run/k0s/containerd.sock",
-)
-# Labels of pods that carry NVIDIA's plugin and its kin (docs/plugins.md): on the sandbox, not on the container.
-POD_LABELS = (
-    ("app.kubernetes.io/name", "nvidia-device-plugin"),
-    ("app", "nvidia-device-plugin"),
-    ("app", "nvidia-device-plugin-daemonset"),
-    ("name", "nvidia-device-plugin-ds"),
-    ("component", "nvidia-device-plugin"),
-    ("k8s-app", "nvidia-gpu-device-plugin"),
-)
-NEVER = (
-    "*-sidecar", "*-init", "config-manager*", "toolkit-validation", "mps-control-daemon*", "gpu-feature-discovery*",
-)
-"""Containers that share the plugin's pod, image or labels (Helm chart, GPU Operator) and are not it."""
-IN_PLACE = ((0, 13), (1, 0))
-"""SIGHUP starts the plugin's work afresh in place from v0.13; an older one that failed ends with status 2. What
-counts from 1.0 is 1.0.0-beta, which is older still, or another vendor's plugin."""
 _TAG = re.compile(r":v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 _PLAIN = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
+ENDS_FOR_GOOD = ("Never", "OnFailure")
+"""restartPolicy of pods whose container a stop ends for good: NVIDIA's plugin exits with 0 on SIGTERM."""
+Pair = tuple[Container, Sandbox | None]
 
 
-def candidates(runtime: Runtime, settings: Settings) -> tuple[tuple[Container, Sandbox | None], ...]:
-    """Every container that looks like the plugin: of each pod's container the newest one, pods that are gone left
-    out. More than one means that two plugins want one resource, and nobody but a person may choose."""
+def candidates(runtime: Runtime, settings: Settings) -> tuple[Pair, ...]:
+    """Every container that looks like the plugin of the guarded resources: of each pod's container the newest one,
+    pods that are gone left out. More than one means that two want one resource, and only a person may choose."""
     sandboxes = {s.id: s for s in runtime.sandboxes}
-    newest: dict[tuple[str, str], tuple[Container, Sandbox | None]] = {}
+    newest: dict[tuple[str, str], Pair] = {}
     for container in runtime.containers:
         sandbox = sandboxes.get(container.sandbox_id)
-        if sandbox is not None and not sandbox.is_ready:
+        if (sandbox is not None and not sandbox.is_ready) or not _is_candidate(container, sandbox, settings):
             continue
-        if not (_is_named(container, settings) or _is_labelled(container, sandbox)):
-            continue
+        # By the pod, not by the sandbox: more than one READY sandbox may carry one uid (rke2 #4775).
         uid = container.labels.get("io.kubernetes.pod.uid") or (sandbox.uid if sandbox else container.sandbox_id)
         key = (uid, container.name)
         known = newest.get(key)
         if known is None or _rank(container) > _rank(known[0]):
             newest[key] = (container, sandbox)
-    named = {uid for (uid, _), (container, _) in newest.items() if _is_named(container, settings)}
+    named = {uid for (uid, _), pair in newest.items() if _is_named(*pair, settings)}
     running = {uid for (uid, _), (container, _) in newest.items() if container.state is ContainerState.RUNNING}
     # A label speaks for a whole pod: what is not named there is the plugin's company, or a container that has ended.
-    return tuple(sorted((
-        pair for (uid, _), pair in newest.items() if _is_named(pair[0], settings)
-        or (uid not in named and (uid not in running or pair[0].state is ContainerState.RUNNING))
-    ), key=lambda pair: pair[0].id))
+    found = [pair for (uid, _), pair in newest.items() if _is_named(*pair, settings)
+             or (uid not in named and (uid not in running or pair[0].state is ContainerState.RUNNING))]
+    return tuple(sorted(_of_one_resource(found, settings), key=lambda pair: pair[0].id))
+
+
+def _of_one_resource(found: list[Pair], settings: Settings) -> list[Pair]:
+    """Plugins of other resources are no rivals: a vendor's own resources are theirs."""
+    wanted = settings.resources or PREFERRED
+    mine = [pair for pair in found if overlap(_resources(*pair), wanted)]
+    if mine or not found:
+        return mine
+    # None says that it offers these; it may have been told to rename its own. Without a wish, the table's order.
+    first = min(found, key=lambda pair: _place(kind_of(*pair)))
+    return found if settings.resources else [p for p in found if overlap(_resources(*p), _resources(*first))]
+
+
+def _resources(container: Container, sandbox: Sandbox | None) -> tuple[str, ...]:
+    kind = kind_of(container, sandbox)
+    return kind.resources if kind else PREFERRED
+
+
+def _place(kind: Kind | None) -> int:
+    return KINDS.index(kind) if kind else -1
 
 
 def _rank(container: Container) -> tuple[bool, float, int]:
     return container.state is ContainerState.RUNNING, container.created_at, container.attempt
 
 
-def _is_named(container: Container, settings: Settings) -> bool:
+def _is_candidate(container: Container, sandbox: Sandbox | None, settings: Settings) -> bool:
+    """The owner's word is the only one where there is one; else the table's: labels, image, name."""
+    if settings.plugin_containers or settings.plugin_images:
+        return _is_named(container, sandbox, settings)
+    kind = kind_of(container, sandbox)
+    return kind is not None and not is_company(container, kind)
+
+
+def _is_named(container: Container, sandbox: Sandbox | None, settings: Settings) -> bool:
     """Its own name or its image says that it is a plugin."""
-    return not _is_company(container) and (
-        any(fnmatchcase(container.name, p) for p in settings.plugin_containers)
-        or any(fnmatchcase(container.image, p) for p in settings.plugin_images))
+    if settings.plugin_containers or settings.plugin_images:
+        return matches(container.name, settings.plugin_containers) or (
+            matches(container.image, settings.plugin_images) and not is_company(container, None))
+    kind = kind_of(container, sandbox)
+    return kind is not None and not is_company(container, kind) and (
+        matches(container.name, kind.containers) or matches(container.image, kind.images))
 
 
-def _is_labelled(container: Container, sandbox: Sandbox | None) -> bool:
-    labels = sandbox.labels if sandbox else {}
-    return not _is_company(container) and any(labels.get(key) == value for key, value in POD_LABELS)
+def by_command(sights: tuple[PluginSight, ...]) -> tuple[PluginSight, ...]:
+    """Of several containers in one pod, those that execute a plugin, where one is seen to."""
+    def executes(sight: PluginSight) -> bool:
+        kind = kind_of(sight.container, sight.sandbox)
+        args = sight.detail.value.args if isinstance(sight.detail, Seen) else ()
+        return bool(kind and args and args[0].rsplit("/", 1)[-1] in kind.commands)
+
+    sure = {s.container.sandbox_id for s in sights if executes(s)}
+    return tuple(s for s in sights if s.container.sandbox_id not in sure or executes(s))
 
 
-def _is_company(container: Container) -> bool:
-    return any(fnmatchcase(container.name, p) for p in NEVER)
+def effective(settings: Settings, sights: tuple[PluginSight, ...]) -> Settings:
+    """With the resources that are guarded here, where the owner left them to the plugin that is found."""
+    if settings.resources:
+        return settings
+    found = _resources(sights[0].container, sights[0].sandbox) if sights else PREFERRED
+    return replace(settings, resources=found)
+
+
+def unit(units: Reading[tuple[Unit, ...]], settings: Settings) -> Unit | None:
+    """The host's unit that is the device plugin: configured, else one of the known names that runs as a service.
+
+    Only a running one: AKS installs nvidia-device-plugin.service on nodes that use a DaemonSet, and kops once gave
+    that name to a oneshot that installs drivers.
+    """
+    known = units.value if isinstance(units, Seen) else ()
+    if settings.plugin_unit:
+        return next((u for u in known if u.name == settings.plugin_unit and u.load != "not-found"), None)
+    if settings.plugin_containers or settings.plugin_images:
+        return None
+    return next((u for u in known if u.name in PLUGIN_UNITS and u.is_active and u.sub == "running"), None)
+
+
+def is_anothers(owner: SocketOwner, sight: PluginSight) -> bool:
+    """A plugin's socket is served by another container, or by a unit. The kubelet's own word stays what counts."""
+    return bool(owner.container_id or owner.unit) and owner.container_id != sight.container.id
+
+
+def owner_name(scene: Scene, owner: SocketOwner) -> str:
+    if not owner.container_id:
+        return owner.unit or "a process of no container and no unit"
+    known = scene.runtime.value if isinstance(scene.runtime, Seen) else Runtime((), ())
+    found = next((c for c in known.containers if c.id == owner.container_id), None)
+    pod = next((s for s in known.sandboxes if found and s.id == found.sandbox_id), None)
+    named = f"{pod.namespace}/{pod.name} " if pod else ""
+    return f"{named}{found.name + ' ' if found else 'container '}{owner.container_id[:12]}"
 
 
 def pod_name(sight: PluginSight) -> str:
@@ -100,8 +148,9 @@ def version(sight: PluginSight) -> tuple[int, int] | None:
 
 
 def answers_sighup(sight: PluginSight) -> bool:
-    known = version(sight)
-    return known is not None and IN_PLACE[0] <= known < IN_PLACE[1]
+    """Only where the table says that this plugin, in this version, starts afresh in place."""
+    known, kind = version(sight), kind_of(sight.container, sight.sandbox)
+    return known is not None and kind is not None and kind.hup is not None and kind.hup[0] <= known < kind.hup[1]
 
 
 def log_of(sight: PluginSight) -> PluginLog | None:
@@ -122,5 +171,4 @@ def physical(device_id: str) -> str:
 
 def listed_gpus(allocatable: tuple[Devices, ...], settings: Settings) -> set[str]:
     """The GPUs behind the ids the kubelet lists for this plugin's resources."""
-    return {physical(i) for d in allocatable if any(fnmatchcase(d.resource, p) for p in settings.resources)
-            for i in d.ids}
+    return {physical(i) for d in allocatable if matches(d.resource, settings.resources or PREFERRED) for i in d.ids}

@@ -33,8 +33,10 @@ class Fault:
     hup_answers: bool = False
     "SIGHUP re-registers in place: its access was just verified, and its version answers"
     sight: PluginSight | None = None
+    unit: str = ""
+    "the host's unit that is the plugin, where it is no container"
     invocation: str = ""
-    "of its unit, where it is no container"
+    "of that unit"
 
 
 @dataclass(frozen=True, slots=True)

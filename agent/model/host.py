@@ -54,5 +54,8 @@ class Host(Protocol):
     async def access(self, pid: int, path: str) -> Reading[Access]:
         """May this process open this device node? Asked without opening it, and without disturbing the process."""
 
+    async def listener(self, path: str) -> Reading[int]:
+        """The pid of the process that listens on this unix socket. Nothing is sent to it."""
+
     async def trouble(self) -> tuple[str, ...]:
         """Signal sources that are lost."""

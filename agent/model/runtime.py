@@ -125,6 +125,21 @@ class PluginSight:
     detail: Reading[ContainerDetail]
     log: Reading[PluginLog]
     access: Reading[Access]
+    restart_policy: str = ""
+    'of its pod, as far as this node shows it: "" where it does not'
+
+
+@dataclass(frozen=True, slots=True)
+class SocketOwner:
+    """The process that listens on a device plugin's socket."""
+
+    socket: str
+    "its name in the kubelet's folder"
+    pid: int
+    container_id: str
+    '"" where its cgroup names none'
+    unit: str
+    "the innermost service of its cgroup"
 
 
 @dataclass(frozen=True, slots=True)

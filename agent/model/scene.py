@@ -9,7 +9,7 @@ from .cdi import Toolkit
 from .gpu import NOTHING_SAID, GpuState
 from .mark import Mark
 from .reading import Reading, Refusal, Why
-from .runtime import LedgerEntry, PluginSight, Runtime
+from .runtime import LedgerEntry, PluginSight, Runtime, SocketOwner
 
 NOT_ASKED = Refusal(Why.NOT_ASKED)
 
@@ -223,6 +223,8 @@ class Scene:
     runtime: Reading[Runtime] = NOT_ASKED
     plugins: tuple[PluginSight, ...] = ()
     "containers that look like the device plugin of this node, newest attempt of each"
+    socket_owners: tuple[SocketOwner, ...] = ()
+    "who listens on the plugin's sockets; asked only where the kubelet lists too little"
     checkpoint: Reading[dict[str, int]] = NOT_ASKED
     "devices by resource in kubelet_internal_checkpoint: a hint that outlives every truth"
     ledger: Reading[tuple[LedgerEntry, ...]] = NOT_ASKED

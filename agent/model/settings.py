@@ -61,24 +61,30 @@ class Settings:
     kubelet_unit: str = _key(
         "Kubelet", "Unit", "", "empty: found among the known ones; none: this host runs no kubelet")
     resources: tuple[str, ...] = _key(
-        "Kubelet", "Resources", ("nvidia.com/*",),
-        "patterns of the resource names that the device plugin registers")
+        "Kubelet", "Resources", (),
+        "patterns of the resource names that the device plugin registers; empty: those of the plugin that is found, "
+        "nvidia.com/* of NVIDIA's and of most")
     pod_resources_socket: str = _key(
-        "Kubelet", "PodResourcesSocket", "/var/lib/kubelet/pod-resources/kubelet.sock",
-        "follows the kubelet's --root-dir")
+        "Kubelet", "PodResourcesSocket", "",
+        "follows the kubelet's --root-dir; empty: the one that is there, /var/lib/kubelet/pod-resources/kubelet.sock "
+        "but for k0s and microk8s")
     device_plugins_dir: str = _key(
         "Kubelet", "DevicePluginsDir", "/var/lib/kubelet/device-plugins",
         "fixed in the kubelet, whatever its --root-dir (kubernetes pkg/kubelet/cm/devicemanager)")
     runtime_socket: str = _key(
         "Plugin", "RuntimeSocket", "",
-        "the CRI endpoint; empty: the first that is there of containerd's, k3s's, CRI-O's, microk8s's and k0s's")
+        "the CRI endpoint; empty: of the known ones the first that lists a pod, this kubelet's own first")
     plugin_containers: tuple[str, ...] = _key(
-        "Plugin", "Containers", ("nvidia-device-plugin", "nvidia-device-plugin-ctr"),
-        "names of the device plugin's container, as patterns")
+        "Plugin", "Containers", (),
+        "names of the device plugin's container, as patterns: then nothing else is it; empty: found by pod's labels, "
+        "image or name (docs/plugins.md)")
     plugin_images: tuple[str, ...] = _key(
-        "Plugin", "Images", ("*k8s-device-plugin*", "*nvidia-device-plugin*"),
-        "patterns of its image, where the container's name is another")
-    plugin_unit: str = _key("Plugin", "Unit", "", "the device plugin's systemd unit, where it is no container")
+        "Plugin", "Images", (),
+        "patterns of its image, beside or instead of Containers=")
+    plugin_unit: str = _key(
+        "Plugin", "Unit", "",
+        "the device plugin's systemd unit, where it is no container; empty: a known one (Bottlerocket, AKS) that "
+        "runs; none: it is no unit")
     launch: str = _key(
         "Plugin", "Launch", "none",
         "none: the plugin is started by others; unit: [Plugin] Unit= is started once the gate is open; manifest: "

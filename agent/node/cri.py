@@ -89,7 +89,10 @@ def container_of(message: Any) -> Container:
     """Of a runtime.v1 Container."""
     meta, labels = message.metadata, _map(message.labels)
     name = meta.name or labels.get("io.kubernetes.container.name", "")
-    return Container(message.id, message.pod_sandbox_id, name, meta.attempt, message.image.image or message.image_ref,
+    image = message.image.image
+    if not image or image.startswith("sha256:"):  # what the pod's author wrote comes with kubelet 1.29 and later
+        image = message.image.user_specified_image or image or message.image_ref
+    return Container(message.id, message.pod_sandbox_id, name, meta.attempt, image,
                      _STATES.get(message.state, ContainerState.UNKNOWN), _seconds(message.created_at), labels)
 
 

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..core import parse
+from ..core.layouts import KUBELET_UNITS, PLUGIN_UNITS
 from ..core.ledger import OUTCOME
-from ..core.look.watched import DRIVER_UNITS, KUBELET_UNITS, RUNTIME_UNITS
+from ..core.look.watched import DRIVER_UNITS, RUNTIME_UNITS
 from ..model.errors import HandFailed
 from ..model.host import Host
 from ..model.plan import Disruptive, NoteOutcome, Rebuild, RestartUnit, SendHup
@@ -122,7 +123,7 @@ class Mender:
 async def _journal() -> dict[str, bytes]:
     """The window of the journal that tells how it came to this; its absence is evidence too, and no obstacle."""
     words = ["journalctl", "--no-pager", "-b", "-n", "3000", "-o", "short-iso-precise", "_TRANSPORT=kernel"]
-    for unit in (*KUBELET_UNITS, *RUNTIME_UNITS, *DRIVER_UNITS, "gpu-gate.service", "init.scope"):
+    for unit in (*KUBELET_UNITS, *RUNTIME_UNITS, *DRIVER_UNITS, *PLUGIN_UNITS, "gpu-gate.service", "init.scope"):
         words += ["+", f"_SYSTEMD_UNIT={unit}"]
     done = await run_once(words, JOURNAL_WITHIN_S, JOURNAL_BYTES)
     return {"journal.txt": done.out or f"no journal: {done.detail or done.err}\n".encode()}

@@ -84,6 +84,9 @@ class Recorder:
     async def access(self, pid: int, path: str) -> Reading[Access]:
         return self._keep(await self._host.access(pid, path), "access", pid, path)
 
+    async def listener(self, path: str) -> Reading[int]:
+        return self._keep(await self._host.listener(path), "listener", path)
+
     async def trouble(self) -> tuple[str, ...]:
         return self._keep(await self._host.trouble(), "trouble")
 
@@ -149,6 +152,9 @@ class Replay:
 
     async def access(self, pid: int, path: str) -> Reading[Access]:
         return self._find(Seen[Access] | Refusal, "access", pid, path)  # type: ignore[no-any-return]
+
+    async def listener(self, path: str) -> Reading[int]:
+        return self._find(Seen[int] | Refusal, "listener", path)  # type: ignore[no-any-return]
 
     async def trouble(self) -> tuple[str, ...]:
         found = self._find(tuple[str, ...], "trouble")

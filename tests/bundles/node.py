@@ -132,6 +132,9 @@ class CapturedNode:
             return not_recorded(f"whether {pid} may open {path}")
         return Seen(Access(path, self.may_open, "as the test wants it"), BOOTTIME)
 
+    async def listener(self, path: str) -> Reading[int]:
+        return not_recorded(f"who listens on {path}")
+
     async def trouble(self) -> tuple[str, ...]:
         return ()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.core.plugin import SOCKETS
+from agent.core.layouts import SOCKETS
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, Container, ContainerDetail, ContainerState, Runtime, Sandbox
 
@@ -139,6 +139,11 @@ class Cri:
         if box is None:
             return Refusal(Why.MISSING, "No such process")
         return Seen(Access(path, box.plugin is None or box.plugin.allowed, "bpf"), self._world.now)
+
+    def listener(self, path: str) -> Reading[int]:
+        """The newest plugin's process that serves; each has made the socket anew."""
+        serving = [b.pid for b in self.boxes.values() if b.is_running and b.plugin and b.plugin.registered]
+        return Seen(serving[-1], self._world.now) if serving else Refusal(Why.FAILED, "Connection refused")
 
     def _refusal(self, socket: str) -> Refusal | None:
         active = self._world.systemd["containerd.service"].active == "active"

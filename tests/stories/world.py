@@ -245,6 +245,9 @@ class World:
     async def access(self, pid: int, path: str) -> Reading[Access]:
         return self.cri.access(pid, path)
 
+    async def listener(self, path: str) -> Reading[int]:
+        return self.cri.listener(path)
+
     async def trouble(self) -> tuple[str, ...]:
         return ()
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from agent.core.layouts import KUBELET_UNITS, POD_RESOURCES, SOCKETS, control_plane_files
 from agent.core.look import look
-from agent.core.look.watched import KUBELET_UNITS, watched_folders, watched_units
-from agent.core.paths import CONTROL_PLANE_MANIFESTS, PCI, RUN, STATE
-from agent.core.plugin import SOCKETS
+from agent.core.look.watched import watched_folders, watched_units
+from agent.core.paths import PCI, RUN, STATE
 from agent.core.rules import diagnose
 from agent.model.finding import Scope
 from agent.model.mark import Mark
@@ -110,6 +110,10 @@ class DictHost:
         self.asked.append(f"access {pid} {path}")
         return self.answers.get("access", MISSING)
 
+    async def listener(self, path: str) -> Reading[int]:
+        self.asked.append(f"listener {path}")
+        return self.answers.get("listener", {}).get(path, MISSING)
+
     async def trouble(self) -> tuple[str, ...]:
         return self.answers.get("trouble", ())
 
@@ -179,13 +183,13 @@ def test_the_exact_questions_of_a_node_without_gpus() -> None:
         "/run/systemd/container", "/.dockerenv", "/run/.containerenv",
         "/proc/sys/kernel/osrelease", "/var/lib/dkms/nvidia*",
         "/proc/devices", "/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/char/*",
-        *CONTROL_PLANE_MANIFESTS,
+        *control_plane_files(DEFAULTS),
         f"{RUN}/released", f"{RUN}/paused", f"{RUN}/waiting", f"{RUN}/launched",
         f"{STATE}/learned.json",
         "/proc/sys/kernel/random/boot_id", f"tail {STATE}/ledger.jsonl",
         f"units {' '.join(watched_units(DEFAULTS))}",
         "/var/lib/kubelet/device-plugins/*",
-        "allocatable /var/lib/kubelet/pod-resources/kubelet.sock",
+        *(f"allocatable {path}" for path in POD_RESOURCES),
     ]
 
 
@@ -296,7 +300,7 @@ def test_marks() -> None:
         Mark("open", 3.0), Mark("set by hand", 0.0), Mark("started", 2.5))
 
 
-@pytest.mark.parametrize("path", CONTROL_PLANE_MANIFESTS)
+@pytest.mark.parametrize("path", control_plane_files(DEFAULTS))
 def test_a_control_plane_of_static_pods(path: str) -> None:
     assert looked(node(**{path: b"apiVersion: v1"})).control_plane
 
@@ -314,6 +318,8 @@ def test_what_another_machine_learned_is_not_ours(stored: bytes, learned: Any) -
 
 
 CONTAINERD, K3S = "/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock"
+CRIO, DOCKERSHIM = "/run/crio/crio.sock", "/run/dockershim.sock"
+PODS, EMPTY = seen(Runtime((sandbox("any", labels={}),), ())), seen(Runtime((), ()))
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 
 
@@ -327,12 +333,15 @@ def with_plugin(*containers: Any, **answers: Any) -> DictHost:
 
 
 @pytest.mark.parametrize(("answers", "settings", "asked", "used"), [
-    ({CONTAINERD: seen(Runtime((), ()))}, Settings(), [CONTAINERD], CONTAINERD),
-    ({K3S: seen(Runtime((), ()))}, Settings(), [CONTAINERD, K3S], K3S),
-    ({CONTAINERD: TIMED_OUT, K3S: seen(Runtime((), ()))}, Settings(), [CONTAINERD], CONTAINERD),  # it is there
+    ({CONTAINERD: PODS}, Settings(), [CONTAINERD], CONTAINERD),
+    ({CRIO: PODS}, Settings(), [CONTAINERD, DOCKERSHIM, CRIO], CRIO),
+    ({CONTAINERD: EMPTY, CRIO: PODS}, Settings(), [CONTAINERD, DOCKERSHIM, CRIO], CRIO),  # Docker's own, beside it
+    ({CONTAINERD: EMPTY}, Settings(), list(SOCKETS), CONTAINERD),  # before the kubelet's first pod
+    ({CONTAINERD: EMPTY, CRIO: TIMED_OUT}, Settings(), [CONTAINERD, DOCKERSHIM, CRIO], CONTAINERD),
+    ({CONTAINERD: TIMED_OUT, K3S: PODS}, Settings(), [CONTAINERD], CONTAINERD),  # it is there
     ({CONTAINERD: DENIED}, Settings(), [CONTAINERD], CONTAINERD),
     ({CONTAINERD: seen(Runtime((), ()))}, Settings(runtime_socket=K3S), [K3S], K3S),
-    ({}, Settings(), list(SOCKETS), SOCKETS[-1]),
+    ({}, Settings(), list(SOCKETS), SOCKETS[0]),
 ])
 def test_the_first_runtime_that_is_there_is_asked(answers: Any, settings: Settings, asked: list[str],
                                                   used: str) -> None:
@@ -432,7 +441,7 @@ def test_the_plugins_own_unit_is_read() -> None:
     ("", KUBELET_UNITS), ("none", ()), ("my.service", ("my.service",))])
 def test_the_units_that_are_watched(unit_setting: str, kubelets: tuple[str, ...]) -> None:
     names = watched_units(Settings(kubelet_unit=unit_setting))
-    assert names[len(names) - len(kubelets):] == kubelets
+    assert set(kubelets) == {*names} & {*KUBELET_UNITS, "my.service"}
     assert "nvidia-persistenced.service" in names and "containerd.service" in names
     assert ("kubelet.service" in names) is (unit_setting == "")
 

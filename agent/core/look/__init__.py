@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...model.host import Host
-from ...model.reading import Seen
-from ...model.scene import Scene
+from ...model.reading import Reading, Refusal, Seen
+from ...model.scene import Devices, Scene
 from ...model.settings import Settings
-from .. import plugin
+from ..layouts import pod_resources_sockets
 from .hardware import device_nodes, driver, pci
 from .marks import manifest_dir, marks
 from .plugins import plugins
 from .toolkit import toolkit
-from .watched import watched_units
+from .watched import running_kubelet, watched_units
 
 
 async def look(host: Host, settings: Settings) -> Scene:
@@ -25,27 +25,30 @@ async def look(host: Host, settings: Settings) -> Scene:
     scene = Scene(clock=await host.clock(), pci=await pci(host))
     scene = replace(scene, **await driver(host))
     scene = replace(scene, **await device_nodes(host))
-    scene = replace(scene, **await marks(host), manifest_dir=await manifest_dir(host, settings))
+    scene = replace(scene, **await marks(host, settings), manifest_dir=await manifest_dir(host, settings))
     scene = replace(
         scene,
         probe=await host.probe(),
         manager=await host.manager(),
         units=await host.units(watched_units(settings)),
         plugin_sockets=await host.folder(settings.device_plugins_dir, "*"),
-        allocatable=await host.allocatable(settings.pod_resources_socket),
         trouble=await host.trouble(),
     )
+    scene = replace(scene, allocatable=await _allocatable(host, settings, running_kubelet(scene.units, settings)))
     if isinstance(scene.pci, Seen) and not scene.pci.value:  # no NVIDIA function at all: nothing to mend here
         return scene
     if isinstance(scene.driver_version, Seen):
         scene = replace(scene, toolkit=await toolkit(host))
-    return replace(scene, **await plugins(host, settings, is_listed(scene, settings)))
+    return replace(scene, **await plugins(host, settings, scene))
 
 
-def is_listed(scene: Scene, settings: Settings) -> bool:
-    """The kubelet lists as many GPUs as NVML shows: then the plugin's own access need not be asked, which costs
-    a program's start."""
-    last = scene.probe.value.last if isinstance(scene.probe, Seen) else None
-    if not isinstance(scene.allocatable, Seen) or last is None:
-        return False
-    return 0 < len(last.gpus) <= len(plugin.listed_gpus(scene.allocatable.value, settings))
+async def _allocatable(host: Host, settings: Settings, kubelet: str) -> Reading[tuple[Devices, ...]]:
+    """By the socket that is there; where none is, what is said of this kubelet's own place."""
+    first: Reading[tuple[Devices, ...]] | None = None
+    for socket in pod_resources_sockets(settings, kubelet):
+        found = await host.allocatable(socket)
+        if not (isinstance(found, Refusal) and found.is_missing):
+            return found
+        first = first or found
+    assert first is not None
+    return first

@@ -9,13 +9,14 @@ from ...model.reading import Reading, Refusal, Seen, Why
 from ...model.runtime import LedgerEntry
 from ...model.settings import Settings
 from .. import ledger, parse
-from ..paths import CONTROL_PLANE_MANIFESTS, MANIFEST_DIRS, RUN, STATE
+from ..layouts import control_plane_files
+from ..paths import MANIFEST_DIRS, RUN, STATE
 from .files import parsed, parsed_file
 
 
-async def marks(host: Host) -> dict[str, Any]:
+async def marks(host: Host, settings: Settings) -> dict[str, Any]:
     plane = False
-    for path in CONTROL_PLANE_MANIFESTS:
+    for path in control_plane_files(settings):
         plane = plane or isinstance(await host.file(path, 1), Seen)
     return {
         "released": await parsed_file(host, f"{RUN}/released", parse.mark),

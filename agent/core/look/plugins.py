@@ -2,29 +2,87 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 from ...model.host import Host
 from ...model.reading import Reading, Refusal, Seen, Why
-from ...model.runtime import Access, Container, ContainerState, PluginLog, PluginSight, Sandbox
+from ...model.runtime import (
+    Access,
+    Container,
+    ContainerState,
+    PluginLog,
+    PluginSight,
+    Runtime,
+    Sandbox,
+    SocketOwner,
+)
+from ...model.scene import Scene
 from ...model.settings import Settings
 from .. import parse, plugin, plugin_log
+from ..layouts import KINDS, kind_of, manifest_folders, matches, runtime_sockets
 from .files import parsed_file
+from .watched import running_kubelet
+
+PLUGINS, SOCKETS_ASKED, MANIFESTS = 4, 4, 32
+"""So many are read; more than one candidate is reported, and nothing is done."""
+APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_NAME = re.compile(r'^[\s"-]*name"?:\s*"?([\w.-]+)', re.M)
+_POLICY = re.compile(r'^\s*"?restartPolicy"?:\s*"?(\w+)', re.M)
+_ID = re.compile(r"[0-9a-f]{64}")
+_UNIT = re.compile(r"/([^/\n]+\.service)")
 
 
-async def plugins(host: Host, settings: Settings, listed: bool) -> dict[str, Any]:
-    """The runtime, and of what looks like the device plugin its status, its log's tail and its own access."""
+async def plugins(host: Host, settings: Settings, scene: Scene) -> dict[str, Any]:
+    """What concerns the plugin. What costs something is asked only where the kubelet lists too little."""
     found: dict[str, Any] = {"checkpoint": await parsed_file(
         host, f"{settings.device_plugins_dir}/kubelet_internal_checkpoint", parse.checkpoint, 4 << 20)}
-    for socket in (settings.runtime_socket,) if settings.runtime_socket else plugin.SOCKETS:
+    unit = running_kubelet(scene.units, settings)
+    socket, runtime = await _runtime(host, runtime_sockets(settings, unit))
+    found |= {"runtime_socket": socket, "runtime": runtime}
+    if not isinstance(runtime, Seen):
+        return found
+    pairs = plugin.candidates(runtime.value, settings)[:PLUGINS]
+    bare = tuple(PluginSight(c, s, _NOT_ASKED, _NOT_ASKED, _NOT_ASKED) for c, s in pairs)
+    listed = is_listed(scene, plugin.effective(settings, bare))
+    sights = plugin.by_command(tuple([await _sight(host, socket, c, s, listed) for c, s in pairs]))
+    if not listed:
+        folders = manifest_folders(settings, unit)
+        sights = tuple([replace(s, restart_policy=await _restart_policy(host, s.sandbox, folders)) for s in sights])
+        found["socket_owners"] = await _owners(host, settings, scene, sights)
+    return found | {"plugins": sights}
+
+
+_NOT_ASKED = Refusal(Why.NOT_ASKED, "nobody doubts it")
+
+
+def is_listed(scene: Scene, settings: Settings) -> bool:
+    """The kubelet lists as many GPUs as NVML shows: then the plugin's own access need not be asked, which costs
+    a program's start."""
+    last = scene.probe.value.last if isinstance(scene.probe, Seen) else None
+    if not isinstance(scene.allocatable, Seen) or last is None:
+        return False
+    return 0 < len(last.gpus) <= len(plugin.listed_gpus(scene.allocatable.value, settings))
+
+
+async def _runtime(host: Host, sockets: tuple[str, ...]) -> tuple[str, Reading[Runtime]]:
+    """The kubelet's own runtime: the first that lists a pod. Docker's containerd may answer beside k3s's, and has
+    none; one that is there and does not answer may be the kubelet's, and ends the search."""
+    first: tuple[str, Reading[Runtime]] | None = None
+    empty: tuple[str, Reading[Runtime]] | None = None
+    for socket in sockets:
         runtime = await host.runtime(socket)
-        found |= {"runtime_socket": socket, "runtime": runtime}
-        if not (isinstance(runtime, Refusal) and runtime.is_missing):
-            break
-    if isinstance(found["runtime"], Seen):
-        pairs = plugin.candidates(found["runtime"].value, settings)
-        found["plugins"] = tuple([await _sight(host, found["runtime_socket"], *pair, listed) for pair in pairs[:4]])
-    return found
+        first = first or (socket, runtime)
+        if isinstance(runtime, Refusal):
+            if not runtime.is_missing:
+                return empty or (socket, runtime)
+        elif runtime.value.sandboxes or runtime.value.containers:
+            return socket, runtime
+        else:
+            empty = empty or (socket, runtime)
+    assert first is not None
+    return empty or first
 
 
 async def _sight(host: Host, socket: str, container: Container, sandbox: Sandbox | None,
@@ -38,3 +96,52 @@ async def _sight(host: Host, socket: str, container: Container, sandbox: Sandbox
         if detail.value.pid > 0 and container.state is ContainerState.RUNNING and not listed:
             access = await host.access(detail.value.pid, "/dev/nvidiactl")
     return PluginSight(container, sandbox, detail, log, access)
+
+
+async def _restart_policy(host: Host, sandbox: Sandbox | None, folders: tuple[str, ...]) -> str:
+    """What the pod's author wrote, as far as this node knows it: CRI does not say. A DaemonSet's is Always."""
+    if sandbox is None:
+        return ""
+    if sandbox.annotations.get("kubernetes.io/config.source") == "file":
+        return await _static_policy(host, sandbox.name, folders)
+    written = parse.json_object(sandbox.annotations.get(APPLIED, "").encode()) or {}
+    spec = written.get("spec")
+    return str(spec.get("restartPolicy", "")) if isinstance(spec, dict) else ""
+
+
+async def _static_policy(host: Host, pod: str, folders: tuple[str, ...]) -> str:
+    """Of the manifest with the longest name that this pod's name begins with: the rest of it is the node's."""
+    best, policy = 0, ""
+    for folder in folders:
+        names = await host.folder(folder)
+        for entry in names.value[:MANIFESTS] if isinstance(names, Seen) else ():
+            if entry.kind != "file" or not entry.name.endswith((".yaml", ".yml", ".json")):
+                continue
+            text = await host.file(f"{folder}/{entry.name}")
+            if not isinstance(text, Seen):
+                continue
+            words = text.value.decode("utf-8", "replace")
+            length = max((len(n) for n in _NAME.findall(words) if pod.startswith(f"{n}-")), default=0)
+            said = _POLICY.search(words)
+            if length > best:
+                best, policy = length, said.group(1) if said else ""
+    return policy
+
+
+async def _owners(host: Host, settings: Settings, scene: Scene,
+                  sights: tuple[PluginSight, ...]) -> tuple[SocketOwner, ...]:
+    """Who listens on the sockets that such plugins make: by the kernel's word, not by a name in a list."""
+    kinds = [kind for s in sights if (kind := kind_of(s.container, s.sandbox))] or KINDS
+    patterns = {p for kind in kinds for p in kind.sockets}
+    entries = scene.plugin_sockets.value if isinstance(scene.plugin_sockets, Seen) else ()
+    names = [e.name for e in entries if e.kind == "socket" and matches(e.name, patterns)]
+    found = []
+    for name in names[:SOCKETS_ASKED]:
+        pid = await host.listener(f"{settings.device_plugins_dir}/{name}")
+        cgroup = await host.file(f"/proc/{pid.value}/cgroup") if isinstance(pid, Seen) and pid.value > 0 else None
+        if isinstance(pid, Seen) and isinstance(cgroup, Seen):
+            text = parse.text(cgroup.value)
+            ids, units = _ID.findall(text), _UNIT.findall(text)
+            # The innermost one: a node that is a container itself has its own id before its containers'.
+            found.append(SocketOwner(name, pid.value, ids[-1] if ids else "", units[-1] if units else ""))
+    return tuple(found)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+from ...model.reading import Reading, Seen
+from ...model.scene import Unit
 from ...model.settings import Settings
+from ..layouts import KUBELET_UNITS, PLUGIN_UNITS, pod_resources_sockets
 from ..paths import RUN
 
-# Units that carry a kubelet: kubeadm and most clouds; k3s, rke2, microk8s and k0s run it inside their own.
-KUBELET_UNITS = (
-    "kubelet.service",
-    "k3s-agent.service",
-    "k3s.service",
-    "rke2-agent.service",
-    "rke2-server.service",
-    "snap.microk8s.daemon-kubelite.service",
-    "k0sworker.service",
-    "k0scontroller.service",
-)
 RUNTIME_UNITS = ("containerd.service", "crio.service", "docker.service")
 DRIVER_UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
 
@@ -27,7 +19,14 @@ CDI_UNIT = "nvidia-cdi-refresh.service"
 def watched_units(settings: Settings) -> tuple[str, ...]:
     """The units whose state and InvocationID matter."""
     return DRIVER_UNITS + RUNTIME_UNITS + (CDI_UNIT,) + settings.pause_while + kubelet_units(settings) \
-        + tuple(filter(None, (settings.plugin_unit,)))
+        + plugin_units(settings)
+
+
+def plugin_units(settings: Settings) -> tuple[str, ...]:
+    """Units of the host that may be the device plugin."""
+    if settings.plugin_unit == "none":
+        return ()
+    return (settings.plugin_unit,) if settings.plugin_unit else PLUGIN_UNITS
 
 
 def kubelet_units(settings: Settings) -> tuple[str, ...]:
@@ -38,18 +37,24 @@ def kubelet_units(settings: Settings) -> tuple[str, ...]:
     return KUBELET_UNITS
 
 
+def running_kubelet(units: Reading[tuple[Unit, ...]], settings: Settings) -> str:
+    """The unit whose layout this node has; "" where none is seen to run."""
+    names = kubelet_units(settings)
+    found = [u.name for u in units.value if u.is_active and u.name in names] if isinstance(units, Seen) else []
+    return min(found, key=names.index, default="")
+
+
 def watched_folders(settings: Settings) -> dict[str, tuple[str, ...]]:
     """Folders to be woken by, each with the name prefixes that matter there (none: every name).
 
     The driver makes no uevent for /dev/nvidia*, so /dev is watched; the kubelet's folders come and go.
     """
-    pod_resources = settings.pod_resources_socket.rsplit("/", 1)[0]
     return {
         "/dev": ("nvidia",),
         "/dev/char": ("195:",),
         "/proc/driver": ("nvidia",),
         settings.device_plugins_dir: (),
-        pod_resources: (),
+        **{socket.rsplit("/", 1)[0]: () for socket in pod_resources_sockets(settings)},
         "/etc/cdi": (),
         "/run/cdi": (),
         RUN: ("released", "paused", "waiting"),

@@ -6,11 +6,13 @@ from ...model.finding import Diagnosis, Scope, Verdict
 from ...model.reading import Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
+from ..plugin import effective
 from . import device_nodes, driver, kubelet, launch, nvml, pause, pci, plugin, toolkit
 
 
 def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     """What this scene means. The same for a live node, a tape and a simulated world."""
+    settings = effective(settings, scene.plugins)
     gpus = pci.sort_out(scene, settings)
     judged = nvml.judge(scene, settings, gpus)
     registered = kubelet.registered(scene, settings, judged) if gpus.scope is not Scope.NONE else None

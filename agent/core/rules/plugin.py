@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...model.fault import Cure, Fault
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.runtime import ContainerState, PluginLog, PluginSays, PluginSight
-from ...model.scene import Scene
+from ...model.scene import Scene, Unit
 from ...model.settings import Settings
 from .. import plugin, plugin_log
 
@@ -36,6 +38,11 @@ def findings(scene: Scene, fault: Fault | None) -> tuple[Finding, ...]:
                              next_step=fault.next_step))
     elif scene.plugins:
         found.append(Finding(8, "PluginWell", Verdict.HOLDS, _describe(scene.plugins[0])))
+    if scene.socket_owners:
+        wrong = any(plugin.is_anothers(o, s) for o in scene.socket_owners for s in scene.plugins)
+        found.append(Finding(9, "SocketOwner", Verdict.FAILS if wrong else Verdict.HOLDS, ", ".join(
+            f"{o.socket}: {plugin.owner_name(scene, o)}, pid {o.pid}" for o in scene.socket_owners),
+            "AnotherServes" if wrong else "", blocks=False))
     return tuple(found)
 
 
@@ -51,27 +58,54 @@ def fault(scene: Scene, settings: Settings, short: bool) -> Fault | None:
     """What is wrong with the plugin; None where the kubelet lists what it should, or nothing can be said."""
     if not isinstance(scene.runtime, Seen) or not short:
         return None
-    if len(scene.plugins) > 1:
-        names = ", ".join(f"{plugin.pod_name(s)} {s.container.id[:12]}" for s in scene.plugins)
-        return Fault("TwoPlugins", f"{len(scene.plugins)} containers look like the device plugin: {names}",
-                     Cure.PERSON, "[Plugin] Containers= names the right one; remove the other")
-    if not scene.plugins:
-        if settings.plugin_unit:
-            return _unit_fault(scene, settings)
-        return Fault("NoPlugin", "no container of this node looks like the device plugin", Cure.WAIT,
+    unit = plugin.unit(scene.units, settings)
+    is_named = settings.plugin_unit not in ("", "none")
+    # The owner's word wins: a unit he named is the plugin, whatever containers look like one.
+    sights = () if is_named and unit is not None else scene.plugins
+    if len(sights) + (unit is not None) > 1:
+        names = [f"{plugin.pod_name(s)} {s.container.id[:12]}" for s in sights] + ([unit.name] if unit else [])
+        return Fault("TwoPlugins", f"{len(names)} {'of unit and ' if unit else ''}containers look like the device "
+                     f"plugin: {', '.join(names)}", Cure.PERSON,
+                     f"[Plugin] {'Unit= or ' if unit else ''}Containers= names the right one; remove the other")
+    if not sights:
+        if unit or is_named:
+            return _unit_fault(unit, settings)
+        return Fault("NoPlugin", "no container of this node looks like the device plugin" + _served(scene), Cure.WAIT,
                      "kubectl get pods -A -o wide | grep device-plugin; [Plugin] Containers=, Images=")
     listed = scene.allocatable.value if isinstance(scene.allocatable, Seen) else ()
-    return _container_fault(scene.plugins[0], bool(plugin.listed_gpus(listed, settings)))
+    found = _container_fault(sights[0], bool(plugin.listed_gpus(listed, settings)))
+    return _not_to_be_removed(scene, found, sights[0])
 
 
-def _unit_fault(scene: Scene, settings: Settings) -> Fault | None:
-    units = scene.units.value if isinstance(scene.units, Seen) else ()
-    unit = next((u for u in units if u.name == settings.plugin_unit), None)
+def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:
+    """Whatever is wrong: a removal that could not help, or would make it worse, is a person's."""
+    if found.cure not in (Cure.FRESH_START, Cure.TIME):
+        return found
+    other = next((o for o in scene.socket_owners if plugin.is_anothers(o, sight)), None)
+    if other is not None:
+        return replace(found, reason="AnotherServes", cure=Cure.PERSON, because=f"{found.because}; but "
+                       f"{other.socket} is served by {plugin.owner_name(scene, other)}, pid {other.pid}",
+                       next_step="[Plugin] Containers= or Unit= names the right one; remove the other")
+    if sight.restart_policy in plugin.ENDS_FOR_GOOD:
+        return replace(found, reason="NeverStartedAgain", cure=Cure.PERSON, because=f"{found.because}; its pod's "
+                       f"restartPolicy is {sight.restart_policy}: a container that is stopped does not come back",
+                       next_step="make it restartPolicy: Always, as in a DaemonSet, and create the pod again")
+    return found
+
+
+def _served(scene: Scene) -> str:
+    """Who serves the plugin's socket, where nothing that we know does."""
+    names = [f"{o.socket} is served by {plugin.owner_name(scene, o)}" for o in scene.socket_owners]
+    return "; " + ", ".join(names) if names else ""
+
+
+def _unit_fault(unit: Unit | None, settings: Settings) -> Fault:
+    name = unit.name if unit else settings.plugin_unit
     if unit is None or not unit.is_active:
-        return Fault("PluginUnitDown", f"{settings.plugin_unit} is {unit.active if unit else 'unknown'}",
-                     Cure.WAIT, f"systemctl status {settings.plugin_unit}")
-    return Fault("NotRegistered", f"{unit.name} is active and the kubelet lists no GPU of it", Cure.TIME,
-                 f"systemctl restart {unit.name}", invocation=unit.invocation_id)
+        return Fault("PluginUnitDown", f"{name} is {unit.active if unit else 'unknown'}", Cure.WAIT,
+                     f"systemctl status {name}", unit=name)
+    return Fault("NotRegistered", f"{name} is active and the kubelet lists no GPU of it", Cure.TIME,
+                 f"systemctl restart {name}", unit=name, invocation=unit.invocation_id)
 
 
 def _container_fault(sight: PluginSight, partly: bool) -> Fault:
@@ -82,7 +116,9 @@ def _container_fault(sight: PluginSight, partly: bool) -> Fault:
                      "crictl rm makes the kubelet build it again", sight=sight)
     if state is not ContainerState.RUNNING:
         code = sight.detail.value.exit_code if isinstance(sight.detail, Seen) else "?"
-        return Fault("PluginExited", f"{who}: exit status {code}; the kubelet starts it again after its back-off",
+        again = f" at its attempt {sight.container.attempt + 1}" if sight.container.attempt else ""
+        return Fault("PluginExited", f"{who}: exit status {code}{again}; the kubelet starts it again after its "
+                     "back-off (10 s, doubled up to 300), which a removal does not shorten",
                      Cure.WAIT, "crictl logs " + sight.container.id[:12], sight=sight)
     if not isinstance(sight.detail, Seen):
         return Fault("PluginUnread", f"{who}: its status could not be read ({sight.detail})", Cure.WAIT,
