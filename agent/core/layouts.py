@@ -1,8 +1,8 @@
 """The one table of what a node may look like: how Kubernetes is laid out on it, and which device plugins there are.
 
 A row is a fact about somebody else's software, with its source. What is asked of a node, ordered on, or told apart
-follows from these rows. Every row can be overruled: [Kubelet] Unit=, PodResourcesSocket=, Resources=; [Plugin] RuntimeSocket=,
-Containers=, Images=, Unit=, ManifestDir=. [Probe] DriverRoot= stands for the driver's own root.
+follows from these rows. Every row can be overruled: [Kubelet] Unit=, PodResourcesSocket=, Resources=; [Plugin]
+RuntimeSocket=, Containers=, Images=, Unit=, ManifestDir=. [Probe] DriverRoot= stands for the driver's own root.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     gpus = pci.sort_out(scene, settings)
     judged = nvml.judge(scene, settings, gpus)
     registered = kubelet.registered(scene, settings, judged) if gpus.scope is not Scope.NONE else None
-    short = registered is not None and registered.verdict is Verdict.FAILS
-    fault = plugin.fault(scene, settings, short)
+    fault = plugin.fault(scene, settings, registered is not None and registered.verdict is Verdict.FAILS)
     cdi = toolkit.judge(scene, gpus, judged)
     paused = pause.find(scene, settings)
     shown = (*pci.findings(scene, settings, gpus), *driver.findings(scene, gpus),
