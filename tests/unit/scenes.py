@@ -65,8 +65,8 @@ def function(bus: str, driver: str = "nvidia", class_code: int = 0x030200, overr
 
 
 def unit(name: str, active: str = "active", load: str = "loaded", since: float | None = 10.0,
-         file_state: str = "enabled") -> Unit:
-    return Unit(name, load, active, "", "", since, file_state)
+         file_state: str = "enabled", sub: str = "") -> Unit:
+    return Unit(name, load, active, sub, "", since, file_state)
 
 
 def report(number: int = 1, started_at: float = NOW - 2, **changes: Any) -> ProbeReport:

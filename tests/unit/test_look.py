@@ -18,7 +18,7 @@ from agent.core.rules import diagnose
 from agent.model.finding import Scope
 from agent.model.mark import Mark
 from agent.model.reading import Reading, Refusal, Seen, Why, unreachable
-from agent.model.runtime import Access, ContainerDetail, ContainerState, PluginSays, Runtime
+from agent.model.runtime import Access, ContainerDetail, ContainerState, PluginSays, Runtime, SocketOwner
 from agent.model.scene import Clock, DeviceNode, Devices, Entry, Manager, PciFunction, ProbeState, Scene, Unit
 from agent.model.settings import Settings
 
@@ -84,7 +84,8 @@ class DictHost:
 
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
         self.asked.append(f"allocatable {socket}")
-        return self.answers.get("allocatable", MISSING)
+        found = self.answers.get("allocatable", MISSING)
+        return found.get(socket, MISSING) if isinstance(found, dict) else found
 
     async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
         self.asked.append(f"tail {path}")
@@ -350,6 +351,117 @@ def test_the_first_runtime_that_is_there_is_asked(answers: Any, settings: Settin
     assert [q for q in host.asked if q.startswith("runtime")] == [f"runtime {socket}" for socket in asked]
     assert (scene.runtime_socket, scene.runtime) == (used, answers.get(used, MISSING))
     assert scene.plugins == ()
+
+
+@pytest.mark.parametrize(("kubelet", "first"), [
+    ("k3s-agent.service", K3S), ("k0sworker.service", "/run/k0s/containerd.sock"), ("microshift.service", CRIO),
+    ("kubelet.service", CONTAINERD)])
+def test_the_running_kubelets_own_runtime_comes_first(kubelet: str, first: str) -> None:
+    host = DictHost(node(), units=seen((unit(kubelet),)), runtime={CONTAINERD: PODS, first: PODS})
+    assert asyncio.run(look(host, DEFAULTS)).runtime_socket == first
+
+
+KUBELETS = "/var/lib/kubelet/pod-resources/kubelet.sock"
+K0S = "/var/lib/k0s/kubelet/pod-resources/kubelet.sock"
+LISTED = seen((Devices("nvidia.com/gpu", UUIDS),))
+
+
+@pytest.mark.parametrize(("kubelet", "answers", "settings", "asked", "found"), [
+    ("kubelet.service", {KUBELETS: LISTED}, DEFAULTS, [KUBELETS], LISTED),
+    ("kubelet.service", {K0S: LISTED}, DEFAULTS, list(POD_RESOURCES)[:3], LISTED),  # its --root-dir was set
+    ("k0sworker.service", {KUBELETS: LISTED, K0S: LISTED}, DEFAULTS, [K0S], LISTED),  # an earlier kubeadm's remains
+    ("kubelet.service", {KUBELETS: TIMED_OUT, K0S: LISTED}, DEFAULTS, [KUBELETS], TIMED_OUT),  # it is there
+    ("k0sworker.service", {}, DEFAULTS, [K0S, KUBELETS, POD_RESOURCES[1]], MISSING),
+    ("kubelet.service", {K0S: LISTED}, Settings(pod_resources_socket="/x"), ["/x"], MISSING),
+])
+def test_pod_resources_follow_the_kubelets_root(kubelet: str, answers: Any, settings: Settings, asked: list[str],
+                                                found: Any) -> None:
+    host = DictHost(node(), units=seen((unit(kubelet),)), allocatable=answers)
+    assert asyncio.run(look(host, settings)).allocatable == found
+    assert [q for q in host.asked if q.startswith("allocatable")] == [f"allocatable {path}" for path in asked]
+
+
+APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+STATIC = {"kubernetes.io/config.source": "file"}
+YAML = b"""apiVersion: v1
+kind: Pod
+metadata:
+  name: nvidia-device-plugin
+spec:
+  restartPolicy: Never
+  containers:
+    - name: nvidia-device-plugin-ctr
+"""
+JSON = b'{"metadata": {"name": "nvidia-device-plugin"}, "spec": {"restartPolicy": "Never"}}'
+MANIFESTS = "/etc/kubernetes/manifests"
+
+
+@pytest.mark.parametrize(("annotations", "files", "policy"), [
+    (STATIC, {"plugin.yaml": YAML}, "Never"),
+    (STATIC, {"plugin.yaml": YAML.replace(b"Never", b"'OnFailure'")}, "OnFailure"),
+    (STATIC, {"plugin.yaml": YAML.replace(b"  restartPolicy: Never\n", b"")}, ""),
+    (STATIC, {"plugin.json": JSON}, "Never"), (STATIC, {"plugin.json": JSON.replace(b'"name"', b'"nam"')}, ""),
+    (STATIC, {"plugin.json": b'{"metadata": [], "spec": 7}'}, ""),
+    (STATIC, {"a.yaml": YAML.replace(b"device-plugin-ctr", b"c").replace(b"nvidia-device-plugin", b"nvidia"),
+              "b.yaml": YAML.replace(b"Never", b"Always")}, "Always"),  # the longest name is the pod's
+    (STATIC, {"other.yaml": YAML.replace(b"nvidia", b"intel")}, ""),
+    (STATIC, {"plugin.yaml.bak": YAML, "note.txt": YAML}, ""),  # the kubelet reads all but hidden ones; we, less
+    (STATIC, {"plugin.yaml": DENIED}, ""),
+    (STATIC, {"plugin.yaml": b"\xff\xfe"}, ""),
+    (STATIC, {}, ""),
+    ({APPLIED: '{"spec": {"restartPolicy": "Never"}}'}, {"plugin.yaml": YAML}, "Never"),
+    ({APPLIED: '{"spec": []}'}, {}, ""), ({APPLIED: "torn"}, {}, ""),
+    ({"kubernetes.io/config.source": "api"}, {"plugin.yaml": YAML}, ""),
+])
+def test_whether_a_removed_container_would_come_back(annotations: dict[str, str], files: dict[str, Any],
+                                                     policy: str) -> None:
+    host = with_plugin(container())
+    host.answers["runtime"] = {CONTAINERD: seen(Runtime((sandbox(annotations=annotations),), (container(),)))}
+    host.files[f"{MANIFESTS}/*"] = [Entry(name, "file") for name in files]
+    host.files |= {f"{MANIFESTS}/{name}": text for name, text in files.items()}
+    (found,) = asyncio.run(look(host, DEFAULTS)).plugins
+    assert found.restart_policy == policy
+
+
+BOX = "0123456789abcdef" * 4
+OUTER = "f" * 64
+
+
+@pytest.mark.parametrize(("cgroup", "box", "service"), [
+    (f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podce.slice/cri-containerd-{BOX}.scope", BOX,
+     ""),
+    (f"0::/kubepods/burstable/pod11111111-2222-3333-4444-555555555555/{BOX}", BOX, ""),
+    (f"0::/kubepods.slice/kubepods-pod1.slice/crio-{BOX}.scope", BOX, ""),
+    (f"0::/docker/{OUTER}/kubepods.slice/cri-containerd-{BOX}.scope", BOX, ""),
+    (f"5:devices:/kubepods.slice/docker-{BOX}.scope\n0::/", BOX, ""),
+    ("0::/system.slice/nvidia-k8s-device-plugin.service", "", "nvidia-k8s-device-plugin.service"),
+    (f"0::/system.slice/k3s-agent.service/kubepods/pod1/{BOX}", BOX, "k3s-agent.service"),
+    ("0::/user.slice/user-0.slice/session-3.scope", "", ""),
+    ("", "", ""),
+])
+def test_who_listens_on_a_plugins_socket(cgroup: str, box: str, service: str) -> None:
+    folder = "/var/lib/kubelet/device-plugins"
+    names = ("kubelet.sock", "nvidia-gpu.sock", "rdma.sock")
+    host = with_plugin(container(), listener={f"{folder}/nvidia-gpu.sock": seen(77)})
+    host.files[f"{folder}/*"] = [Entry(name, "socket") for name in names] + [Entry("nvidia-x.sock", "file")]
+    host.files["/proc/77/cgroup"] = cgroup.encode()
+    assert asyncio.run(look(host, DEFAULTS)).socket_owners == (SocketOwner("nvidia-gpu.sock", 77, box, service),)
+    assert [q for q in host.asked if q.startswith("listener")] == [f"listener {folder}/nvidia-gpu.sock"]
+
+
+def test_nobody_is_asked_for_while_all_is_listed() -> None:
+    folder = "/var/lib/kubelet/device-plugins"
+    host = with_plugin(container(), allocatable=LISTED, probe=seen(ProbeState(report(gpus=GPUS))))
+    host.files[f"{folder}/*"] = [Entry("nvidia-gpu.sock", "socket")]
+    asyncio.run(look(host, DEFAULTS))
+    assert not [q for q in host.asked if q.startswith("listener") or q == f"{MANIFESTS}/*"]
+
+
+def test_a_socket_that_nobody_listens_on_has_no_owner() -> None:
+    host = with_plugin(container())
+    host.files["/var/lib/kubelet/device-plugins/*"] = [Entry(f"nvidia-{n}.sock", "socket") for n in range(40)]
+    assert asyncio.run(look(host, DEFAULTS)).socket_owners == ()
+    assert len([q for q in host.asked if q.startswith("listener")]) <= 4
 
 
 def test_a_plugin_is_looked_at_from_all_sides() -> None:

@@ -13,7 +13,7 @@ from agent.core.rules.plugin import fault
 from agent.model.fault import Cure
 from agent.model.finding import Heals, Verdict
 from agent.model.reading import Refusal, Why
-from agent.model.runtime import Container, ContainerState, PluginSight, Runtime
+from agent.model.runtime import Container, ContainerState, PluginSight, Runtime, SocketOwner
 from agent.model.scene import Devices
 from agent.model.settings import Settings
 
@@ -76,6 +76,30 @@ OPERATOR = pod(
     named("nvidia-device-plugin", image=NVIDIA))
 OPERATOR_GFD = pod("operator-gfd", {"app": "gpu-feature-discovery"}, named("gpu-feature-discovery", image=NVIDIA))
 
+GKE = pod(
+    "gke", {"k8s-app": "nvidia-gpu-device-plugin"}, named("nvidia-driver-installer", state=EXITED),
+    named("nvidia-gpu-device-plugin", image="gke.gcr.io/nvidia-gpu-device-plugin@sha256:1"), named("fluentbit"))
+HAMI = pod(
+    "hami", {"app.kubernetes.io/component": "hami-device-plugin", "app.kubernetes.io/name": "hami"},
+    named("toolkit-validation", state=EXITED, image="projecthami/hami:v2.7"),
+    named("device-plugin", "hami-dp", image="projecthami/hami:v2.7"),
+    named("vgpu-monitor", image="projecthami/hami:v2.7"))
+HAMI_SCHEDULER = pod("hami-s", {"app.kubernetes.io/component": "hami-scheduler"},
+                     named("vgpu-scheduler-extender", image="projecthami/hami:v2.7"))
+VGPU = "projecthami/volcano-vgpu-device-plugin:v1.12.0"
+VOLCANO = pod("volcano", {"name": "volcano-device-plugin"}, named("volcano-device-plugin", image=VGPU),
+              named("monitor", image=VGPU))
+GPUSHARE = pod("gpushare", {"component": "gpushare-device-plugin", "app": "gpushare"}, named("gpushare"))
+TKE = pod("tke", {"name": "gpu-manager-ds"}, named("gpu-manager", image="tkestack/gpu-manager:1.0.3"))
+QGPU = pod("qgpu", {"app": "qgpu-manager"}, named("qgpu-manager"))
+OLD_NVIDIA = pod("old", {"name": "nvidia-device-plugin-ds"},
+                 named("nvidia-device-plugin-ctr", image="nvidia/k8s-device-plugin:1.11"))
+# more than one READY sandbox may carry one uid (rke2 #4775)
+TWICE = both(pod("dup", {"name": "nvidia-device-plugin-ds"},
+                 named("nvidia-device-plugin-ctr", "older", created_at=OFFSET + 10)),
+             Runtime((sandbox("box-2", uid="dup"),), (named(
+                 "nvidia-device-plugin-ctr", "newer", sandbox_id="box-2", labels={"io.kubernetes.pod.uid": "dup"}),)))
+
 # what it is, what the runtime lists, the containers that are found
 FOUND: list[tuple[str, Runtime, set[str]]] = [
     ("nothing at all", Runtime((), ()), set()),
@@ -102,6 +126,21 @@ FOUND: list[tuple[str, Runtime, set[str]]] = [
      set()),
     ("by image only", pod("i", {}, named("dp", image="registry:5000/mirror/k8s-device-plugin:v0.9.1-6f7f")), {"dp"}),
     ("by an image without a tag", pod("i", {}, named("dp", image="example/nvidia-device-plugin")), {"dp"}),
+    ("GKE: driver installer and a logger in its pod", both(GKE, WORKLOAD), {"nvidia-gpu-device-plugin"}),
+    ("HAMi: its monitor has the same image, its scheduler too", both(HAMI, HAMI_SCHEDULER), {"hami-dp"}),
+    ("Volcano's vGPU: its monitor has the same image", VOLCANO, {"volcano-device-plugin"}),
+    ("Alibaba's gpushare", both(GPUSHARE, WORKLOAD), {"gpushare"}),
+    ("TKE's GPU manager", TKE, {"gpu-manager"}),
+    ("TKE's qGPU", QGPU, {"qgpu-manager"}),
+    ("NVIDIA's of 2018", OLD_NVIDIA, {"nvidia-device-plugin-ctr"}),
+    ("NVIDIA's beside one of other resources", both(OLD_NVIDIA, GPUSHARE, VOLCANO), {"nvidia-device-plugin-ctr"}),
+    ("two vendors' own resources: the first of the table", both(GPUSHARE, VOLCANO), {"volcano-device-plugin"}),
+    ("two for nvidia.com/gpu: HAMi's and NVIDIA's", both(HAMI, OLD_NVIDIA), {"hami-dp", "nvidia-device-plugin-ctr"}),
+    ("two for nvidia.com/gpu: static pod and DaemonSet of ACK", both(
+        pod("s", {"component": "nvidia-device-plugin"}, named("nvidia-device-plugin", "static")),
+        pod("d", {"component": "nvidia-device-plugin"}, named("nvidia-device-plugin", "daemon"))),
+     {"static", "daemon"}),
+    ("two READY sandboxes of one pod", TWICE, {"newer"}),
     ("two plugins", both(STATIC, OPERATOR), {"nvidia-device-plugin-ctr", "nvidia-device-plugin"}),
     ("its pod is gone: sandbox not ready",
      pod("old", {}, named("nvidia-device-plugin-ctr", "old"), is_ready=False), set()),
@@ -149,9 +188,59 @@ def test_of_several_attempts_the_newest(attempts: list[Container], newest: str) 
     (Settings(plugin_containers=(), plugin_images=()), set()),
     (Settings(plugin_containers=("m*",), plugin_images=("example/cuda:*",)), {"main"}),
     (Settings(plugin_images=("EXAMPLE/*",)), set()),
+    (Settings(plugin_containers=("gone",)), set()),
 ])
 def test_the_owner_names_it(settings: Settings, ids: set[str]) -> None:
     assert {c.id for c, _ in plugin.candidates(WORKLOAD, settings)} == ids
+
+
+@pytest.mark.parametrize(("runtime", "settings", "ids"), [
+    (both(STATIC, OPERATOR), Settings(plugin_containers=("nvidia-device-plugin",)), {"nvidia-device-plugin"}),
+    (both(STATIC, WORKLOAD), Settings(plugin_containers=("main",)), {"main"}),
+    (both(STATIC, WORKLOAD), Settings(plugin_images=("example/cuda:*",)), {"main"}),
+    (HELM, Settings(plugin_images=(NVIDIA,)), {"nvidia-device-plugin-ctr"}),  # its company has the same image
+    (HELM, Settings(plugin_containers=("nvidia-device-plugin-sidecar",)), {"nvidia-device-plugin-sidecar"}),
+    (both(STATIC, GPUSHARE), Settings(resources=("aliyun.com/gpu-mem",)), {"gpushare"}),
+    (both(STATIC, GPUSHARE), Settings(resources=("nvidia.com/gpu",)), {"nvidia-device-plugin-ctr"}),
+    (STATIC, Settings(resources=("example.com/gpu",)), {"nvidia-device-plugin-ctr"}),  # it can rename its own
+])
+def test_a_candidate_that_the_owner_chose_is_the_only_one(runtime: Runtime, settings: Settings,
+                                                         ids: set[str]) -> None:
+    assert {c.id for c, _ in plugin.candidates(runtime, settings)} == ids
+
+
+def of_command(container_id: str, *args: str) -> PluginSight:
+    of = named(container_id)
+    return replace(sight(of=of, args=args), sandbox=sandbox(labels={"k8s-app": "nvidia-gpu-device-plugin"}))
+
+
+@pytest.mark.parametrize(("commands", "ids"), [
+    ({"a": ("/usr/bin/nvidia-gpu-device-plugin", "-v"), "b": ("/bin/sh",)}, {"a"}),
+    ({"a": ("nvidia-gpu-device-plugin",), "b": ("nvidia-gpu-device-plugin",)}, {"a", "b"}),
+    ({"a": ("x",), "b": ()}, {"a", "b"}),  # none is seen to be it: a person's
+])
+def test_of_several_in_one_pod_the_one_that_executes_a_plugin(commands: dict[str, Any], ids: set[str]) -> None:
+    sights = tuple(of_command(name, *args) for name, args in commands.items())
+    assert {s.container.id for s in plugin.by_command(sights)} == ids
+
+
+def pod_sight(runtime: Runtime, name: str) -> PluginSight:
+    return next(replace(sight(of=c), sandbox=s) for c, s in plugin.candidates(runtime, DEFAULTS) if c.name == name)
+
+
+@pytest.mark.parametrize(("found", "settings", "resources"), [
+    ((), DEFAULTS, ("nvidia.com/*",)),
+    ((sight(),), DEFAULTS, ("nvidia.com/*",)),
+    ((pod_sight(HAMI, "device-plugin"),), DEFAULTS, ("nvidia.com/*",)),
+    ((pod_sight(GKE, "nvidia-gpu-device-plugin"),), DEFAULTS, ("nvidia.com/*",)),
+    ((pod_sight(GPUSHARE, "gpushare"),), DEFAULTS, ("aliyun.com/*",)),
+    ((pod_sight(VOLCANO, "volcano-device-plugin"),), DEFAULTS, ("volcano.sh/*",)),
+    ((pod_sight(TKE, "gpu-manager"),), DEFAULTS, ("tencent.com/*", "tke.cloud.tencent.com/*")),
+    ((pod_sight(GPUSHARE, "gpushare"),), Settings(resources=("x/*",)), ("x/*",)),
+    ((sight(of=named("main")),), DEFAULTS, ("nvidia.com/*",)),  # the owner's own choice
+])
+def test_a_vendors_resources_are_theirs(found: Any, settings: Settings, resources: tuple[str, ...]) -> None:
+    assert plugin.effective(settings, found).resources == resources
 
 
 # image, what its log prints, version
@@ -336,9 +425,93 @@ def test_no_container_is_the_plugin(plugin_unit: str, units: Any, reason: str, c
     assert (said.reason, said.cure, said.sight, said.hup_answers) == (reason, cure, None, False)
 
 
-# --- how it is told
-
 SHORT: dict[str, Any] = {"allocatable": seen(())}
+HOST_UNIT = unit("nvidia-k8s-device-plugin.service", sub="running")
+
+
+@pytest.mark.parametrize(("units", "plugins", "settings", "reason"), [
+    ((HOST_UNIT,), (), {}, "NotRegistered"),
+    ((HOST_UNIT,), (sight(FAILED_LOG),), {}, "TwoPlugins"),
+    ((HOST_UNIT,), (sight(FAILED_LOG),), {"plugin_unit": "none"}, "PluginInitFailed"),
+    ((HOST_UNIT,), (sight(FAILED_LOG),), {"plugin_unit": HOST_UNIT.name}, "NotRegistered"),
+    ((HOST_UNIT,), (sight(FAILED_LOG),), {"plugin_containers": ("nvidia-device-plugin-ctr",)}, "PluginInitFailed"),
+    ((unit(HOST_UNIT.name, "inactive", sub="dead"),), (sight(FAILED_LOG),), {}, "PluginInitFailed"),
+    ((unit("mine.service", "failed"),), (sight(FAILED_LOG),), {"plugin_unit": "mine.service"}, "PluginUnitDown"),
+    ((unit("mine.service", "inactive", load="not-found"),), (sight(FAILED_LOG),), {"plugin_unit": "mine.service"},
+     "PluginInitFailed"),
+])
+def test_a_unit_of_the_host_is_a_candidate_too(units: Any, plugins: Any, settings: dict[str, Any],
+                                               reason: str) -> None:
+    said = fault(scene(units=seen(units), plugins=plugins), Settings(**settings), short=True)
+    assert said is not None and said.reason == reason
+    assert said.cure is Cure.PERSON if reason == "TwoPlugins" else said.cure is not Cure.PERSON
+    assert said.unit == (units[0].name if said.sight is None and reason != "TwoPlugins" else "")
+
+
+@pytest.mark.parametrize(("policy", "found", "reason", "cure"), [
+    ("Never", sight(FAILED_LOG), "NeverStartedAgain", Cure.PERSON),
+    ("OnFailure", sight(FAILED_LOG), "NeverStartedAgain", Cure.PERSON),  # it exits with 0 on SIGTERM
+    ("Never", sight(WELL_LOG, False), "NeverStartedAgain", Cure.PERSON),
+    ("Never", sight(of=container(state=EXITED), exit_code=1), "PluginExited", Cure.WAIT),
+    ("Never", sight(NO_LIBRARY), "PluginLacksLibrary", Cure.PERSON),
+    ("Always", sight(FAILED_LOG), "PluginInitFailed", Cure.FRESH_START),
+    ("", sight(FAILED_LOG), "PluginInitFailed", Cure.FRESH_START),
+])
+def test_a_container_that_would_not_come_back_is_not_removed(policy: str, found: PluginSight, reason: str,
+                                                             cure: Cure) -> None:
+    said = fault(scene(plugins=(replace(found, restart_policy=policy),)), DEFAULTS, short=True)
+    assert said is not None and (said.reason, said.cure) == (reason, cure)
+    assert (f"restartPolicy is {policy}:" in said.because) is (reason == "NeverStartedAgain")
+
+
+OTHER = Runtime((sandbox(), sandbox("s2", name="hami-7x")),
+                (container(), named("device-plugin", "c2", sandbox_id="s2")))
+
+
+@pytest.mark.parametrize(("owner", "named_as"), [
+    (SocketOwner("nvidia-gpu.sock", 77, "c2", "containerd.service"), "kube-system/hami-7x device-plugin c2, pid 77"),
+    (SocketOwner("nvidia-gpu.sock", 77, "c9", ""), "container c9, pid 77"),
+    (SocketOwner("nvidia-gpu.sock", 77, "", "nvidia-device-plugin.service"), "nvidia-device-plugin.service, pid 77"),
+    (SocketOwner("nvidia-gpu.sock", 77, "c1", ""), ""),
+    (SocketOwner("nvidia-gpu.sock", 77, "", ""), ""),  # a process somewhere: nothing is proved
+])
+def test_whose_socket_another_serves_is_not_removed(owner: SocketOwner, named_as: str) -> None:
+    found = scene(plugins=(sight(FAILED_LOG),), runtime=seen(OTHER), socket_owners=(owner,), **SHORT)
+    said = fault(found, DEFAULTS, short=True)
+    assert said is not None
+    assert (said.reason, said.cure) == (("AnotherServes", Cure.PERSON) if named_as
+                                        else ("PluginInitFailed", Cure.FRESH_START))
+    assert named_as in said.because
+    told = finding(diagnosed(plugins=(sight(FAILED_LOG),), runtime=seen(OTHER), socket_owners=(owner,), **SHORT),
+                   "SocketOwner")
+    assert (told.verdict, told.blocks) == (Verdict.FAILS if named_as else Verdict.HOLDS, False)
+
+
+def test_who_serves_is_named_where_nothing_looks_like_the_plugin() -> None:
+    owner = SocketOwner("nvidia-gpu.sock", 77, "c2", "")
+    said = fault(scene(plugins=(), runtime=seen(OTHER), socket_owners=(owner,)), DEFAULTS, short=True)
+    assert said is not None and said.reason == "NoPlugin"
+    assert "nvidia-gpu.sock is served by kube-system/hami-7x device-plugin c2" in said.because
+
+
+def test_a_crash_loop_is_waited_out_and_said() -> None:
+    looping = sight(of=container(state=EXITED, attempt=4), exit_code=1)
+    said = fault(scene(plugins=(looping,)), DEFAULTS, short=True)
+    assert said is not None and said.cure is Cure.WAIT
+    assert "at its attempt 5" in said.because and "a removal does not shorten" in said.because
+
+
+@pytest.mark.parametrize(("runtime", "name"), [(GKE, "nvidia-gpu-device-plugin"), (HAMI, "device-plugin"),
+                                               (VOLCANO, "volcano-device-plugin"), (GPUSHARE, "gpushare")])
+def test_a_vendors_plugin_is_rebuilt_like_any_other_and_never_signalled(runtime: Runtime, name: str) -> None:
+    found = pod_sight(runtime, name)
+    broken = replace(sight(FAILED_LOG, True, of=found.container, image="v/x:v0.14.0"), sandbox=found.sandbox)
+    said = fault(scene(plugins=(broken,)), DEFAULTS, short=True)
+    assert said is not None and (said.reason, said.cure) == ("PluginInitFailed", Cure.FRESH_START)
+    assert not said.hup_answers
+
+
+# --- how it is told
 
 
 def test_a_well_plugin_is_described() -> None:

@@ -28,8 +28,8 @@ from .watched import running_kubelet
 PLUGINS, SOCKETS_ASKED, MANIFESTS = 4, 4, 32
 """So many are read; more than one candidate is reported, and nothing is done."""
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_NAME = re.compile(r'^[\s"-]*name"?:\s*"?([\w.-]+)', re.M)
-_POLICY = re.compile(r'^\s*"?restartPolicy"?:\s*"?(\w+)', re.M)
+_NAME = re.compile(r"""^[\s-]*name:\s*["']?([\w.-]+)""", re.M)
+_POLICY = re.compile(r"""^\s*restartPolicy:\s*["']?(\w+)""", re.M)
 _ID = re.compile(r"[0-9a-f]{64}")
 _UNIT = re.compile(r"/([^/\n]+\.service)")
 
@@ -120,12 +120,23 @@ async def _static_policy(host: Host, pod: str, folders: tuple[str, ...]) -> str:
             text = await host.file(f"{folder}/{entry.name}")
             if not isinstance(text, Seen):
                 continue
-            words = text.value.decode("utf-8", "replace")
-            length = max((len(n) for n in _NAME.findall(words) if pod.startswith(f"{n}-")), default=0)
-            said = _POLICY.search(words)
+            names_in, said = _written(text.value)
+            length = max((len(n) for n in names_in if pod.startswith(f"{n}-")), default=0)
             if length > best:
-                best, policy = length, said.group(1) if said else ""
+                best, policy = length, said
     return policy
+
+
+def _written(manifest: bytes) -> tuple[list[str], str]:
+    """(names in it, restartPolicy). YAML line by line: enough to tell a word, and no parser is needed for it."""
+    pod = parse.json_object(manifest)
+    if pod is not None:
+        meta, spec = pod.get("metadata"), pod.get("spec")
+        name = meta.get("name") if isinstance(meta, dict) else ""
+        return [str(name)] if name else [], str(spec.get("restartPolicy", "")) if isinstance(spec, dict) else ""
+    words = manifest.decode("utf-8", "replace")
+    said = _POLICY.search(words)
+    return _NAME.findall(words), said.group(1) if said else ""
 
 
 async def _owners(host: Host, settings: Settings, scene: Scene,
