@@ -37,8 +37,10 @@ EXPECTED = {
     "usr/lib/systemd/system/gpu-gate.service",
     "usr/lib/systemd/system/gpu-gate-wait.service",
     "usr/lib/systemd/system/gpu-gate.target",
+    "usr/lib/tmpfiles.d/gpu-gate.conf",
     *(f"usr/lib/systemd/system/{unit}.service.d/10-gpu-gate.conf" for unit in KUBELETS),
-    *(f"usr/share/doc/gpu-gate/examples/{unit}.service.d/10-gpu-gate.conf" for unit in OPT_IN),
+    *(f"usr/share/doc/gpu-gate/examples/{unit}.service.d/10-gpu-gate.conf"
+      for unit in (*OPT_IN, "nvidia-device-plugin")),
 }
 
 

@@ -17,8 +17,9 @@ GATED = ("kubelet.service", "k3s-agent.service", "rke2-agent.service", "k0sworke
 OPT_IN = (
     "k3s.service", "rke2-server.service", "k0scontroller.service", "snap.microk8s.daemon-kubelite.service",
 )  # fmt: skip
+PLUGIN = "nvidia-device-plugin.service"
 DROP_INS = [UNITS / f"{unit}.d" / "10-gpu-gate.conf" for unit in GATED]
-EXAMPLES = [UNITS / "examples" / f"{unit}.d" / "10-gpu-gate.conf" for unit in OPT_IN]
+EXAMPLES = [UNITS / "examples" / f"{unit}.d" / "10-gpu-gate.conf" for unit in (*OPT_IN, PLUGIN)]
 ALL = [UNITS / AGENT, UNITS / WAIT, UNITS / TARGET, *DROP_INS, *EXAMPLES]
 
 # What each file says, comments apart. "Unit.After": None means the key may not be there at all.
