@@ -72,7 +72,9 @@ def wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) ->
         instants.append(diagnosis.paused.until)
     if gate.phase is Phase.REVALIDATING:
         instants.append(diagnosis.disturbed_at + stands_for_s(diagnosis, settings) + 0.01)
-    if gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.HELD) and not gate.ready and gate.good:
-        # The kubelet sends no signal when a plugin registers.
+    broken = diagnosis.first_broken()
+    if gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.HELD) and not gate.ready and gate.good \
+            and (broken is None or broken.link != 6 or gate.listed < AGREE):
+        # The kubelet sends no signal when a plugin registers; a broken CDI spec that is written again does.
         instants.append(now + (mending.AGAIN_S if 0 < gate.listed < AGREE else 2.0))
     return max(now, min(i for i in instants if i > now or i == instants[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from ..wire.yaml import as_json
 from .probes import boottime
 
 MOST = 32
+SETTLED_S = 1.0
+"""A file may be written twice within one tick of the clock that stamps it (4 ms), so a fresh one is read again."""
 
 
 class Documents:
@@ -32,10 +35,11 @@ class Documents:
         data = await host.file(path, limit + 1)
         if isinstance(data, Refusal):
             return data
+        answer = _parsed(data, path, limit)
         if len(self._known) >= MOST:
             self._known.clear()
-        answer = _parsed(data, path, limit)
-        self._known[path] = stamp, answer
+        if time.time() - found.st_mtime > SETTLED_S:
+            self._known[path] = stamp, answer
         return answer
 
 

@@ -9,14 +9,12 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..core.paths import STATE
 from ..model.errors import HandFailed
 from ..model.plan import LaunchUnit, PlaceManifest, RefreshCdi
-from ..model.reading import unreachable
 from ..wire.bus import SystemdBus
 from ..wire.dbus import BusError
 from .marks import write_mark, write_whole
@@ -43,14 +41,7 @@ class Launcher:
             return
         if self._task is not None and not self._task.done():
             raise HandFailed("another unit is still being started")
-        match action:
-            case RefreshCdi():
-                work: Coroutine[Any, Any, str] = self._refresh(action)
-            case LaunchUnit():
-                work = self._launch(action)
-            case _:
-                unreachable(action)
-        self._task = asyncio.get_running_loop().create_task(self._do(work))
+        self._task = asyncio.get_running_loop().create_task(self._do(action))
 
     async def close(self) -> None:
         """systemd goes on with a start that was asked for."""
@@ -58,9 +49,9 @@ class Launcher:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _do(self, work: Coroutine[Any, Any, str]) -> None:
+    async def _do(self, action: RefreshCdi | LaunchUnit) -> None:
         try:
-            said = await work
+            said = await (self._refresh(action) if isinstance(action, RefreshCdi) else self._launch(action))
         except BusError as exc:
             said = f"not started: {exc.detail}"
         except HandFailed as exc:

@@ -94,6 +94,14 @@ class Kubelet:
         for pod in self.pods:
             pod.sync(PLUGIN_AFTER_S)
 
+    def launch(self) -> None:
+        """What the agent launched is started: a unit by systemd, a static pod by a kubelet that runs."""
+        for pod in self.pods:
+            if isinstance(pod, HostUnit):
+                pod.is_launched = True
+            if self.is_active:
+                pod.sync(PLUGIN_AFTER_S)
+
     def removed(self, container_id: str) -> None:
         """A container was removed: its pod gets another one."""
         for pod in self.pods:

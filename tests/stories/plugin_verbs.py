@@ -7,7 +7,7 @@ from typing import Any
 from agent.model.reading import Refusal, Why
 
 from .mender import LEDGER
-from .pods import Pod
+from .pods import HostUnit, Pod
 from .world import World
 
 DENIED_LEDGER = Refusal(Why.FAILED, "Input/output error: ledger.jsonl")
@@ -78,6 +78,25 @@ def _disk(world: World, words: list[str]) -> None:
     world.disk_full = words[0] == "full"
 
 
+def cdi(world: World, words: list[str]) -> None:
+    """cdi written|older|gone | cdi unit fails|hangs|useless|works"""
+    if words[0] == "unit":
+        world.toolkit.mood = "" if words[1] == "works" else words[1]
+    elif words[0] == "gone":
+        world.toolkit.remove()
+    else:
+        world.toolkit.write(*(("535.161.07",) if words[0] == "older" else ()))
+
+
+def admin(world: World, words: list[str]) -> None:
+    """admin stops-plugin"""
+    for pod in world.kubelet.pods:
+        if isinstance(pod, HostUnit):
+            pod.stop()
+    world.time.after(1.0, lambda: world.signal("inotify"))  # the kubelet writes its checkpoint
+
+
 PLUGIN_VERBS: dict[str, Any] = {
-    "plugin": plugin, "cri": _cri, "pod-resources": _pod_resources, "ledger": _ledger, "disk": _disk,
+    "plugin": plugin, "cdi": cdi, "admin": admin, "cri": _cri, "pod-resources": _pod_resources, "ledger": _ledger,
+    "disk": _disk,
 }

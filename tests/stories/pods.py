@@ -112,14 +112,25 @@ class HostUnit:
     def __init__(self, world: World, name: str) -> None:
         self._world, self.name = world, name
         self.plugin: Plugin | None = None
+        self.is_launched = world.settings.launch != "unit"
+        "else it is not enabled, and nobody but the agent starts it"
         world.set_unit(name, "inactive")
 
     def sync(self, after_s: float) -> None:
         running = self.plugin
         if running is not None and running.alive:
             self._world.time.after(after_s, running.kubelet_came)
-        else:
+        elif self.is_launched:
             self._world.time.after(after_s, self.restart)
+
+    def stop(self) -> None:
+        """A person does."""
+        if self.plugin is not None:
+            self.plugin.terminate(0.0)
+            self.plugin = None
+        self.is_launched = False
+        self._world.set_unit(self.name, "inactive")
+        self._world.signal("systemd")
 
     def removed(self, container_id: str) -> None:
         """No container's end touches it."""

@@ -54,6 +54,11 @@ def world_of(words: list[str], settings: Settings) -> World:
         world.kubelet.pods = [HostUnit(world, settings.plugin_unit)]
     elif kind == "none":
         world.kubelet.pods = []
+    if said.pop("cdi", "no") == "yes":
+        world.toolkit.install()
+    if settings.launch == "manifest":
+        world.disk.folder("/etc/kubernetes/manifests")
+        world.disk.write(settings.launch_manifest, "kind: Pod\n")
     if said.pop("control-plane", "no") == "yes":
         world.disk.write(MANIFEST, "apiVersion: v1\n")
     if said.pop("persistence", "yes") == "no":

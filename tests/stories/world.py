@@ -14,7 +14,17 @@ from typing import Any
 
 from agent.core.paths import RUN, STATE
 from agent.model.errors import HandFailed
-from agent.model.plan import Action, Learn, LinkDevChar, LoadModule, MakeNodes, Release
+from agent.model.plan import (
+    Action,
+    LaunchUnit,
+    Learn,
+    LinkDevChar,
+    LoadModule,
+    MakeNodes,
+    PlaceManifest,
+    RefreshCdi,
+    Release,
+)
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, ContainerDetail, Runtime
 from agent.model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
@@ -27,6 +37,7 @@ from .kubelet import Kubelet
 from .pods import Pod
 from .runtime import Cri
 from .timeline import BOOT, Timeline
+from .toolkit import Toolkit
 
 SIGNALS = ("udev", "systemd", "inotify")
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
@@ -80,6 +91,7 @@ class World:
         self.cri = Cri(self)
         self.kubelet = Kubelet(self, kubelet)
         self.kubelet.pods = [Pod(self)] if kubelet else []
+        self.toolkit = Toolkit(self)
         for number, name in enumerate(("trainer", "nvidia-dcgm-exporter", "config-manager-sidecar")):
             self.cri.create(self.cri.sandbox(f"{name}-{number}", {}), name, f"registry/{name}:1", 0)
 
@@ -189,6 +201,16 @@ class World:
             case LoadModule():
                 self.load_driver(links=False)
                 self.signal("udev")
+            case RefreshCdi():
+                self.toolkit.refresh()
+            case LaunchUnit():
+                self.mark("launched", action.unit)
+                self.kubelet.launch()
+            case PlaceManifest():
+                self.disk.write(action.target, self.disk.read(action.source, 1 << 20, self.now).value)
+                self.mark("launched", action.target)
+                self.kubelet.pods.append(Pod(self, "gpu-gate-plugin"))
+                self.kubelet.launch()
             case Learn():
                 stored = {"machine": "this-machine", "bus_ids": list(action.bus_ids)}
                 self.disk.write(f"{STATE}/learned.json", json.dumps(stored))
