@@ -10,7 +10,7 @@ NO_REASONS = {  # conditions, which docs/terms.md explains
     "GpusOnPci", "GpusBound", "DriverLoaded", "DeviceNodes", "DevCharLinks", "UvmLoaded", "PersistenceActive",
     "FabricManagerActive", "NvmlComplete", "AsBefore", "KubeletActive", "PluginSocket", "PluginRegistered",
     "PluginWell", "Checkpoint", "NotPaused", "CdiSpec", "RuntimeHandler", "RuntimeAnswers", "PluginLaunched",
-    "SocketOwner",
+    "SocketOwner", "WorkloadAccess", "AccessAfterReload",
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """`gpu-gate VERB`. Every verb imports only what it needs: wait and status start without asyncio.
 
 Exit status: 0 yes · 1 no (not ready, a broken link, a problem) · 2 wrong usage · 3 the agent does not answer ·
-4 unknown (doctor). `wait` always ends with 0.
+4 unknown (doctor, access). `wait` always ends with 0.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ VERBS = """
   run              the agent (started by gpu-gate.service)
   status           what the agent sees now; exit 0 only when ready
   doctor [BUNDLE]  look once, here or in an evidence bundle, and name the broken link
+  access           who holds GPUs, may they open them now, and after the next daemon-reload
   evidence [DIR]   keep what one look saw as a folder of plain files
   probe            ask NVML once
   wait             hold a unit back until the gate releases it (gpu-gate-wait.service)
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="verbs:" + VERBS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"gpu-gate {__version__}")
     parser.add_argument("verb", metavar="VERB", choices=(
-        "run", "status", "doctor", "evidence", "probe", "wait", "config", "pause", "resume", "forget"))
+        "run", "status", "doctor", "access", "evidence", "probe", "wait", "config", "pause", "resume", "forget"))
     parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|DIR")
     parser.add_argument("--json", action="store_true", help="JSON, versioned")
     parser.add_argument("--check", action="store_true", help="config: exit 1 where something is wrong")
@@ -77,6 +78,10 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
         return wait.run(config.settings)
     if verb == "status":
         return _status(config, options.json)
+    if verb == "access":
+        from . import access
+
+        return access.run(config.settings, options.json)
     if verb == "config":
         return _config(config, options.json, options.check)
     if verb in ("pause", "resume", "forget"):

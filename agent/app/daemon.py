@@ -16,8 +16,9 @@ from ..core.mend import refuse
 from ..core.phases import Gate, Phase, Step
 from ..core.rules import diagnose
 from ..model.errors import HandFailed
-from ..model.plan import Action, DropProbe, Rebuild, Release, RestartUnit, SendHup, StartProbe
+from ..model.plan import Action, CheckAccess, DropProbe, Rebuild, Release, RestartUnit, SendHup, StartProbe
 from ..model.settings import Settings
+from ..node.access import AccessChecks
 from ..node.hands import Hands
 from ..node.launch import Launcher
 from ..node.live import LiveHost
@@ -38,6 +39,8 @@ CYCLE_S = 5.0
 """The longest a cycle may wait for the node, in seconds."""
 GATHER_S = 0.02
 """Signals come in bursts; a cycle waits this long for the rest of one."""
+VERDICT_S = 5.0
+"""A look that only the access program's answer asked for takes what the look before it was told."""
 CONNECT_S = 0.5
 """The first look waits so long for systemd's answer to be had."""
 HAND_RETRY_S = 60.0
@@ -53,10 +56,11 @@ class Daemon:
         self.sources = Sources(self.wakes)
         settings = config.settings
         self.probes = Probes(self.wakes.wake, settings.probe_timeout_s, settings.driver_root)
-        self.host = LiveHost(self.sources.bus, self.probes)
+        self.checks = AccessChecks(self.wakes.wake, self.sources.bus)
+        self.host = LiveHost(self.sources.bus, self.probes, checks=self.checks)
         self.mender = Mender(self.host, self.sources.bus, self._hand_ended)
         self.launcher = Launcher(self.sources.bus, self._hand_ended)
-        self.hands = Hands(self.host, self.probes, self.mender, self.launcher)
+        self.hands = Hands(self.host, self.probes, self.mender, self.launcher, self.checks)
         self.http = Http(self)
         self.systemd = Notify()
         self.host.sources = [self.sources.bus, self.sources.uevents, self.sources.inotify, self.http]
@@ -98,6 +102,7 @@ class Daemon:
             self.sources.close()
             await self.mender.close()
             await self.launcher.close()
+            await self.checks.close()
             await self.probes.close()
 
     def reload(self) -> None:
@@ -121,7 +126,7 @@ class Daemon:
         while True:
             await self.cycle(reasons)
             reasons = await self.wakes.wait(self._wake_at - boottime())
-            if any(r != "timer" and not r.startswith("probe ") for r in reasons):
+            if any(r != "timer" and not r.startswith(("probe ", "access")) for r in reasons):
                 await asyncio.sleep(GATHER_S)
             for reason, count in self.wakes.take().items():
                 reasons[reason] = reasons.get(reason, 0) + count
@@ -138,6 +143,7 @@ class Daemon:
         await self.http.keep()
         self.host.is_quiet = reasons.keys() <= {"timer"} and self.seen.gate.ready \
             and self.seen.gate.phase is Phase.OPEN and not await self.host.trouble()
+        self.host.reuse_s = VERDICT_S if all(reason.startswith("access") for reason in reasons) else 0.0
         try:
             # A look that may lead to a repair is recorded: it is the evidence of it.
             recorder = Recorder(self.host) if self.seen.gate.mend.suspect else None
@@ -147,7 +153,7 @@ class Daemon:
             log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
             recorder = None
             if diagnosis is not None:  # the deadline counts on; nothing else may be begun on an old look
-                diagnosis = replace(diagnosis, probe_busy=True, additive=(), mending=None)
+                diagnosis = replace(diagnosis, probe_busy=True, additive=(), mending=None, access_check=None)
         if scene is not None:
             tell_troubles(self.seen.scene.trouble if self.seen.scene else (), scene.trouble)
         now = boottime()
@@ -188,7 +194,7 @@ class Daemon:
                 log.warning("a hand did not take: %s", failed.sentence,
                             extra=facts(action=type(action).__name__))
                 continue
-            if not isinstance(action, (StartProbe, DropProbe)):
+            if not isinstance(action, (StartProbe, DropProbe, CheckAccess)):
                 changed = True
                 acted.add(action)
                 # The release has its own line, with its own MESSAGE_ID.

@@ -14,6 +14,7 @@ from ..model.scene import ProbeState, Scene
 from ..model.settings import Settings
 from ..node.codec import encode
 from ..node.probes import boottime
+from . import access
 from .config import Problem
 
 STATUS_VERSION = 1
@@ -53,6 +54,7 @@ def status(seen: Snapshot, settings: Settings, probe: ProbeState, problems: Sequ
         "cycle": {"number": seen.cycles, "age_s": round(now - seen.cycle_ended_at, 2),
                   "took_ms": round(seen.cycle_took_s * 1000, 1), "wakes": seen.wakes},
         "findings": [encode(f) for f in seen.diagnosis.findings] if seen.diagnosis else [],
+        "access": access.rows(seen.diagnosis.gpu_containers, now) if seen.diagnosis else [],
         "expected": list(seen.diagnosis.expected) if seen.diagnosis else [],
         "probe": encode(probe),
         "trouble": list(seen.scene.trouble) if seen.scene else [],

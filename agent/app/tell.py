@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.phases import Gate, Phase, Step
 from ..model.finding import Diagnosis
-from .log import GATE_CLOSED, GATE_HELD, GATE_OPENED, KUBELET_RELEASED, PROBE_HUNG, facts
+from .log import ACCESS_BACK, ACCESS_LOST, GATE_CLOSED, GATE_HELD, GATE_OPENED, KUBELET_RELEASED, PROBE_HUNG, facts
 from .status import Snapshot
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,7 @@ def tell(seen: Snapshot, decided: Step, reasons: dict[str, int], diagnosis: Diag
         log.info("kubelet released: %s", gate.released, extra=facts(KUBELET_RELEASED, **values))
     if before.paused != gate.paused:
         log.info("%s", gate.paused or "no longer paused", extra=facts(**values))
+    _tell_access(seen.diagnosis, diagnosis)
     same = (before.phase, before.reason, before.ready) == (gate.phase, gate.reason, gate.ready)
     if same and before.why != gate.why and diagnosis.report and before.counted != gate.counted:
         log.debug("probe %d: %s", gate.counted, gate.why, extra=facts(**values))
@@ -34,6 +35,20 @@ def tell(seen: Snapshot, decided: Step, reasons: dict[str, int], diagnosis: Diag
         text = f"{gate.phase.value}: {gate.why}"
         level = logging.WARNING if gate.phase is Phase.HELD else logging.INFO
         log.log(level, "%s (%s; woken by %s)", text, readiness, wake, extra=facts(_message_id(gate), **values))
+
+
+def _tell_access(before: Diagnosis | None, now: Diagnosis) -> None:
+    """Each container that loses its devices is said once, with what was observed; and when it has them again."""
+    lost = {h.id for h in before.gpu_containers if h.denied} if before else set()
+    for holder in now.gpu_containers:
+        values = {"pod": f"{holder.namespace}/{holder.pod}", "container": holder.name, "container_id": holder.id}
+        if holder.denied and holder.id not in lost:
+            log.warning("%s/%s %s may not open %s: %s; for good: %s", holder.namespace, holder.pod, holder.name,
+                        ", ".join(d.name for d in holder.denied), holder.loss_why, holder.cure,
+                        extra=facts(ACCESS_LOST, reason="AccessDenied", **values))
+        elif holder.id in lost and holder.verdict and not holder.denied:
+            log.info("%s/%s %s may open its GPUs again", holder.namespace, holder.pod, holder.name,
+                     extra=facts(ACCESS_BACK, **values))
 
 
 def tell_troubles(before: tuple[str, ...], now: tuple[str, ...]) -> None:

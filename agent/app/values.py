@@ -141,6 +141,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "manifest_dir": _absolute,
     "repair": _one_of("yes", "report"),
     "repair_partial": _yes,
+    "strict_access": _yes,
     "register_within_s": _span(1, 3600),
     "verify_within_s": _span(5, 3600),
     "repairs_per_hour": _count,

@@ -231,6 +231,8 @@ def _actions(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings,
     actions: list[Action] = []
     if not diagnosis.paused:
         actions += diagnosis.additive
+        if diagnosis.access_check is not None:
+            actions.append(diagnosis.access_check)
     if gate.released and not diagnosis.released_before:
         actions.append(Release(gate.released, word))
     if not keeps_probe(gate, diagnosis):

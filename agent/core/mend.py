@@ -192,8 +192,9 @@ def _calm(mend: Mend, diagnosis: Diagnosis, now: float) -> Mended:
 
 def _count_listed(mend: Mend, diagnosis: Diagnosis) -> Mend:
     """The same answer counts once, however often it is looked at."""
-    registered = diagnosis.registered
-    if registered is None or registered.verdict is not Verdict.HOLDS:
+    registered, view = diagnosis.registered, diagnosis.mending
+    denied = view is not None and view.fault is not None and view.fault.access_denied  # listed, and of no use
+    if registered is None or registered.verdict is not Verdict.HOLDS or denied:
         return replace(mend, listed=0)
     if diagnosis.registered_at <= mend.listed_at:
         return mend

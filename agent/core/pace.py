@@ -66,6 +66,8 @@ def wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) ->
     instants = [now + settings.heartbeat_s]
     if not gate.released:
         instants.append(gate.deadline_at)
+    if diagnosis.access_due is not None:
+        instants.append(diagnosis.access_due)
     if wants_probe(gate, diagnosis) and not diagnosis.probe_busy:
         instants.append(probe_due(gate, diagnosis, settings))
     if diagnosis.paused and diagnosis.paused.until is not None:

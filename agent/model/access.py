@@ -110,10 +110,26 @@ class Process:
     'what must stay equal for an old verdict to stand: ids of all device programs in force, or v1\'s list; "" unread'
     is_fixed: bool
     "rules that stay equal are the same rules: no program reads a map, which its owner could change"
+    other_until: float = 0.0
+    "boottime of the last look that saw other rules; 0: these are the first that were seen"
     problem: str = ""
     "why something of this could not be read"
     spec: tuple[tuple[Device, str], ...] = ()
-    "NVIDIA's devices among the device rules of its OCI spec, with their rights; minor -1 is every minor"
+    "the device rules of its OCI spec that allow, of any vendor, with their rights; -1 is every major or minor"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the access program is to be asked about one container."""
+
+    container_id: str
+    pid: int
+    started: str
+    devices: tuple[Device, ...]
+    rules: str = ""
+    "of its Process, as it was seen before asking"
+    other_until: float = 0.0
+    "of its Process: what is now denied was allowed until then at least"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +152,8 @@ class Verdict:
     "of rwm, what is allowed; only where it was asked for"
     detail: str = ""
     "why something is unknown"
+    asked_rules: str = ""
+    "of the question"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +163,28 @@ class Sighting:
     container_id: str
     device: Device
     allowed_at: float
-    "boottime of the last verdict that saw it allowed"
+    "boottime of the last look that saw it allowed"
     denied_at: float = 0.0
     "boottime of the first verdict after it that saw it denied; 0 for none"
+    reload_at: float = 0.0
+    "boottime: when units had last been loaded, as it was first seen denied"
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeDevices:
+    """A scope's device list as systemd has it (D-Bus). It holds from the next reload on, whatever holds now."""
+
+    unit: str
+    rules: str
+    "those of its container when it was read: it is read again when they change"
+    at: float
+    "boottime, seconds"
+    policy: str = ""
+    "auto, closed, strict"
+    allow: tuple[tuple[str, str], ...] = ()
+    "DeviceAllow=: (path or char-NAME, rights of rwm)"
+    problem: str = ""
+    "why it could not be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +194,10 @@ class AccessState:
     verdicts: tuple[Verdict, ...] = ()
     "the newest of each container that still runs"
     sightings: tuple[Sighting, ...] = ()
+    scopes: tuple[ScopeDevices, ...] = ()
+    asked_by: tuple[tuple[float, str], ...] = ()
+    "(boottime of a reload, who asked for it by systemd's own log)"
     asking_since: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ScopeDevices:
-    """A unit's device settings as systemd has them (D-Bus). They hold from the next reload on, whatever holds now."""
-
-    unit: str
-    policy: str
-    "auto, closed, strict"
-    allow: tuple[tuple[str, str], ...]
-    "DeviceAllow=: (path or char-NAME, rights of rwm)"
-    cgroup: str
-    "ControlGroup: it is the container's own, else another systemd's unit was asked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +243,8 @@ class GpuContainer:
     "privileged, or under no device cgroup: it may open everything, and nothing is at risk"
     devices: tuple[GivenDevice, ...]
     scope: Reading[ScopeDevices]
+    scope_at: float
+    "boottime of that reading; 0 where there is none"
     verdict: Verdict | None
     "the one that stands for the rules that govern it now; None: being asked"
     risk_why: str = ""

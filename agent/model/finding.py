@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .access import GpuContainer
 from .cdi import Refresh
 from .fault import Mending
-from .plan import Action, LaunchUnit, PlaceManifest
+from .plan import Action, CheckAccess, LaunchUnit, PlaceManifest
 from .scene import ProbeReport
 
 
@@ -105,6 +106,11 @@ class Diagnosis:
     "boottime, seconds, of the kubelet's answer behind it"
     mending: Mending | None
     "None where there is no plugin to mend: no kubelet, no GPU"
+    gpu_containers: tuple[GpuContainer, ...] = ()
+    access_check: CheckAccess | None = None
+    "what the access program is to be asked now"
+    access_due: float | None = None
+    "boottime of the look that access asks for besides"
     additive: tuple[Action, ...] = ()
     "what is missing and may be added without asking"
     refresh: Refresh | None = None

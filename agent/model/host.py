@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from .access import AccessState, Allocation, Process
 from .reading import Reading
 from .runtime import Access, ContainerDetail, Runtime
 from .scene import Clock, Devices, Entry, Manager, ProbeState, Unit
@@ -56,6 +57,15 @@ class Host(Protocol):
 
     async def listener(self, path: str) -> Reading[int]:
         """The pid of the process that listens on this unix socket. Nothing is sent to it."""
+
+    async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
+        """What the kubelet allocated to which container, by its pod-resources API."""
+
+    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+        """These running containers' processes, and what governs their devices. Not yet read ones are left out."""
+
+    async def access_state(self) -> Reading[AccessState]:
+        """What the access program has said so far. Asking starts none."""
 
     async def trouble(self) -> tuple[str, ...]:
         """Signal sources that are lost."""

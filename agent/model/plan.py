@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
+from .access import Question
+
 
 @dataclass(frozen=True, slots=True)
 class StartProbe:
@@ -20,6 +22,17 @@ class DropProbe:
 
     forget: bool = False
     "the driver is gone, and what was asked of it says nothing any more"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAccess:
+    """Start the access program beside the cycle: what may these containers open, and what will their scopes allow?"""
+
+    questions: tuple[Question, ...]
+    scopes: tuple[tuple[str, str], ...] = ()
+    "(unit, rules of its container): device lists to be read"
+    reload_at: float = 0.0
+    "boottime: when units were last loaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,5 +186,5 @@ class PlaceManifest:
 
 
 Disruptive = Union[RestartUnit, SendHup, Rebuild]
-Action = Union[StartProbe, DropProbe, Release, LinkDevChar, MakeNodes, LoadModule, Learn, RestartUnit, SendHup,
-               Rebuild, NoteOutcome, RefreshCdi, LaunchUnit, PlaceManifest]
+Action = Union[StartProbe, DropProbe, CheckAccess, Release, LinkDevChar, MakeNodes, LoadModule, Learn, RestartUnit,
+               SendHup, Rebuild, NoteOutcome, RefreshCdi, LaunchUnit, PlaceManifest]

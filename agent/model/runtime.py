@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .access import Device
 from .reading import Reading
 
 
@@ -74,6 +75,8 @@ class ContainerDetail:
     args: tuple[str, ...]
     env: dict[str, str]
     "only NVIDIA_* and the device plugin's own settings: others may be secrets"
+    device_rules: tuple[tuple[Device, str], ...] = ()
+    "of its OCI spec, those that allow: -1 is every major or minor; rights of rwm"
 
 
 class PluginSays(str, Enum):

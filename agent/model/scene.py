@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .access import AccessState, Allocation, Process
 from .cdi import Toolkit
 from .gpu import NOTHING_SAID, GpuState
 from .mark import Mark
@@ -225,6 +226,10 @@ class Scene:
     "containers that look like the device plugin of this node, newest attempt of each"
     socket_owners: tuple[SocketOwner, ...] = ()
     "who listens on the plugin's sockets; asked only where the kubelet lists too little"
+    allocations: Reading[tuple[Allocation, ...]] = NOT_ASKED
+    processes: Reading[tuple[Process, ...]] = NOT_ASKED
+    "of running containers, while the driver is loaded"
+    access: Reading[AccessState] = NOT_ASKED
     checkpoint: Reading[dict[str, int]] = NOT_ASKED
     "devices by resource in kubelet_internal_checkpoint: a hint that outlives every truth"
     ledger: Reading[tuple[LedgerEntry, ...]] = NOT_ASKED

@@ -108,6 +108,10 @@ class Settings:
         "Plugin", "VerifyWithinSec", 60.0, "after a repair the kubelet must list the GPUs within this", unit="s")
     repairs_per_hour: int = _key("Plugin", "RepairsPerHour", 3, "disruptive actions in one hour")
     repairs_per_boot: int = _key("Plugin", "RepairsPerBoot", 6, "disruptive actions in one boot")
+    strict_access: bool = _key(
+        "Access", "StrictAccess", False,
+        "yes: the node is not ready while a container may not open the GPUs it was given; no: it is only said, since "
+        "one container's loss says nothing about the next one's start")
     listen: str = _key(
         "Http", "Listen", "127.0.0.1:9477", "address:port of /healthz, /readyz, /status; empty: none")
     heartbeat_s: float = _key(

@@ -1,10 +1,12 @@
 """May the processes of a container open these device nodes now? An exec'd program: one JSON line for each --pid.
 
-    access_probe.py --pid PID DEVICE... [--pid PID DEVICE...]...
+    access_probe.py [--rights] --pid PID DEVICE... [--pid PID DEVICE...]...
 
-DEVICE is a node of this host by its path (/dev/nvidiactl), or c:MAJOR:MINOR, or b:MAJOR:MINOR.
+DEVICE is a node of this host by its path (/dev/nvidiactl), or c:MAJOR:MINOR, or b:MAJOR:MINOR. With --rights each
+answer says as well what of rwm is allowed ("m" by mknod(2) of a node of our own).
 
-    {"v": 1, "pid": 4711, "cgroup": "/kubepods…", "version": "v2", "way": "scratch", "place": "/sys/fs/cgroup/…",
+    {"v": 1, "pid": 4711, "started": "731", "cgroup": "/kubepods…", "version": "v2", "rules": "programs 12,15",
+     "way": "scratch", "place": "/sys/fs/cgroup/…",
      "answers": [{"path": "/dev/nvidiactl", "kind": "c", "major": 195, "minor": 255,
                   "access": "allowed", "errno": 0, "detail": ""}]}
 
@@ -31,7 +33,8 @@ if not __package__:
     sys.path.append(os.path.dirname(package))
     __package__ = f"{os.path.basename(package)}.{os.path.basename(here)}"
 
-from ..wire.devcgroup import Cgroups, DeviceNode, Mounts, Scratch, Unsure, programs, read, said, started
+from ..wire.devcgroup import Cgroups, Mounts, Unsure, governing, programs, read, rules_word, said, started
+from ..wire.scratch import DeviceNode, Scratch
 
 EVERYTHING = "Its devices.list allows everything; denials beside that the kernel does not show."
 
@@ -41,7 +44,7 @@ class Device:
 
     def __init__(self, word: str) -> None:
         self.path, self.kind, self.major, self.minor = word, "c", -1, -1
-        self.access, self.errno, self.detail = "unknown", 0, ""
+        self.access, self.errno, self.detail, self.rights = "unknown", 0, "", ""
         parts = word.split(":")
         if len(parts) == 3 and parts[0] in ("b", "c") and parts[1].isdecimal() and parts[2].isdecimal():
             self.kind = parts[0]
@@ -62,11 +65,11 @@ class Device:
         else:
             self.unsure(errno.ENODEV, f"{word} is no device node on this host.")
 
-    def settle(self, access: str, number: int = 0, detail: str = "") -> None:
-        self.access, self.errno, self.detail = access, number, detail
+    def settle(self, access: str, number: int = 0, detail: str = "", rights: str = "rwm") -> None:
+        self.access, self.errno, self.detail, self.rights = access, number, detail, rights
 
     def unsure(self, number: int, detail: str) -> None:
-        self.settle("unknown", number, detail)
+        self.settle("unknown", number, detail, "")
 
     @property
     def node(self) -> DeviceNode:
@@ -81,34 +84,33 @@ def look(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch, out:
     if not since:
         raise Unsure(errno.ESRCH, f"Process {pid} is gone.")
     cgroups = Cgroups.of(pid)
-    # Where the machine around a container node has v1, its cgroup is listed here and shown nowhere. It is ours too
-    # then, and governs us as it governs the process.
-    has_list = cgroups.v1 is not None and (mounts.v1 is not None or cgroups.v1 != scratch.own.v1)
+    out["started"] = since
     out["cgroup"] = cgroups.v1 if cgroups.v2 is None else cgroups.v2
+    has_list, has_programs = governing(cgroups, mounts, scratch.own)
     out["version"] = "v1" if cgroups.v2 is None else "hybrid" if has_list else "v2"
-    if cgroups.v1 is None and cgroups.v2 is None:
-        raise Unsure(errno.EPROTO, f"Process {pid} is in no cgroup that can be seen.")
     ways, rest = [], [device for device in devices if not device.detail]
+    text: str | None = None
+    ids: list[int] | None = None
     if has_list and cgroups.v1 is not None:
         ways.append("devices.list")
-        rest = by_list(mounts.folder(mounts.v1, cgroups.v1), rest)
-    is_under_v2 = cgroups.v2 is not None and not (mounts.v2 is None and cgroups.v2 == "/")
-    if rest and is_under_v2:
-        ways.append(by_programs(cgroups, rest, mounts, scratch))
+        text, rest = by_list(mounts.folder(mounts.v1, cgroups.v1), rest)
+    if has_programs:
+        way, ids = by_programs(cgroups, rest, mounts, scratch)
+        ways += [way] if rest else []
         out["place"] = os.path.dirname(scratch.path)
-    if rest and not ways:
-        raise Unsure(errno.ENOTSUP, f"No mount shows the cgroups of process {pid}.")
+    out["rules"] = rules_word(text, ids)
     out["way"] = "+".join(ways)
     if started(pid) != since or Cgroups.of(pid) != cgroups:
         raise Unsure(errno.ESRCH, f"Process {pid} ended or moved to another cgroup while it was looked at.")
 
 
-def listed(text: str, kind: str, major: int, minor: int) -> bool:
-    """Whether a v1 devices.list lets a node be opened for reading and writing; ValueError where it is none.
+def listed(text: str, kind: str, major: int, minor: int) -> tuple[bool, str]:
+    """Whether a v1 devices.list lets a node be opened for reading and writing, and which of rwm it grants at all;
+    ValueError where it is none.
 
     One line must grant both (match_exception in security/device_cgroup.c): "c *:* m" is no access.
     """
-    found = False
+    found, granted = False, set()
     for line in text.splitlines():
         what, numbers, rights = line.split()
         line_major, line_minor = numbers.split(":")
@@ -116,29 +118,31 @@ def listed(text: str, kind: str, major: int, minor: int) -> bool:
             raise ValueError(line)
         if not (line_major + line_minor).replace("*", "0").isdecimal():
             raise ValueError(line)
-        fits = line_major in ("*", str(major)) and line_minor in ("*", str(minor))
-        found |= fits and what in ("a", kind) and {"r", "w"} <= set(rights)
-    return found
+        if line_major in ("*", str(major)) and line_minor in ("*", str(minor)) and what in ("a", kind):
+            granted |= set(rights)
+            found |= {"r", "w"} <= set(rights)
+    return found, "".join(right for right in "rwm" if right in granted)
 
 
-def by_list(folder: str, devices: list[Device]) -> list[Device]:
-    """Settle by v1's devices.list, and return those that it allows. Levels above are in it: denials propagate."""
+def by_list(folder: str, devices: list[Device]) -> tuple[str, list[Device]]:
+    """Settle by v1's devices.list; the list, and those that it allows. Levels above are in it: denials propagate."""
     try:
         text = read(f"{folder}/devices.list")
         for device in devices:
-            if listed(text, device.kind, device.major, device.minor):
-                device.settle("allowed", 0, EVERYTHING if text == "a *:* rwm\n" else "")
+            found, rights = listed(text, device.kind, device.major, device.minor)
+            if found:
+                device.settle("allowed", 0, EVERYTHING if text == "a *:* rwm\n" else "", rights)
             else:
-                device.settle("denied", errno.EPERM, "devices.list of its cgroup does not grant rw.")
+                device.settle("denied", errno.EPERM, "devices.list of its cgroup does not grant rw.", rights)
     except OSError as exc:
         raise Unsure(exc.errno or 0, f"devices.list of its cgroup cannot be read: {said(exc)}") from exc
     except ValueError as exc:
         raise Unsure(errno.EPROTO, f"devices.list of its cgroup has a line that is none: {exc}.") from exc
-    return [device for device in devices if device.access == "allowed"]
+    return text, [device for device in devices if device.access == "allowed"]
 
 
-def by_programs(cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch: Scratch) -> str:
-    """Settle by the device programs in force. Returns the way: no-program or scratch."""
+def by_programs(cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch: Scratch) -> tuple[str, list[int]]:
+    """Settle by the device programs in force. Returns the way (no-program or scratch), and their ids."""
     path = mounts.folder(mounts.v2, cgroups.v2 or "/")
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -150,7 +154,9 @@ def by_programs(cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch
             if not ids and (cgroups.v1 is None or mounts.v1):
                 for device in devices:
                     device.settle("allowed")
-                return "no-program"
+                return "no-program", ids
+            if not devices:
+                return "", ids
             try:
                 verdicts = scratch.ask(ids, [device.node for device in devices], cgroups.v1 == scratch.own.v1)
             except Unsure:
@@ -159,8 +165,8 @@ def by_programs(cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch
                 continue
             if programs(fd) == ids:
                 for device, verdict in zip(devices, verdicts, strict=True):
-                    device.settle(*verdict)
-                return "scratch"
+                    device.settle(*verdict[:3], "".join(r for r in device.rights or "rwm" if r in verdict.rights))
+                return "scratch", ids
     except OSError as exc:
         raise Unsure(exc.errno or 0, f"The device programs of its cgroup cannot be read: {said(exc)}") from exc
     finally:
@@ -169,7 +175,8 @@ def by_programs(cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch
 
 
 def answer(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch) -> dict[str, object]:
-    out: dict[str, object] = {"v": 1, "pid": pid, "cgroup": "", "version": "", "way": "", "place": ""}
+    out: dict[str, object] = {"v": 1, "pid": pid, "started": "", "cgroup": "", "version": "", "rules": "", "way": "",
+                              "place": ""}
     try:
         look(pid, devices, mounts, scratch, out)
     except Unsure as unsure:
@@ -178,7 +185,7 @@ def answer(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch) ->
         give_up(devices, exc.errno or 0, f"Process {pid} could not be looked at: {said(exc)}")
     except (ValueError, IndexError) as exc:
         give_up(devices, errno.EPROTO, f"What /proc says of process {pid} is not understood: {exc}.")
-    keys = ("path", "kind", "major", "minor", "access", "errno", "detail")
+    keys = ("path", "kind", "major", "minor", "access", "errno", "detail", *(("rights",) if scratch.rights else ()))
     return {**out, "answers": [{key: getattr(device, key) for key in keys} for device in devices]}
 
 
@@ -206,14 +213,15 @@ def questions(words: list[str]) -> list[tuple[int, list[str]]]:
 
 
 def main(argv: list[str]) -> int:
+    rights = argv[:1] == ["--rights"]
     try:
-        asked = questions(argv)
+        asked = questions(argv[1:] if rights else argv)
     except ValueError as exc:
-        print(f"access_probe: {exc}. Usage: access_probe.py --pid PID DEVICE...", file=sys.stderr)
+        print(f"access_probe: {exc}. Usage: access_probe.py [--rights] --pid PID DEVICE...", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of finally
     mounts = Mounts(read("/proc/self/mountinfo"))
-    scratch = Scratch(mounts)
+    scratch = Scratch(mounts, rights)
     try:
         for pid, words in asked:
             line = json.dumps(answer(pid, [Device(word) for word in words], mounts, scratch))

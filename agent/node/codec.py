@@ -35,6 +35,9 @@ def decode(kind: Any, data: Any) -> Any:
         return _decode_union(args, data)
     if origin is tuple:
         _want(isinstance(data, list), "a list", data)
+        if args[-1] is not Ellipsis:
+            _want(len(data) == len(args), f"a list of {len(args)}", data)
+            return tuple(decode(arg, item) for arg, item in zip(args, data, strict=True))
         return tuple(decode(args[0], item) for item in data)
     if origin is dict:
         _want(isinstance(data, dict), "an object", data)

@@ -14,6 +14,7 @@ from ..model.errors import HandFailed
 from ..model.host import Host
 from ..model.plan import (
     Action,
+    CheckAccess,
     DropProbe,
     LaunchUnit,
     Learn,
@@ -31,6 +32,7 @@ from ..model.plan import (
 )
 from ..model.reading import unreachable
 from ..wire.child import run_once
+from .access import AccessChecks
 from .launch import Launcher
 from .marks import write_mark, write_whole
 from .mender import Mender
@@ -43,23 +45,20 @@ MODPROBE_WITHIN_S = 20.0
 class Hands:
     """The hands of one agent. `root` is for nodes that are a folder."""
 
-    def __init__(self, host: Host, probes: Probes, mender: Mender, launcher: Launcher,
+    def __init__(self, host: Host, probes: Probes, mender: Mender, launcher: Launcher, checks: AccessChecks,
                  root: str = "/") -> None:
         self._host = host
         self._mender = mender
         self._launcher = launcher
+        self._checks = checks
         self._probes = probes
         self._root = Path(root)
 
     async def act(self, action: Action, tape: Tape | None = None, socket: str = "") -> None:
         """Do it, or raise HandFailed. `tape` and `socket`: the recorded look behind a repair, and its runtime."""
         match action:
-            case StartProbe():
-                self._probes.start(action.overlap)
-            case DropProbe():
-                self._probes.drop()
-                if action.forget:
-                    self._probes.forget()
+            case StartProbe() | DropProbe() | CheckAccess():
+                self._ask(action)
             case Release():
                 self._release(action)
             case LinkDevChar():
@@ -82,6 +81,17 @@ class Hands:
     def _release(self, action: Release) -> None:
         if not (self._root / RUN.lstrip("/") / "released").exists():  # whoever came first had the reason
             write_mark(self._root, "released", action.reason, action.word)
+
+    def _ask(self, action: StartProbe | DropProbe | CheckAccess) -> None:
+        """Programs beside the cycle: nothing of the node is changed."""
+        if isinstance(action, StartProbe):
+            self._probes.start(action.overlap)
+        elif isinstance(action, CheckAccess):
+            self._checks.start(action)
+        else:
+            self._probes.drop()
+            if action.forget:
+                self._probes.forget()
 
     def _link_dev_char(self, action: LinkDevChar) -> None:
         for name, target in action.links:

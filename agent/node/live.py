@@ -5,24 +5,25 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import socket
-import stat
-import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..model.access import AccessState, Allocation, Process
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.runtime import Access, ContainerDetail, Runtime
 from ..model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
 from ..wire.bus import SystemdBus
 from ..wire.dbus import BusError
-from ..wire.rpc import RpcError, get_allocatable
+from ..wire.rpc import RpcError, get_allocatable, list_allocated
 from . import access, cri
 from .documents import Documents
+from .entries import entry_of
+from .listener import listener_pid
 from .probes import Probes, boottime
+from .processes import Processes
 
 T = TypeVar("T")
 
@@ -49,12 +50,6 @@ _WORDS = {
     "missing": Why.MISSING, "not-found": Why.MISSING, "unimplemented": Why.MISSING,
     "timed-out": Why.TIMED_OUT, "not-permitted": Why.NOT_PERMITTED,
 }
-_UCRED = struct.Struct("3i")
-"""struct ucred: pid of who called listen(2), as our pid namespace knows it; uid, gid (unix(7))."""
-_KINDS = {
-    stat.S_IFCHR: "char", stat.S_IFBLK: "block", stat.S_IFDIR: "dir", stat.S_IFREG: "file",
-    stat.S_IFLNK: "link", stat.S_IFSOCK: "socket", stat.S_IFIFO: "fifo",
-}
 
 
 def clock_now() -> Clock:
@@ -64,12 +59,17 @@ def clock_now() -> Clock:
 class LiveHost:
     """A Host over the running node. `root` is for nodes that are a folder."""
 
-    def __init__(self, bus: SystemdBus | None = None, probes: Probes | None = None, root: str = "/") -> None:
+    def __init__(self, bus: SystemdBus | None = None, probes: Probes | None = None, root: str = "/",
+                 checks: access.AccessChecks | None = None) -> None:
         self._bus = bus
+        self._checks = checks
+        self._processes = Processes()
         self._probes = probes
         self._root = Path(root)
         self._documents = Documents()
         self._recent: dict[tuple[str, ...], Seen[Any]] = {}
+        self.reuse_s = 0.0
+        "how old an answer may be besides, in seconds"
         self.is_quiet = False
         "nothing woke us but the timer: what would have woken us had it changed need not be asked at every heartbeat"
         self.sources: list[object] = []
@@ -104,7 +104,7 @@ class LiveHost:
             with os.scandir(self._path(path)) as names:
                 for name in names:
                     if fnmatchcase(name.name, match) and len(entries) < FOLDER_LIMIT:
-                        entry = _entry(name)
+                        entry = entry_of(name)
                         if entry is not None:
                             entries.append(entry)
         except OSError as exc:
@@ -148,21 +148,25 @@ class LiveHost:
         question = ("allocatable", socket)
         if known := self._known(question, QUIET_S, ALLOCATABLE_FRESH_S):
             return known
-        path = self._path(socket)
-        try:
-            path.stat()
-        except OSError as exc:
-            return _refusal(exc)
         asked_at = boottime()
-        try:
-            rows = await get_allocatable(str(path), ALLOCATABLE_WITHIN_S)
-        except RpcError as exc:
-            return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
+        rows = await self._pod_resources(socket, get_allocatable)
+        if isinstance(rows, Refusal):
+            return rows
         merged: dict[str, list[str]] = {}
         for row in rows:  # the kubelet sends one entry per device
             merged.setdefault(row.resource, []).extend(row.ids)
         found = tuple(Devices(r, tuple(sorted(set(ids)))) for r, ids in sorted(merged.items()))
         return self._keep(question, Seen(found, asked_at))
+
+    async def _pod_resources(self, socket: str, ask: Callable[[str, float], Awaitable[list[T]]]) -> list[T] | Refusal:
+        path = self._path(socket)
+        try:
+            path.stat()
+            return await ask(str(path), ALLOCATABLE_WITHIN_S)
+        except OSError as exc:
+            return _refusal(exc)
+        except RpcError as exc:
+            return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
 
     async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
         try:
@@ -224,16 +228,32 @@ class LiveHost:
         return await access.ask(pid, path)
 
     async def listener(self, path: str) -> Reading[int]:
-        """By SO_PEERCRED of a connection that is closed at once. /proc/net/unix would show the sockets of one network
-        namespace only, keeps names that were unlinked, and does not say whose they are."""
-        flags = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         try:
-            with socket.socket(socket.AF_UNIX, flags) as peer:
-                peer.connect(str(self._path(path)))
-                credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            return Seen(listener_pid(str(self._path(path))), boottime())
         except OSError as exc:
             return _refusal(exc)
-        return Seen(_UCRED.unpack(credentials)[0], boottime())
+
+    async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
+        question = ("allocations", socket)
+        if known := self._known(question, RUNTIME_QUIET_S):
+            return known
+        asked_at = boottime()
+        rows = await self._pod_resources(socket, list_allocated)
+        if isinstance(rows, Refusal):
+            return rows
+        found = tuple(Allocation(r.namespace, r.pod, r.container, r.resource, tuple(sorted(r.ids))) for r in rows)
+        return self._keep(question, Seen(found, asked_at))
+
+    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+        try:
+            return Seen(await self._processes.read(str(self._path(socket)), container_ids), boottime())
+        except RpcError as exc:
+            return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
+
+    async def access_state(self) -> Reading[AccessState]:
+        if self._checks is None:
+            return Refusal(Why.NOT_ASKED, "no access program is started here")
+        return Seen(self._checks.state, boottime())
 
     async def trouble(self) -> tuple[str, ...]:
         problems = (getattr(source, "problem", None) for source in self.sources)
@@ -242,7 +262,7 @@ class LiveHost:
     def _known(self, question: tuple[str, ...], quiet_s: float, within_s: float = 0.0) -> Seen[Any] | None:
         """The last answer, where it may be given again. A refusal is never given twice."""
         known = self._recent.pop(question, None)
-        if known is None or boottime() - known.at >= max(quiet_s if self.is_quiet else 0.0, within_s):
+        if known is None or boottime() - known.at >= max(quiet_s if self.is_quiet else self.reuse_s, within_s):
             return None
         return self._keep(question, known)
 
@@ -260,17 +280,6 @@ def _read(fd: int, limit: int) -> bytes:
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
-
-
-def _entry(name: os.DirEntry[str]) -> Entry | None:
-    try:
-        found = name.stat(follow_symlinks=False)
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "other")
-        target = os.readlink(name.path) if kind == "link" else ""
-    except OSError:  # gone between the two calls
-        return None
-    return Entry(name.name, kind, os.major(found.st_rdev), os.minor(found.st_rdev),
-                 stat.S_IMODE(found.st_mode), found.st_mtime, target)
 
 
 def _refusal(exc: OSError) -> Refusal:

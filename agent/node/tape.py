@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ..model.access import AccessState, Allocation, Process
 from ..model.errors import BundleError
 from ..model.host import Host
 from ..model.reading import Reading, Refusal, Seen, Why
@@ -87,6 +88,15 @@ class Recorder:
     async def listener(self, path: str) -> Reading[int]:
         return self._keep(await self._host.listener(path), "listener", path)
 
+    async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
+        return self._keep(await self._host.allocations(socket), "allocations", socket)
+
+    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+        return self._keep(await self._host.processes(socket, container_ids), "processes", socket)
+
+    async def access_state(self) -> Reading[AccessState]:
+        return self._keep(await self._host.access_state(), "access_state")
+
     async def trouble(self) -> tuple[str, ...]:
         return self._keep(await self._host.trouble(), "trouble")
 
@@ -155,6 +165,16 @@ class Replay:
 
     async def listener(self, path: str) -> Reading[int]:
         return self._find(Seen[int] | Refusal, "listener", path)  # type: ignore[no-any-return]
+
+    async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
+        return self._find(Seen[tuple[Allocation, ...]] | Refusal, "allocations", socket)  # type: ignore[no-any-return]
+
+    async def processes(self, socket: str, container_ids: Sequence[str]  # noqa: ARG002
+                        ) -> Reading[tuple[Process, ...]]:
+        return self._find(Seen[tuple[Process, ...]] | Refusal, "processes", socket)  # type: ignore[no-any-return]
+
+    async def access_state(self) -> Reading[AccessState]:
+        return self._find(Seen[AccessState] | Refusal, "access_state")  # type: ignore[no-any-return]
 
     async def trouble(self) -> tuple[str, ...]:
         found = self._find(tuple[str, ...], "trouble")

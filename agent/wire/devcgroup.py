@@ -1,4 +1,4 @@
-"""Device cgroups of both versions: which programs are in force, and what they answer, without disturbing anyone.
+"""Device cgroups of both versions: what is in force for a process. Nothing is tried here; wire/scratch.py does that.
 
 Nothing but the standard library is imported: programs that are exec'd by path use this.
 """
@@ -8,30 +8,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import stat
 import struct
-from collections import namedtuple
-from contextlib import suppress
 
 # include/uapi/linux/bpf.h: enum bpf_cmd, enum bpf_attach_type, attach flags, query flags.
-BPF_PROG_ATTACH, BPF_PROG_DETACH, BPF_PROG_GET_FD_BY_ID, BPF_PROG_QUERY = 8, 9, 13, 16
+BPF_PROG_GET_FD_BY_ID, BPF_OBJ_GET_INFO_BY_FD, BPF_PROG_QUERY = 13, 15, 16
 BPF_CGROUP_DEVICE = 6
-BPF_F_ALLOW_MULTI = 1 << 1
 BPF_F_QUERY_EFFECTIVE = 1 << 0
 # arch/x86/entry/syscalls/syscall_64.tbl; include/uapi/asm-generic/unistd.h, which aarch64 uses.
 SYS_BPF = {"x86_64": 321, "aarch64": 280}
 ATTR_BYTES = 64  # of union bpf_attr; the kernel takes more than it knows where that is zero
 MOST_PROGRAMS = 256  # BPF_CGROUP_MAX_PROGS is 64 a level (kernel/bpf/cgroup.c, include/linux/bpf.h)
-NAME = "gpu-gate-access-"
-FOLDERS = ("/run/gpu-gate", "/run")
-"""Where a device node may be made for the blink of an eye. nodev does not matter to access(2)."""
 
 libc = ctypes.CDLL(None, use_errno=True)
-
-DeviceNode = namedtuple("DeviceNode", "kind major minor host_path")
-"""kind is "c" or "b"; host_path a node of this host with these numbers, or ""."""
-Verdict = namedtuple("Verdict", "access errno detail")
-"""access is allowed, denied or unknown; detail a sentence."""
 
 
 class Unsure(Exception):
@@ -76,10 +64,17 @@ def programs(cgroup_fd: int) -> list[int]:
     return list(ids[: struct.unpack_from("=I", attr, 24)[0]])
 
 
-def access(path: str) -> int:
-    """errno of access(path, R_OK | W_OK), 0 where it is allowed. os.access() would hide it."""
-    failed = libc.access(os.fsencode(path), os.R_OK | os.W_OK)
-    return ctypes.get_errno() if failed else 0
+def reads_maps(number: int) -> bool:
+    """Whether a program uses maps: its text never changes, what they hold may. OSError where it cannot be told."""
+    fd = bpf(BPF_PROG_GET_FD_BY_ID, attr_of(number))
+    try:
+        info = ctypes.create_string_buffer(ATTR_BYTES)  # struct bpf_prog_info, nr_map_ids at 52
+        attr = ctypes.create_string_buffer(ATTR_BYTES)
+        struct.pack_into("=IIQ", attr, 0, fd, ATTR_BYTES, ctypes.addressof(info))
+        bpf(BPF_OBJ_GET_INFO_BY_FD, attr)
+        return bool(struct.unpack_from("=I", info, 52)[0])
+    finally:
+        os.close(fd)
 
 
 class Cgroups:
@@ -146,155 +141,34 @@ def started(pid: int | str) -> str:
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 
-def sweep(folder: str) -> None:
-    """Remove what a probe that was killed has left here."""
-    for name in os.listdir(folder):
-        pid, _, ticks = name.removeprefix(NAME).partition("-")
-        if not name.startswith(NAME) or (pid.isdecimal() and started(pid) == ticks):
-            continue
-        path = f"{folder}/{name}"
-        with suppress(OSError):  # another probe was faster
-            if os.path.lexists(f"{path}/node"):
-                os.unlink(f"{path}/node")
-            os.rmdir(path)
+def governing(cgroups: Cgroups, mounts: Mounts, own: Cgroups) -> tuple[bool, bool]:
+    """Which govern a process: v1's list, v2's programs. Unsure where it is in no cgroup that can be seen."""
+    if cgroups.v1 is None and cgroups.v2 is None:
+        raise Unsure(errno.EPROTO, "It is in no cgroup that can be seen.")
+    # Where the machine around a container node has v1, its cgroup is listed here and shown nowhere. It is ours too
+    # then, and governs us as it governs the process.
+    has_list = cgroups.v1 is not None and (mounts.v1 is not None or cgroups.v1 != own.v1)
+    has_programs = cgroups.v2 is not None and not (mounts.v2 is None and cgroups.v2 == "/")
+    if not has_list and not has_programs:
+        raise Unsure(errno.ENOTSUP, "No mount shows its cgroups.")
+    return has_list, has_programs
 
 
-class Scratch:
-    """A cgroup of our own with only this program in it, made at first need."""
-
-    def __init__(self, mounts: Mounts) -> None:
-        self.path, self.name = "", f"{NAME}{os.getpid()}-{started('self')}"
-        self.own = Cgroups.of("self")
-        self._mounts, self._fd = mounts, -1
-        self._folder = ""
-        self._nodes: dict[DeviceNode, str] = {}
-        self._inherited: list[int] = []
-
-    def ask(self, device_programs: list[int], nodes: list[DeviceNode], is_same_v1: bool) -> list[Verdict]:
-        """What the kernel answers a process under all of these programs. Unsure where it cannot be asked."""
-        self._enter()
-        self._inherited = programs(self._fd)
-        paths = [self._path(node) for node in nodes]
-        before = [access(path) for path in paths]
-        attached: list[int] = []
-        try:
-            for number in device_programs:
-                if number not in self._inherited:
-                    attached.append(self._attach(number))
-            after = [access(path) for path in paths]
-            if set(programs(self._fd)) != {*self._inherited, *device_programs}:
-                raise Unsure(errno.EAGAIN, "The programs of gpu-gate's own cgroup were replaced meanwhile.")
-        finally:
-            self._detach(attached)
-        # Were our own cgroup restricted by what the process is not under, a refusal would not be its own.
-        is_ours = is_same_v1 and set(self._inherited) <= set(device_programs)
-        return [_verdict(first, then, is_ours) for first, then in zip(before, after, strict=True)]
-
-    def leave(self) -> None:
-        """Go back to where we were, and remove what was made. What cannot be removed is at the next start."""
-        folder, self._folder = self._folder, ""
-        path, self.path = self.path, ""
-        with suppress(OSError):
-            if folder:
-                os.rmdir(folder)
-        with suppress(OSError, Unsure):
-            if path:
-                os.close(self._fd)
-                self._join(self._mounts.folder(self._mounts.v2, self.own.v2 or "/"))
-                os.rmdir(path)
-
-    def _enter(self) -> None:
-        if self.path:
-            return
-        problem = ""
-        for path in dict.fromkeys((self.own.v2 or "/", "/")):
-            try:
-                place = self._mounts.folder(self._mounts.v2, path).rstrip("/")
-                sweep(place)
-                os.mkdir(f"{place}/{self.name}", 0o700)
-                self.path = f"{place}/{self.name}"
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                self._join(self.path)
-                return
-            except OSError as exc:
-                problem = problem or f"{place}: {said(exc)}"
-                if self.path:
-                    os.rmdir(self.path)
-                    self.path = ""
-            except Unsure as unsure:
-                problem = problem or unsure.detail
-        raise Unsure(errno.EACCES, "No scratch cgroup could be used; the service wants Delegate= and no "
-                                   f"ProtectControlGroups=. {problem}")
-
-    @staticmethod
-    def _join(place: str) -> None:
-        with open(f"{place}/cgroup.procs", "wb", 0) as procs:
-            procs.write(b"0")
-
-    def _attach(self, number: int) -> int:
-        try:
-            fd = bpf(BPF_PROG_GET_FD_BY_ID, attr_of(number))
-        except OSError as exc:
-            raise Unsure(exc.errno or 0, f"Its device program {number} cannot be read: {said(exc)}") from exc
-        try:
-            bpf(BPF_PROG_ATTACH, attr_of(self._fd, fd, BPF_CGROUP_DEVICE, BPF_F_ALLOW_MULTI))
-        except OSError as exc:
-            os.close(fd)
-            raise Unsure(exc.errno or 0, f"Its device program {number} cannot be tried: {said(exc)}") from exc
-        return fd
-
-    def _detach(self, attached: list[int]) -> None:
-        problem: OSError | None = None
-        for fd in attached:
-            try:
-                bpf(BPF_PROG_DETACH, attr_of(self._fd, fd, BPF_CGROUP_DEVICE))
-            except OSError as exc:
-                problem = exc
-            os.close(fd)
-        if problem is not None:
-            self.leave()  # the next question makes a clean one
-            raise Unsure(problem.errno or 0, f"The scratch cgroup could not be cleared: {said(problem)}")
-
-    def _path(self, node: DeviceNode) -> str:
-        """A path of a node with these numbers that nobody else can reach."""
-        if node not in self._nodes:
-            self._nodes[node] = self._make_node(node)
-        return self._nodes[node]
-
-    def _make_node(self, node: DeviceNode) -> str:
-        mode = 0o600 | (stat.S_IFCHR if node.kind == "c" else stat.S_IFBLK)
-        try:
-            path = f"{self._private_folder()}/node"
-            os.mknod(path, mode, os.makedev(node.major, node.minor))
-            try:
-                fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)  # O_PATH opens no device
-            finally:
-                os.unlink(path)
-        except (OSError, OverflowError) as exc:
-            if node.host_path:
-                return str(node.host_path)
-            raise Unsure(getattr(exc, "errno", errno.EINVAL),
-                         f"No device node of our own could be made: {said(exc)}") from exc
-        return f"/proc/self/fd/{fd}"
-
-    def _private_folder(self) -> str:
-        problem: OSError | None = None
-        for top in () if self._folder else FOLDERS:
-            try:
-                sweep(top)
-                os.mkdir(f"{top}/{self.name}", 0o700)
-                self._folder = f"{top}/{self.name}"
-                break
-            except OSError as exc:
-                problem = exc
-        if problem is not None and not self._folder:
-            raise problem
-        return self._folder
+def rules_word(text: str | None, ids: list[int] | None) -> str:
+    """What must stay equal for a verdict to stand: v1's list, the ids of the programs in force; None: governs not."""
+    words = [] if text is None else [f"list {text}"]
+    return "".join(words if ids is None else [*words, f"programs {','.join(map(str, ids))}"])
 
 
-def _verdict(before: int, after: int, is_ours: bool) -> Verdict:
-    if after == 0:
-        return Verdict("allowed", 0, "")
-    if before == 0 or (before == errno.EPERM and is_ours):
-        return Verdict("denied", after, "The device programs of its cgroup deny it.")
-    return Verdict("unknown", after, f"gpu-gate itself may not open it: {os.strerror(after)}.")
+def rules(cgroups: Cgroups, mounts: Mounts, own: Cgroups) -> tuple[str, list[int]]:
+    """(the word of what governs a process now, ids of its programs). Unsure, OSError."""
+    has_list, has_programs = governing(cgroups, mounts, own)
+    text = read(f"{mounts.folder(mounts.v1, cgroups.v1 or '/')}/devices.list") if has_list else None
+    if not has_programs:
+        return rules_word(text, None), []
+    fd = os.open(mounts.folder(mounts.v2, cgroups.v2 or "/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        ids = programs(fd)
+    finally:
+        os.close(fd)
+    return rules_word(text, ids), ids

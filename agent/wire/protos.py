@@ -19,6 +19,10 @@ from typing import Any
 
 _POD_RESOURCES = """
 ContainerDevices: resource_name=1 string, device_ids=2 string*
+ContainerResources: name=1 string, devices=2 ContainerDevices*
+PodResources: name=1 string, namespace=2 string, containers=3 ContainerResources*
+ListPodResourcesRequest:
+ListPodResourcesResponse: pod_resources=1 PodResources*
 AllocatableResourcesRequest:
 AllocatableResourcesResponse: devices=1 ContainerDevices*
 """

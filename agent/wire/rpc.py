@@ -59,6 +59,17 @@ class AllocatableRow:
     ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class AllocatedRow:
+    """ContainerDevices of List: what one container of one pod was given of one resource."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: str
+    ids: tuple[str, ...]
+
+
 class Channel:
     """One connection for the few calls of one look. It is made at the first call, and in the pool's thread."""
 
@@ -143,6 +154,15 @@ async def get_allocatable(socket: str, within_s: float) -> list[AllocatableRow]:
         within_s,
     )
     return [AllocatableRow(d.resource_name, tuple(d.device_ids)) for d in answer.devices]
+
+
+async def list_allocated(socket: str, within_s: float) -> list[AllocatedRow]:
+    """What the kubelet behind this pod-resources socket allocated; some list pods that have ended. RpcError."""
+    types = pod_resources()
+    answer = await unary(socket, "/v1.PodResourcesLister/List", types["ListPodResourcesRequest"](),
+                         types["ListPodResourcesResponse"], within_s)
+    return [AllocatedRow(pod.namespace, pod.name, container.name, devices.resource_name, tuple(devices.device_ids))
+            for pod in answer.pod_resources for container in pod.containers for devices in container.devices]
 
 
 def _parsed(method: str, response_class: Any, data: bytes) -> Any:

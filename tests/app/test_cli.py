@@ -28,7 +28,7 @@ from agent.node.tape import Tape
 
 from .sandbox import REPO, Node, ended
 
-VERBS = ("run", "status", "doctor", "evidence", "probe", "wait", "config", "pause", "resume", "forget")
+VERBS = ("run", "status", "doctor", "access", "evidence", "probe", "wait", "config", "pause", "resume", "forget")
 
 
 def gpu_gate(*words: str) -> subprocess.CompletedProcess[str]:

@@ -74,6 +74,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("Plugin.RepairsPerHour", "1", 1),
     ("Plugin.RepairsPerBoot", "20", 20),
     ("Http.Listen", "[::1]:80", "[::1]:80"),
+    ("Access.StrictAccess", "yes", True),
     ("Agent.HeartbeatSec", "45s", 45.0),
     ("Agent.RevalidateSec", "1000000us", 1.0),
 ]
@@ -162,7 +163,8 @@ def test_a_bad_value_is_named_and_the_default_stays(tmp_path: Path, key: str, va
 @pytest.mark.parametrize(("text", "where", "says", "is_error"), [
     ("[Gate]\nDeadlineSecs=5\n", 2, "unknown key DeadlineSecs= in [Gate]; it is not in force", False),
     ("[Gate]\nTimeoutSec=5s\n", 2, "TimeoutSec= belongs into [Probe], not [Gate]", False),
-    ("[gate]\n", 1, "unknown section [gate]; known: [Gate], [Probe], [Driver], [Kubelet], [Plugin], [Http], [Agent]",
+    ("[gate]\n", 1, "unknown section [gate]; known: [Gate], [Probe], [Driver], [Kubelet], [Plugin], [Access], "
+     "[Http], [Agent]",
      False),
     ("DeadlineSec=5s\n", 1, "belongs into [Gate]", False),
     ("[Gate]\n\n# ok\n; ok\nhello\n", 5, "'hello' is no Key=Value", True),

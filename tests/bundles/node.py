@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from agent.model.access import AccessState, Allocation, Process
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, ContainerDetail, Runtime
 from agent.model.scene import (
@@ -134,6 +135,15 @@ class CapturedNode:
 
     async def listener(self, path: str) -> Reading[int]:
         return not_recorded(f"who listens on {path}")
+
+    async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
+        return not_recorded("pod-resources List")
+
+    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+        return not_recorded("processes of containers")
+
+    async def access_state(self) -> Reading[AccessState]:
+        return not_recorded("device access of containers")
 
     async def trouble(self) -> tuple[str, ...]:
         return ()

@@ -17,6 +17,7 @@ from agent.model.errors import HandFailed
 from agent.model.finding import Diagnosis
 from agent.model.plan import (
     Action,
+    CheckAccess,
     DropProbe,
     Learn,
     NoteOutcome,
@@ -32,6 +33,7 @@ from .asking import Asking
 from .laws import Laws
 from .mender import Died, Mender
 from .timeline import BOOT
+from .workloads import Checks
 from .world import World
 
 T = TypeVar("T")
@@ -82,12 +84,15 @@ class Machine:
         self.diagnosis: Diagnosis | None = None
         self.asking = Asking(self.world, self.world.settings.probe_timeout_s, self._on_probe)
         self.world.probes = lambda: self.asking.state
+        self._access_said: list[str] = []
         self.looked_s = 0.0
         "how long this cycle's look took: what it saw is so old"
         self._failed: dict[Action, float] = {}
         self._done: set[Action] = set()
         self._is_quiet = False
         "nothing but the timer has woken us"
+        self.checks = Checks(self.world, self._on_probe)
+        self.world.checks = lambda: self.checks.state
         self.mender = Mender(self.world, self._passes, self._on_mended)
         self.due_at = now
         self.laws.begin()
@@ -96,6 +101,7 @@ class Machine:
         """SIGKILL: memory and probes are gone; systemd starts the agent again."""
         self.alive = False
         self.asking.kill()
+        self.checks.kill()
         self.mender.kill()
         self.due_at = math.inf
         self.say("* the agent dies")
@@ -166,7 +172,8 @@ class Machine:
         self.looked_s = min(world.lookup_s, CYCLE_S)
         if world.lookup_s > CYCLE_S:  # the last diagnosis stays in force, and nothing is begun on it
             if self.diagnosis is not None:
-                self.diagnosis = replace(self.diagnosis, probe_busy=True, additive=(), mending=None)
+                self.diagnosis = replace(self.diagnosis, probe_busy=True, additive=(), mending=None,
+                                         access_check=None)
             self.laws.mending.looked(None)
             return None
         self.laws.before_look()
@@ -193,7 +200,7 @@ class Machine:
                 return False
             if not did:
                 continue
-            if not isinstance(action, (StartProbe, DropProbe)):
+            if not isinstance(action, (StartProbe, DropProbe, CheckAccess)):
                 changed = True
                 acted.add(action)
                 if not isinstance(action, (Release, Learn)):
@@ -214,6 +221,8 @@ class Machine:
                 return self.asking.drop()
             case StartProbe():
                 self._start_probe(action)
+            case CheckAccess():
+                self.checks.start(action)
             case NoteOutcome():
                 self.mender.note(action)
             case RestartUnit() | SendHup() | Rebuild():
@@ -239,6 +248,7 @@ class Machine:
 
     def _tell(self, decided: Step) -> None:
         before, gate = self.gate, decided.gate
+        self._tell_access()
         if gate.released and not before.released:
             if self.released_at is None:
                 self.released_at = self.world.now
@@ -253,6 +263,15 @@ class Machine:
             self.say(stands)
             if gate.ready or gate.ready_why not in (stands, gate.why):
                 self.say("  ready" if gate.ready else f"  not ready: {gate.ready_why}")
+
+    def _tell_access(self) -> None:
+        """Link 12, whenever it reads otherwise."""
+        findings = self.diagnosis.findings if self.diagnosis else ()
+        said = [f"  {f.condition} {f.verdict.value}: {f.because}" for f in findings if f.link == 12]
+        for line in said:
+            if line not in self._access_said:
+                self.say(line)
+        self._access_said = said
 
     def say(self, sentence: str) -> None:
         self.said.append(f"{self.world.now - BOOT:7.1f}  {sentence}")

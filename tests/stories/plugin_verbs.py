@@ -53,6 +53,22 @@ def plugin(world: World, words: list[str]) -> None:
                 process.allowed = words[0] == "allowed"
 
 
+def _access(world: World, _words: list[str]) -> None:
+    """access is watched"""
+    world.workloads.watched = True
+
+
+def _trainer(world: World, words: list[str]) -> None:
+    """trainer holds 0 1 behind|cgroupfs · trainer is updated · trainer has them again"""
+    work = world.workloads
+    if words[0] == "holds":
+        work.give("trainer", words[1:])
+    elif words[0] == "is":
+        work.update("trainer")
+    else:
+        work.again("trainer")
+
+
 def _cri(world: World, words: list[str]) -> None:
     """cri silent|refusing|stuck|slow|back"""
     world.cri.mood = "" if words[0] == "back" else words[0]
@@ -97,6 +113,6 @@ def admin(world: World, words: list[str]) -> None:
 
 
 PLUGIN_VERBS: dict[str, Any] = {
-    "plugin": plugin, "cdi": cdi, "admin": admin, "cri": _cri, "pod-resources": _pod_resources, "ledger": _ledger,
-    "disk": _disk,
+    "access": _access, "trainer": _trainer, "plugin": plugin, "cdi": cdi, "admin": admin, "cri": _cri,
+    "pod-resources": _pod_resources, "ledger": _ledger, "disk": _disk,
 }

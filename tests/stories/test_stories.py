@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.model.plan import Action, DropProbe, StartProbe
+from agent.model.plan import Action, CheckAccess, DropProbe, StartProbe
 from agent.node.live import QUIET_S
 
 from .machine import Machine
@@ -90,7 +90,7 @@ def moments(acted: list[Action]) -> list[int]:
     """After which actions the agent is killed: every one, but of a long row only some."""
     chosen, row = [], 0
     for number, action in enumerate(acted, start=1):
-        row = row + 1 if isinstance(action, (StartProbe, DropProbe)) else 0
+        row = row + 1 if isinstance(action, (StartProbe, DropProbe, CheckAccess)) else 0
         if row <= 1 or row % 50 == 0:
             chosen.append(number)
     return chosen

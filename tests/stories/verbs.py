@@ -210,6 +210,7 @@ def _wait(world: World, words: list[str]) -> None:
 
 def _reload(world: World, words: list[str]) -> None:
     world.reloaded_at = world.now
+    world.workloads.reload()
     world.signal("systemd")
 
 

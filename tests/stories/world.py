@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent.core.paths import RUN, STATE
+from agent.model.access import AccessState, Allocation, Process
 from agent.model.errors import HandFailed
 from agent.model.plan import (
     Action,
@@ -38,6 +39,7 @@ from .pods import Pod
 from .runtime import Cri
 from .timeline import BOOT, Timeline
 from .toolkit import Toolkit
+from .workloads import Workloads
 
 SIGNALS = ("udev", "systemd", "inotify")
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
@@ -88,6 +90,8 @@ class World:
         for name in ("nvidia-persistenced.service", "containerd.service"):
             self.set_unit(name, "active", since=BOOT - 50)
         self.disk.write("/proc/sys/kernel/random/boot_id", f"{self.boot_id}\n")
+        self.workloads = Workloads(self)
+        self.checks: Callable[[], AccessState] = AccessState
         self.cri = Cri(self)
         self.kubelet = Kubelet(self, kubelet)
         self.kubelet.pods = [Pod(self)] if kubelet else []
@@ -269,6 +273,15 @@ class World:
 
     async def listener(self, path: str) -> Reading[int]:
         return self.cri.listener(path)
+
+    async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
+        return self.workloads.allocations()
+
+    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+        return self.workloads.processes(tuple(container_ids))
+
+    async def access_state(self) -> Reading[AccessState]:
+        return Seen(self.checks(), self.now)
 
     async def trouble(self) -> tuple[str, ...]:
         return ()

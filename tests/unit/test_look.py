@@ -15,6 +15,7 @@ from agent.core.look import look
 from agent.core.look.watched import watched_folders, watched_units
 from agent.core.paths import PCI, RUN, STATE
 from agent.core.rules import diagnose
+from agent.model.access import AccessState, Allocation, Process
 from agent.model.finding import Scope
 from agent.model.mark import Mark
 from agent.model.reading import Reading, Refusal, Seen, Why, unreachable
@@ -114,6 +115,15 @@ class DictHost:
     async def listener(self, path: str) -> Reading[int]:
         self.asked.append(f"listener {path}")
         return self.answers.get("listener", {}).get(path, MISSING)
+
+    async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
+        return self.answers.get("allocations", MISSING)
+
+    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+        return self.answers.get("processes", Refusal(Why.NOT_ASKED))
+
+    async def access_state(self) -> Reading[AccessState]:
+        return self.answers.get("access_state", Refusal(Why.NOT_ASKED))
 
     async def trouble(self) -> tuple[str, ...]:
         return self.answers.get("trouble", ())

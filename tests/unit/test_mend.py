@@ -453,8 +453,9 @@ def laws(found: Scene, dice: Dice, action: Any, before: Mend, agreed_s: float, s
     (one,) = found.plugins
     of, ids = one.container, {i for d in found.allocatable.value for i in d.ids}
     assert of.state is not ContainerState.EXITED
-    assert not ids or dice.settings.repair_partial or (isinstance(one.access, Seen) and not one.access.value.allowed)
-    assert len(ids) < len(UUIDS)
+    denied = isinstance(one.access, Seen) and not one.access.value.allowed
+    assert not ids or dice.settings.repair_partial or denied
+    assert len(ids) < len(UUIDS) or denied
     if isinstance(action, SendHup):
         assert isinstance(one.access, Seen) and one.access.value.allowed and "v0.17" in one.detail.value.image
     past = dice.entries

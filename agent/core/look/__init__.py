@@ -13,9 +13,10 @@ from ...model.reading import Reading, Refusal, Seen
 from ...model.scene import Devices, Scene
 from ...model.settings import Settings
 from ..layouts import pod_resources_sockets
+from .containers import workloads
 from .hardware import device_nodes, driver, pci
 from .marks import manifest_dir, marks
-from .plugins import plugins
+from .plugins import plugins, runtime
 from .toolkit import toolkit
 from .watched import running_kubelet, watched_units
 
@@ -39,6 +40,8 @@ async def look(host: Host, settings: Settings) -> Scene:
         return scene
     if isinstance(scene.driver_version, Seen):
         scene = replace(scene, toolkit=await toolkit(host))
+    scene = replace(scene, **await runtime(host, settings, scene))
+    scene = replace(scene, **await workloads(host, settings, scene))
     return replace(scene, **await plugins(host, settings, scene))
 
 

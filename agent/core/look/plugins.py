@@ -20,7 +20,7 @@ from ...model.runtime import (
 )
 from ...model.scene import Scene
 from ...model.settings import Settings
-from .. import parse, plugin, plugin_log
+from .. import holders, parse, plugin, plugin_log
 from ..layouts import KINDS, kind_of, manifest_folders, matches, runtime_sockets
 from .files import parsed_file
 from .watched import running_kubelet
@@ -34,21 +34,25 @@ _ID = re.compile(r"[0-9a-f]{64}")
 _UNIT = re.compile(r"/([^/\n]+\.service)")
 
 
+async def runtime(host: Host, settings: Settings, scene: Scene) -> dict[str, Any]:
+    """The kubelet's runtime, what it runs, and the kubelet's checkpoint."""
+    checkpoint = await parsed_file(
+        host, f"{settings.device_plugins_dir}/kubelet_internal_checkpoint", parse.checkpoint, 4 << 20)
+    socket, lists = await _runtime(host, runtime_sockets(settings, running_kubelet(scene.units, settings)))
+    return {"checkpoint": checkpoint, "runtime_socket": socket, "runtime": lists}
+
+
 async def plugins(host: Host, settings: Settings, scene: Scene) -> dict[str, Any]:
     """What concerns the plugin. What costs something is asked only where the kubelet lists too little."""
-    found: dict[str, Any] = {"checkpoint": await parsed_file(
-        host, f"{settings.device_plugins_dir}/kubelet_internal_checkpoint", parse.checkpoint, 4 << 20)}
-    unit = running_kubelet(scene.units, settings)
-    socket, runtime = await _runtime(host, runtime_sockets(settings, unit))
-    found |= {"runtime_socket": socket, "runtime": runtime}
-    if not isinstance(runtime, Seen):
+    found: dict[str, Any] = {}
+    if not isinstance(scene.runtime, Seen):
         return found
-    pairs = plugin.candidates(runtime.value, settings)[:PLUGINS]
+    pairs = plugin.candidates(scene.runtime.value, settings)[:PLUGINS]
     bare = tuple(PluginSight(c, s, _NOT_ASKED, _NOT_ASKED, _NOT_ASKED) for c, s in pairs)
     listed = is_listed(scene, plugin.effective(settings, bare))
-    sights = plugin.by_command(tuple([await _sight(host, socket, c, s, listed) for c, s in pairs]))
+    sights = plugin.by_command(tuple([await _sight(host, scene, c, s, listed) for c, s in pairs]))
     if not listed:
-        folders = manifest_folders(settings, unit)
+        folders = manifest_folders(settings, running_kubelet(scene.units, settings))
         sights = tuple([replace(s, restart_policy=await _restart_policy(host, s.sandbox, folders)) for s in sights])
         found["socket_owners"] = await _owners(host, settings, scene, sights)
     return found | {"plugins": sights}
@@ -85,15 +89,18 @@ async def _runtime(host: Host, sockets: tuple[str, ...]) -> tuple[str, Reading[R
     return empty or first
 
 
-async def _sight(host: Host, socket: str, container: Container, sandbox: Sandbox | None,
+async def _sight(host: Host, scene: Scene, container: Container, sandbox: Sandbox | None,
                  listed: bool) -> PluginSight:
-    detail = await host.container(socket, container.id)
+    detail = await host.container(scene.runtime_socket, container.id)
     log: Reading[PluginLog] = Refusal(Why.NOT_ASKED, "the container's status was not read")
     access: Reading[Access] = Refusal(Why.NOT_ASKED, "nobody doubts it, or it has no process")
     if isinstance(detail, Seen):
         tail = await host.tail(detail.value.log_path)
         log = tail if isinstance(tail, Refusal) else Seen(plugin_log.read(tail.value), tail.at)
-        if detail.value.pid > 0 and container.state is ContainerState.RUNNING and not listed:
+        known = holders.plugin_access(scene, container.id)
+        if known is not None:
+            access = known
+        elif detail.value.pid > 0 and container.state is ContainerState.RUNNING and not listed:
             access = await host.access(detail.value.pid, "/dev/nvidiactl")
     return PluginSight(container, sandbox, detail, log, access)
 

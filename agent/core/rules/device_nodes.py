@@ -13,19 +13,13 @@ from ...model.plan import Action, LinkDevChar, MakeNodes
 from ...model.reading import Refusal, Seen
 from ...model.scene import Gpu, Scene
 from ...model.settings import Settings
+from ..containers import nvidia_majors
 from . import driver
 from .gpus import Judged, SortedGpus
 
 CONTROL = "/dev/nvidiactl"
 CONTROL_MINOR = 255
 UVM = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-
-
-def nvidia_majors(scene: Scene) -> set[int]:
-    """Majors of NVIDIA's character devices; only 195 is fixed, the rest is dynamic: read, never assumed."""
-    if not isinstance(scene.majors, Seen):
-        return set()
-    return {number for name, number in scene.majors.value.items() if name.startswith("nvidia")}
 
 
 def _uvm_loaded(scene: Scene) -> bool:

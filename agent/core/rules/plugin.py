@@ -33,7 +33,7 @@ def findings(scene: Scene, fault: Fault | None) -> tuple[Finding, ...]:
                              f"({scene.runtime})", "RuntimeSilent", blocks=False,
                              next_step="systemctl status containerd; crictl ps -a"))
     elif fault is not None:
-        found.append(Finding(8, "PluginWell", Verdict.FAILS, fault.because, fault.reason, blocks=False,
+        found.append(Finding(8, "PluginWell", Verdict.FAILS, fault.because, fault.reason, blocks=fault.access_denied,
                              heals=Heals.CONFIGURATION if fault.cure is Cure.PERSON else Heals.SOON,
                              next_step=fault.next_step))
     elif scene.plugins:
@@ -56,8 +56,10 @@ def _describe(sight: PluginSight) -> str:
 
 def fault(scene: Scene, settings: Settings, short: bool) -> Fault | None:
     """What is wrong with the plugin; None where the kubelet lists what it should, or nothing can be said."""
-    if not isinstance(scene.runtime, Seen) or not short:
+    if not isinstance(scene.runtime, Seen):
         return None
+    if not short:
+        return _denied_while_listed(scene)
     unit = plugin.unit(scene.units, settings)
     is_named = settings.plugin_unit not in ("", "none")
     # The owner's word wins: a unit he named is the plugin, whatever containers look like one.
@@ -75,6 +77,15 @@ def fault(scene: Scene, settings: Settings, short: bool) -> Fault | None:
     listed = scene.allocatable.value if isinstance(scene.allocatable, Seen) else ()
     found = _container_fault(sights[0], bool(plugin.listed_gpus(listed, settings)))
     return _not_to_be_removed(scene, found, sights[0])
+
+
+def _denied_while_listed(scene: Scene) -> Fault | None:
+    """The kubelet lists everything and the plugin lost its own access since: it goes on offering what it saw at its
+    start, and each Allocate() fails (UnexpectedAdmissionError). SIGHUP would take the GPUs away."""
+    sight = scene.plugins[0] if len(scene.plugins) == 1 else None
+    if sight is None or not isinstance(sight.access, Seen) or sight.access.value.allowed:
+        return None
+    return _not_to_be_removed(scene, _container_fault(sight, partly=False), sight)
 
 
 def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:

@@ -1,0 +1,219 @@
+"""Who holds GPUs, what is to be asked of the access program, and what its answers mean. docs/access.md.
+
+A container holds a GPU where the kubelet allocated one to it, where its OCI spec's device rules name a node of
+NVIDIA's, where an earlier look of this agent saw it allowed to open one, or where it is the device plugin itself.
+What its own /dev shows, its environment and its mounts are no claim: a tenant can make nodes and write variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from ..model.access import Claim, Device, Now, Process, Question, Sighting, Verdict
+from ..model.reading import Seen
+from ..model.runtime import Container, ContainerState, Sandbox
+from ..model.scene import Scene
+from ..model.settings import Settings
+from . import plugin
+
+NOBODYS = Device("c", 4095, 1048575)
+"""The last number there is (12 bits major, 20 bits minor): whoever may open it may open everything."""
+MOST_NODES = 64
+"of the host are asked about: MIG's capability nodes may be hundreds, and count only where somebody claims them"
+AGAIN_S = 60.0
+"an answer that is unknown, or that no rules could be read for, is asked for again after so long"
+CARRY_S = 45.0
+"""For so long after the last look that saw the old rules their verdict is shown: a heartbeat, and a slow answer."""
+CONTROL_MINOR = 255
+"of /dev/nvidiactl (open-gpu-kernel-modules, nv-linux.h)"
+
+
+def running(scene: Scene) -> tuple[tuple[Container, Sandbox | None], ...]:
+    """Containers that run now. A pod that has ended, whatever the kubelet still lists of it, uses nothing; nor does a
+    container whose process is gone, whatever the runtime said a while ago."""
+    if not isinstance(scene.runtime, Seen):
+        return ()
+    gone = {p.container_id for p in processes(scene).values() if p.pid and not p.started}
+    sandboxes = {s.id: s for s in scene.runtime.value.sandboxes}
+    pairs = ((c, sandboxes.get(c.sandbox_id)) for c in scene.runtime.value.containers
+             if c.state is ContainerState.RUNNING and c.id not in gone)
+    return tuple((c, s) for c, s in pairs if s is None or s.is_ready)
+
+
+def processes(scene: Scene) -> dict[str, Process]:
+    return {p.container_id: p for p in scene.processes.value} if isinstance(scene.processes, Seen) else {}
+
+
+def nodes(scene: Scene) -> dict[Device, str]:
+    """NVIDIA's device nodes on this host, by number. Majors are read, never assumed; those of the capability nodes
+    and of IMEX channels have names of NVIDIA's as well, NVSwitch's has not."""
+    if not isinstance(scene.nodes, Seen):
+        return {}
+    majors = nvidia_majors(scene)
+    return {Device("c", n.major, n.minor): n.path for n in scene.nodes.value if n.major in majors}
+
+
+def nvidia_majors(scene: Scene) -> set[int]:
+    """Majors of NVIDIA's character devices; only 195 is fixed, the rest is dynamic: read, never assumed."""
+    if not isinstance(scene.majors, Seen):
+        return set()
+    return {number for name, number in scene.majors.value.items() if name.startswith(("nvidia", "nvswitch"))}
+
+
+def allocated(scene: Scene, settings: Settings) -> dict[tuple[str, str, str], tuple[str, ...]]:
+    """Device ids that the kubelet allocated, by (namespace, pod, container)."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for row in scene.allocations.value if isinstance(scene.allocations, Seen) else ():
+        if any(fnmatchcase(row.resource, pattern) for pattern in ("nvidia.com/*", *settings.resources)):
+            found.setdefault((row.namespace, row.pod, row.container), []).extend(row.ids)
+    return {key: tuple(sorted(set(ids))) for key, ids in found.items()}
+
+
+def key_of(container: Container, sandbox: Sandbox | None) -> tuple[str, str, str]:
+    labels = container.labels
+    return (sandbox.namespace if sandbox else labels.get("io.kubernetes.pod.namespace", ""),
+            sandbox.name if sandbox else labels.get("io.kubernetes.pod.name", ""), container.name)
+
+
+def claims(scene: Scene, settings: Settings) -> dict[str, dict[Device, tuple[Claim, ...]]]:
+    """Why which device nodes count as given, by container id; only containers that hold some are in it."""
+    given = allocated(scene, settings)
+    plugins = {c.id for c, _ in plugin.candidates(scene.runtime.value, settings)} \
+        if isinstance(scene.runtime, Seen) else set()
+    seen: dict[str, list[Device]] = {}
+    for sighting in scene.access.value.sightings if isinstance(scene.access, Seen) else ():
+        seen.setdefault(sighting.container_id, []).append(sighting.device)
+    known, by_id = nodes(scene), processes(scene)
+    found: dict[str, dict[Device, tuple[Claim, ...]]] = {}
+    for container, sandbox in running(scene):
+        of: dict[Device, tuple[Claim, ...]] = {}
+        ids = given.get(key_of(container, sandbox), ())
+        process = by_id.get(container.id)
+        for claim, devices in (
+            (Claim.ALLOCATED, _allocated(scene, ids, known) if ids else ()),
+            (Claim.SPEC, _of_spec(process, known, nvidia_majors(scene)) if process else ()),
+            (Claim.SEEN, seen.get(container.id, ())),
+            (Claim.PLUGIN, control(scene, known)[:1] if container.id in plugins else ()),
+        ):
+            for device in devices:
+                of[device] = (*of.get(device, ()), claim)
+        if of:
+            found[container.id] = dict(sorted(of.items()))
+    return found
+
+
+def control(scene: Scene, known: dict[Device, str]) -> tuple[Device, ...]:
+    """What everybody who was given a GPU needs besides: /dev/nvidiactl, and /dev/nvidia-uvm where the host has it."""
+    by_path = {path: device for device, path in known.items()}
+    majors = scene.majors.value if isinstance(scene.majors, Seen) else {}
+    first = by_path.get("/dev/nvidiactl")
+    if first is None and (major := _frontend(majors)) is not None:
+        first = Device("c", major, CONTROL_MINOR)
+    uvm = by_path.get("/dev/nvidia-uvm")
+    return tuple(device for device in (first, uvm) if device is not None)
+
+
+def _frontend(majors: dict[str, int]) -> int | None:
+    """Major of /dev/nvidia0 and /dev/nvidiactl: "nvidia-frontend" until driver 545, "nvidia" since."""
+    return next((majors[name] for name in ("nvidia", "nvidiactl", "nvidia-frontend") if name in majors), None)
+
+
+def _allocated(scene: Scene, ids: Iterable[str], known: dict[Device, str]) -> tuple[Device, ...]:
+    """Nodes behind the kubelet's device ids; an id that nobody can resolve leaves the control nodes."""
+    last = scene.probe.value.last if isinstance(scene.probe, Seen) else None
+    minors: dict[str, int] = {}
+    for gpu in last.gpus if last else ():
+        minors[gpu.uuid] = minors[f"nvidia{gpu.minor}"] = gpu.minor  # GKE's plugin calls them by their node
+        minors |= {mig.uuid: gpu.minor for mig in gpu.state.mig_devices or ()}
+    majors = scene.majors.value if isinstance(scene.majors, Seen) else {}
+    major = _frontend(majors)
+    wanted = {minors.get(plugin.physical(i), -1) for i in ids}
+    gpus = tuple(Device("c", major, minor) for minor in sorted(wanted) if minor >= 0) if major is not None else ()
+    return (*control(scene, known), *gpus)
+
+
+def _of_spec(process: Process, known: dict[Device, str], majors: set[int]) -> tuple[Device, ...]:
+    """NVIDIA's nodes that its OCI spec lets it open. A spec that allows everything names nobody."""
+    if allows_all(process):
+        return ()
+    found: set[Device] = set()
+    for device, rights in process.spec:
+        if device.kind == "c" and device.major in majors and {"r", "w"} <= set(rights):
+            found |= {device} if device.minor >= 0 else {d for d in known if d.major == device.major}
+    return tuple(sorted(found))
+
+
+def allows_all(process: Process) -> bool:
+    """Its OCI spec lets it open everything: privileged."""
+    return any(device.major < 0 and {"r", "w"} <= set(rights) for device, rights in process.spec)
+
+
+def standing(scene: Scene, process: Process) -> Verdict | None:
+    """The verdict that holds for what governs this container now.
+
+    A program in the kernel never changes, so as long as the same ones are in force (v1: the same list), what they
+    answered stands; where one reads maps, or the rules could not be read, only for a while.
+    """
+    if not isinstance(scene.access, Seen):
+        return None
+    verdict = next((v for v in scene.access.value.verdicts if v.container_id == process.container_id), None)
+    if verdict is None or (verdict.pid, verdict.started) != (process.pid, process.started):
+        return None
+    # The program may read other rules than this agent does; then nothing stands, and it is not asked without end.
+    if process.rules and process.rules not in (verdict.rules, verdict.asked_rules):
+        return None
+    is_unsure = (not process.rules or not process.is_fixed or process.rules != verdict.rules
+                 or any(now is Now.UNKNOWN for _, now in verdict.answers))
+    if is_unsure and scene.clock.boottime - verdict.at > AGAIN_S:
+        return None
+    return verdict if process.rules in ("", verdict.rules) else _unknown(verdict)
+
+
+def carried(scene: Scene, process: Process) -> Verdict | None:
+    """The last verdict, while a fresh one is asked for: for a while, and never for the hands."""
+    verdicts = scene.access.value.verdicts if isinstance(scene.access, Seen) else ()
+    verdict = next((v for v in verdicts if (v.container_id, v.pid, v.started)
+                    == (process.container_id, process.pid, process.started)), None)
+    return verdict if scene.clock.boottime - process.other_until <= CARRY_S else None
+
+
+def _unknown(verdict: Verdict) -> Verdict:
+    answers = tuple((device, Now.UNKNOWN) for device, _ in verdict.answers)
+    return replace(verdict, answers=answers, all_devices=False, rights=(),
+                   detail="what governs its devices changed while it was asked")
+
+
+def questions(scene: Scene, claimed: dict[str, dict[Device, tuple[Claim, ...]]]) -> tuple[Question, ...]:
+    """What is to be asked now: of every container whose verdict does not stand, all nodes of NVIDIA's on this host,
+    since whoever may open one without a claim holds it as well."""
+    everywhere = tuple(sorted(nodes(scene), key=lambda d: (d.major, d.minor)))[:MOST_NODES]
+    found = []
+    for container, _ in running(scene):
+        process = processes(scene).get(container.id)
+        if process is None or not process.pid or not process.started:
+            continue
+        devices = tuple(sorted({*everywhere, *claimed.get(container.id, {}), NOBODYS}))
+        verdict = standing(scene, process)
+        if len(devices) > 1 and (verdict is None or not set(devices) <= {device for device, _ in verdict.answers}):
+            found.append(Question(container.id, process.pid, process.started, devices, process.rules,
+                                  process.other_until))
+    return tuple(found)
+
+
+def remember(sightings: Iterable[Sighting], verdict: Verdict, other_until: float,
+             reload_at: float) -> tuple[Sighting, ...]:
+    """The sightings of one container after a new verdict: what it may open is given, and since when it may not.
+
+    Who may open everything was given nothing in particular.
+    """
+    known = {s.device: s for s in sightings if s.container_id == verdict.container_id}
+    for device, now in verdict.answers:
+        old = known.get(device)
+        if now is Now.ALLOWED and not verdict.all_devices and device != NOBODYS:
+            known[device] = Sighting(verdict.container_id, device, verdict.at)
+        elif now is Now.DENIED and old is not None and not old.denied_at:
+            until = min(max(old.allowed_at, other_until), verdict.at)
+            known[device] = replace(old, allowed_at=until, denied_at=verdict.at, reload_at=reload_at)
+    return tuple(sorted(known.values(), key=lambda s: s.device))

@@ -1,0 +1,127 @@
+"""Link 12: may the containers that hold GPUs open them, now and after the next daemon-reload?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...model.access import GpuContainer, Now, Risk
+from ...model.finding import Finding, Heals, Verdict
+from ...model.plan import CheckAccess
+from ...model.reading import Refusal, Seen
+from ...model.scene import Scene
+from ...model.settings import Settings
+from .. import containers
+from ..holders import at, scope_of
+from .driver import disturbed_at
+
+NAMED = 3
+"containers named in a finding's sentence; gpu-gate access lists all"
+AFTER_RELOAD_S = 5.0
+"a second look after a reload: hooks and runtimes may still be at work"
+UNREAD_S = 0.2
+
+
+def findings(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding, ...]:
+    if isinstance(scene.processes, Refusal):
+        # A node that was not asked (no driver yet, no runtime, which link 8 tells) has no finding.
+        return (Finding(12, "WorkloadAccess", Verdict.UNKNOWN, "the processes of running containers could not be "
+                        f"read ({scene.processes})", "AccessUnknown", blocks=False),) \
+            if scene.processes.is_telling else ()
+    if not holders:
+        return ()
+    return (_now(scene, settings, holders), *_next(holders))
+
+
+def _now(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> Finding:
+    denied = [h for h in holders if h.denied]
+    unknown = [h for h in holders if not h.denied and any(d.access is Now.UNKNOWN for d in h.devices)]
+    if denied:
+        return Finding(
+            12, "WorkloadAccess", Verdict.FAILS,
+            f"{_count(denied, holders)} may not open what was given: " + "; ".join(
+                f"{who(h)} ({', '.join(d.name for d in h.denied)}) since {at(scene, _since(h))}, {h.loss_why}"
+                for h in denied[:NAMED]) + _more(denied),
+            "AccessDenied", tuple(f"{who(h)} {d.name}" for h in denied for d in h.denied)[:64], Heals.CONFIGURATION,
+            "gpu-gate access; " + denied[0].cure, blocks=settings.strict_access)
+    if unknown:
+        first = next(d for d in unknown[0].devices if d.access is Now.UNKNOWN)
+        return Finding(12, "WorkloadAccess", Verdict.UNKNOWN, f"of {_count(unknown, holders)} it is not known "
+                       "whether they may open what was given: "
+                       + ", ".join(who(h) for h in unknown[:NAMED]) + _more(unknown) + f" ({first.detail})",
+                       "AccessUnknown", next_step="gpu-gate access", blocks=False)
+    unheard = ""
+    if isinstance(scene.allocations, Refusal):
+        unheard = f" (the kubelet did not say whom it allocated GPUs to: {scene.allocations})"
+    return Finding(12, "WorkloadAccess", Verdict.HOLDS,
+                   f"{_number(len(holders))} with GPUs may open what was given{unheard}", blocks=False)
+
+
+def _next(holders: Sequence[GpuContainer]) -> tuple[Finding, ...]:
+    """After the next daemon-reload."""
+    risky = [h for h in holders if any(d.risk is Risk.YES and d.access is Now.ALLOWED for d in h.devices)]
+    if not risky:
+        return ()
+    return (Finding(
+        12, "AccessAfterReload", Verdict.FAILS,
+        f"{_count(risky, holders)} would lose access at a daemon-reload: "
+        + ", ".join(who(h) for h in risky[:NAMED]) + _more(risky) + f": {risky[0].risk_why}",
+        "AccessAtRisk", tuple(who(h) for h in risky)[:64], Heals.CONFIGURATION,
+        "gpu-gate access; " + risky[0].cure, blocks=False),)
+
+
+def who(holder: GpuContainer) -> str:
+    return f"{holder.namespace}/{holder.pod} {holder.name}"
+
+
+def _since(holder: GpuContainer) -> float:
+    return min((d.denied_since for d in holder.denied), default=0.0)
+
+
+def _number(count: int) -> str:
+    return f"{count} container{'' if count == 1 else 's'}"
+
+
+def _count(some: Sequence[GpuContainer], holders: Sequence[GpuContainer]) -> str:
+    return f"{len(some)} of {_number(len(holders))} with GPUs"
+
+
+def _more(some: Sequence[GpuContainer]) -> str:
+    return f" and {len(some) - NAMED} more" if len(some) > NAMED else ""
+
+
+def parts(scene: Scene, settings: Settings, holders: tuple[GpuContainer, ...]) -> dict[str, Any]:
+    """What a Diagnosis carries of this link."""
+    return {"gpu_containers": holders, "access_check": check(scene, settings, holders),
+            "access_due": due_at(scene, holders, disturbed_at(scene))}
+
+
+def check(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> CheckAccess | None:
+    """What the access program is to be asked now; None where every verdict stands, or it is asking."""
+    if not isinstance(scene.access, Seen) or scene.access.value.asking_since is not None:
+        return None
+    asked = containers.questions(scene, containers.claims(scene, settings))
+    scopes = tuple((h.unit, h.process.rules) for h in holders if h.unit and h.process and _is_unread(scene, h))
+    if not asked and not scopes:
+        return None
+    reload_at = scene.manager.value.last_reload_at if isinstance(scene.manager, Seen) else None
+    return CheckAccess(asked, scopes, reload_at or 0.0)
+
+
+def _is_unread(scene: Scene, holder: GpuContainer) -> bool:
+    scope = scope_of(scene, holder.unit, holder.process)
+    if isinstance(scope, Refusal) and scope.is_telling:
+        return scene.clock.boottime - holder.scope_at > containers.AGAIN_S
+    return isinstance(scope, Refusal)
+
+
+def due_at(scene: Scene, holders: Sequence[GpuContainer], disturbed: float) -> float | None:
+    """Boottime of the next look that access wants; None for none."""
+    if not isinstance(scene.processes, Seen):
+        return None
+    now = scene.clock.boottime
+    if {c.id for c, _ in containers.running(scene)} - containers.processes(scene).keys():
+        return now + UNREAD_S
+    if holders and now < disturbed + AFTER_RELOAD_S:
+        return disturbed + AFTER_RELOAD_S
+    return None

@@ -1,0 +1,245 @@
+"""Who holds GPUs, whether verdicts stand, what a reload will do, and what is said of a loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.core import containers
+from agent.core.containers import NOBODYS, claims, questions, remember, standing
+from agent.core.holders import holders
+from agent.core.rules import diagnose
+from agent.model.access import Claim, Device, LossCause, Now, Risk, Verdict
+from agent.model.finding import Verdict as Says
+from agent.model.reading import Refusal, Why
+from agent.model.runtime import ContainerState, Runtime
+from agent.model.scene import DeviceNode, Manager, Scene
+from agent.model.settings import Settings
+
+from .access_scenes import (
+    CTL,
+    GIVEN,
+    GPU0,
+    GPU1,
+    ID,
+    LIST,
+    RULES,
+    UNIT,
+    UVM,
+    access_scene,
+    process,
+    scope,
+    sighting,
+    verdict,
+)
+from .scenes import DEFAULTS, NOW, container, finding, sandbox, seen, sight
+
+OTHERS = "programs 7,12"
+NAMED = (*LIST, *((d.path, "rw") for d in GIVEN))
+
+
+def changed(scene: Scene, **changes: Any) -> Scene:
+    return replace(scene, **changes)
+
+
+def held(scene: Scene) -> Any:
+    (one,) = holders(scene, DEFAULTS)
+    return one
+
+
+def test_allocated_is_given() -> None:
+    one = held(access_scene())
+    assert {d.device: d.claims for d in one.devices} == dict.fromkeys(GIVEN, (Claim.ALLOCATED,))
+    assert (one.namespace, one.pod, one.name, one.pod_uid, one.unit) == ("ml", "train-0", "main", "77aa", UNIT)
+    assert [d.access for d in one.devices] == [Now.ALLOWED] * 3
+
+
+def test_what_it_may_open_besides_counts_once_it_was_seen() -> None:
+    """A monitor that was allocated nothing: only what earlier looks saw allowed, or its spec names."""
+    assert holders(access_scene(gpus=()), DEFAULTS) == ()
+    seen_before = held(access_scene(gpus=(), sightings=(sighting(GPU1),)))
+    assert [(d.device, d.claims, d.access) for d in seen_before.devices] == [(GPU1, (Claim.SEEN,), Now.DENIED)]
+    named = held(access_scene((process(spec=((Device("c", 195, -1), "rw"), (Device("c", 1, 3), "rwm"),
+                                             (Device("c", 511, 0), "m"))),), gpus=()))
+    assert {d.device for d in named.devices} == {GPU0, GPU1, CTL}
+
+
+def test_a_privileged_neighbour_holds_nothing_by_its_spec() -> None:
+    everything = ((Device("c", -1, -1), "rwm"), (Device("c", 195, 0), "rwm"))
+    assert holders(access_scene((process(spec=everything),), gpus=()), DEFAULTS) == ()
+
+
+@pytest.mark.parametrize("changes", [{"state": ContainerState.EXITED}, {"state": ContainerState.CREATED}])
+def test_what_does_not_run_holds_nothing(changes: dict[str, Any]) -> None:
+    scene = access_scene()
+    pods, (box,) = scene.runtime.value.sandboxes, scene.runtime.value.containers  # type: ignore[union-attr]
+    ended = Runtime(pods, (container(box.id, box.sandbox_id, name="main", **changes),))
+    assert holders(changed(scene, runtime=seen(ended)), DEFAULTS) == ()
+
+
+def test_a_pod_that_has_ended_and_a_process_that_is_gone_hold_nothing() -> None:
+    scene = access_scene()
+    ended = sandbox("pod-2", name="train-0", namespace="ml", is_ready=False)
+    runtime = Runtime((ended,), scene.runtime.value.containers)  # type: ignore[union-attr]
+    assert holders(changed(scene, runtime=seen(runtime)), DEFAULTS) == ()
+    assert holders(access_scene((process(started=""),)), DEFAULTS) == ()
+
+
+@pytest.mark.parametrize(("of", "said", "stands"), [
+    ({}, {}, True),
+    ({"rules": OTHERS}, {}, False),
+    ({"started": "100"}, {}, False),
+    ({"pid": 4712}, {}, False),
+    ({}, {"at": NOW - 9999}, True),  # a program in the kernel never changes
+    ({"is_fixed": False}, {"at": NOW - 10}, True),
+    ({"is_fixed": False}, {"at": NOW - 61}, False),
+    ({"rules": ""}, {"at": NOW - 10}, True),  # unread here, proven by the program
+    ({"rules": ""}, {"at": NOW - 61}, False),
+    ({}, {"answers": ((GPU0, Now.UNKNOWN),), "at": NOW - 61}, False),
+])
+def test_when_a_verdict_stands(of: dict[str, Any], said: dict[str, Any], stands: bool) -> None:
+    scene = access_scene((process(**of),), verdicts=(verdict(**said),))
+    assert (standing(scene, process(**of)) is not None) is stands
+    assert bool(questions(scene, claims(scene, DEFAULTS))) is not stands or "answers" in said
+
+
+def test_readers_that_disagree_are_unknown_and_not_asked_without_end() -> None:
+    scene = access_scene((process(),), verdicts=(verdict(rules=OTHERS),))
+    assert questions(scene, claims(scene, DEFAULTS)) == ()
+    assert {d.access for d in held(scene).devices} == {Now.UNKNOWN}
+
+
+def test_a_question_names_every_node_of_the_host_and_nobodys() -> None:
+    scene = access_scene(verdicts=())
+    (question,) = questions(scene, claims(scene, DEFAULTS))
+    assert set(question.devices) == {GPU0, GPU1, CTL, UVM, Device("c", 511, 1), NOBODYS}
+    assert (question.rules, question.pid) == (RULES, 4711)
+    assert diagnose(scene, DEFAULTS).access_check is not None
+
+
+def test_old_verdicts_are_shown_for_a_while_and_not_for_ever() -> None:
+    fresh = process(rules=OTHERS, other_until=NOW - 2)
+    assert {d.access for d in held(access_scene((fresh,))).devices} == {Now.ALLOWED}
+    assert held(access_scene((fresh,))).verdict is None
+    late = process(rules=OTHERS, other_until=NOW - 60)
+    assert {d.access for d in held(access_scene((late,))).devices} == {Now.UNKNOWN}
+
+
+@pytest.mark.parametrize(("scopes", "risk"), [
+    ((scope(),), Risk.YES),
+    ((scope(NAMED),), Risk.NO),
+    ((scope((*LIST, ("char-nvidia*", "rw"))),), Risk.NO),
+    ((scope((*LIST, *((d.path, "r") for d in GIVEN))),), Risk.YES),
+    ((scope((), "auto"),), Risk.NO),
+    ((scope((("/dev/char/1:3", "rw"),), "auto"),), Risk.YES),
+    ((scope(LIST, "closed"),), Risk.YES),
+    ((scope(problem="timed out"),), Risk.UNKNOWN),
+    ((scope(rules=OTHERS),), Risk.UNKNOWN),
+    ((), Risk.UNKNOWN),
+])
+def test_after_the_next_reload(scopes: tuple[Any, ...], risk: Risk) -> None:
+    assert {d.risk for d in held(access_scene(scopes=scopes)).devices} == {risk}
+
+
+def test_a_reload_cannot_hurt_what_no_unit_carries() -> None:
+    one = held(access_scene((process(cgroup_v2=f"/kubepods/pod1/{ID}"),), scopes=()))
+    assert {d.risk for d in one.devices} == {Risk.NO}
+    assert {d.risk for d in held(access_scene((process(cgroup_v2="/"),), scopes=())).devices} == {Risk.UNKNOWN}
+
+
+LOST = {"verdicts": (verdict((), at=NOW - 3),)}
+
+
+@pytest.mark.parametrize(("sightings", "cause", "says"), [
+    ((sighting(allowed_at=NOW - 40, denied_at=NOW - 3, reload_at=NOW - 5),), LossCause.RELOAD, "units anew"),
+    ((sighting(allowed_at=NOW - 40, denied_at=NOW - 3, reload_at=NOW - 50),), LossCause.UPDATE, "no reload"),
+    ((), LossCause.NEVER_HAD, "never saw it allowed"),
+])
+def test_the_cause_of_a_loss_is_what_was_observed(sightings: tuple[Any, ...], cause: LossCause, says: str) -> None:
+    one = held(access_scene(sightings=sightings, asked_by=((NOW - 5, "client PID 7 ('systemctl')"),), **LOST))
+    assert one.loss is cause and says in one.loss_why
+    assert ("client PID 7" in one.loss_why) is (cause is LossCause.RELOAD)
+    assert "CDI" in one.cure
+
+
+def test_a_node_of_the_spec_that_systemd_was_not_told_of() -> None:
+    spec = tuple((d, "rw") for d in GIVEN)
+    one = held(access_scene((process(spec=spec),)))
+    assert "1.1.3" in one.risk_why and "1.1.7" in one.cure
+    behind = held(access_scene())
+    assert "legacy" in behind.risk_why and "CDI" in behind.cure
+
+
+def test_findings() -> None:
+    fine = diagnose(access_scene(scopes=(scope(NAMED),)), DEFAULTS)
+    assert finding(fine, "WorkloadAccess").verdict is Says.HOLDS
+    assert not [f for f in fine.findings if f.condition == "AccessAfterReload"]
+    risky = finding(diagnose(access_scene(), DEFAULTS), "AccessAfterReload")
+    assert (risky.reason, risky.blocks) == ("AccessAtRisk", False) and "ml/train-0 main" in risky.because
+    lost = finding(diagnose(access_scene(**LOST), DEFAULTS), "WorkloadAccess")
+    assert (lost.reason, lost.blocks) == ("AccessDenied", False) and "/dev/nvidia0" in lost.because
+    assert finding(diagnose(access_scene(**LOST), Settings(strict_access=True)), "WorkloadAccess").blocks
+    for unread in (access_scene(()), access_scene((process(rules="", problem="No."),), verdicts=())):
+        assert finding(diagnose(unread, Settings(strict_access=True)), "WorkloadAccess").verdict is Says.UNKNOWN
+    silent = changed(access_scene(), processes=Refusal(Why.TIMED_OUT, "1 s"))
+    assert finding(diagnose(silent, DEFAULTS), "WorkloadAccess").verdict is Says.UNKNOWN
+
+
+def test_remembering() -> None:
+    first = remember((), verdict(), 0.0, 0.0)
+    assert {s.device for s in first} == set(GIVEN)
+    lost = remember(first, verdict((), at=NOW), NOW - 1, NOW - 0.5)
+    assert {(s.device, s.allowed_at, s.denied_at, s.reload_at) for s in lost} \
+        == {(d, NOW - 1, NOW, NOW - 0.5) for d in GIVEN}
+    still = remember(lost, verdict((), at=NOW + 50), NOW + 49, NOW + 49)
+    assert still == lost
+    again = remember(lost, verdict(at=NOW + 60), 0.0, 0.0)
+    assert {(s.allowed_at, s.denied_at) for s in again} == {(NOW + 60, 0.0)}
+    assert remember((), verdict((*GIVEN, NOBODYS)), 0.0, 0.0) == ()
+    unknown = verdict(answers=tuple((d, Now.UNKNOWN) for d in GIVEN))
+    assert remember(first, unknown, 0.0, 0.0) == first
+
+
+@pytest.mark.parametrize("ids", [("GPU-of-another-node",), ("",), ("MIG-1",), ("nvidia9999/vgpu",)])
+def test_ids_that_nobody_can_resolve_leave_the_control_nodes(ids: tuple[str, ...]) -> None:
+    assert {d.device for d in held(access_scene(gpus=ids)).devices} == {CTL, UVM}
+
+
+def test_gke_calls_its_gpus_by_their_node() -> None:
+    assert GPU1 in {d.device for d in held(access_scene(gpus=("nvidia1/vgpu0",))).devices}
+
+
+def test_capability_nodes_are_asked_about_only_where_somebody_claims_them() -> None:
+    many = tuple(DeviceNode(f"/dev/nvidia-caps/nvidia-cap{n}", 511, n + 2) for n in range(500))
+    scene = access_scene(verdicts=())
+    scene = changed(scene, nodes=seen((*scene.nodes.value, *many)))  # type: ignore[union-attr]
+    (question,) = questions(scene, claims(scene, DEFAULTS))
+    assert len(question.devices) <= containers.MOST_NODES + len(GIVEN) + 1
+    assert set(GIVEN) <= set(question.devices)
+
+
+def test_the_plugin_that_lost_its_access_while_everything_is_listed() -> None:
+    denied = diagnose(changed(access_scene(), plugins=(sight(access=False),)), DEFAULTS)
+    well = finding(denied, "PluginWell")
+    assert (well.reason, well.blocks) == ("PluginAccessDenied", True)
+    assert denied.mending is not None and denied.mending.fault is not None
+    assert denied.mending.fault.access_denied and not denied.mending.fault.hup_answers
+    fine = diagnose(changed(access_scene(), plugins=(sight(access=True),)), DEFAULTS)
+    assert finding(fine, "PluginWell").verdict is Says.HOLDS
+
+
+def test_a_reload_asks_for_a_second_look() -> None:
+    scene = changed(access_scene(), manager=seen(Manager("252", NOW - 1)))
+    assert diagnose(scene, DEFAULTS).access_due == NOW + 4
+    assert diagnose(access_scene(()), DEFAULTS).access_due == NOW + 0.2
+    assert diagnose(access_scene(), DEFAULTS).access_due is None
+
+
+def test_an_unknown_answer_is_never_fine() -> None:
+    def of(now: Now) -> Verdict:
+        return verdict(answers=tuple((d, now) for d in (*GIVEN, GPU1, Device("c", 511, 1), NOBODYS)))
+
+    one = held(access_scene(verdicts=(of(Now.UNKNOWN),)))
+    assert {d.access for d in one.devices} == {Now.UNKNOWN} and one.denied == ()
