@@ -78,6 +78,8 @@ def step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, now: float,
     due = _due(fault, view.kubelet_since, open_since, view.offset, now, settings)
     if now < due:
         return Mended(replace(mend, suspect="", held="", held_reason=""), wake_at=due)
+    if fault.barred:
+        return Mended(_held(mend, fault, fault.because, fault.next_step))
     if view.listed > 0 and not (fault.access_denied or settings.repair_partial):
         partly = replace(fault, reason="PartlyRegistered")
         return Mended(_held(mend, partly, f"the kubelet lists some GPUs; {fault.because}",

@@ -51,6 +51,28 @@ def without_library(text: str) -> str:
     return text.replace("  volumes:\n", "  volumes:\n    - {name: nothing, hostPath: {path: /dev/null}}\n")
 
 
+def wrapped(text: str, label: str, name: str, company: str) -> str:
+    """The plugin under another label and name, with a second container of its image beside it."""
+    text = re.sub(r"  labels:\n(    .*\n)+?  annotations", f"  labels:\n    {label}\n  annotations", text)
+    other = f'    - name: {company}\n      image: localhost/sim/base:1\n      imagePullPolicy: Never\n' \
+        '      command: [/bin/sleep, "2147483647"]\n'
+    return text.replace("    - name: nvidia-device-plugin-ctr\n", f"{other}    - name: {name}\n")
+
+
+def named(node: Node, *names: str) -> dict[str, dict[str, Any]]:
+    """The running containers of these names, once there is one of each and the usual plugin is gone."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def settled() -> bool:
+        rows = [json.loads(line) for line in node.run("simcri ps").stdout.splitlines()]
+        found.clear()
+        found.update({row["name"]: row for row in rows})
+        return set(names) <= set(found) and gate.PLUGIN not in found
+
+    assert poll(settled, 40, 0.4), f"in vain: {found}"
+    return {name: found[name] for name in names}
+
+
 def running(node: Node) -> list[dict[str, Any]]:
     return [row for row in gate.plugins(node) if row["state"] == "RUNNING"]
 

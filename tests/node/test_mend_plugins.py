@@ -184,8 +184,38 @@ def test_pause_stops_it_and_resume_does_not_forget(node: Node) -> None:
     mend.ends_well(node, ["rebuild"])
 
 
+@pytest.mark.parametrize(("label", "name", "company"), [
+    ("app: nvidia-device-plugin-daemonset", "nvidia-device-plugin", "config-manager"),  # GPU Operator
+    ("app.kubernetes.io/component: hami-device-plugin", "device-plugin", "vgpu-monitor"),
+])
+def test_a_pod_as_a_daemonset_makes_it_with_company(node: Node, label: str, name: str, company: str) -> None:
+    """Found by its pod's label; what shares its pod and image is left alone."""
+    node.run("simgpu nvml reset init=999")
+    node.put(gate.MANIFEST, mend.wrapped(mend.manifest(node, OLD="1"), label, name, company))
+    try:
+        broken = mend.named(node, name, company)
+        mend.says(node, broken[name]["id"], "only deploy this plugin on GPU nodes")
+        node.run("simgpu nvml ok")
+        mend.with_agent(node)
+        mend.ends_well(node, ["rebuild"])
+        after = mend.named(node, name, company)
+        assert after[company] == broken[company] and after[name]["id"] != broken[name]["id"]
+        assert mend.actions(node)[0]["target"] == broken[name]["id"]
+    finally:
+        node.put(gate.MANIFEST, mend.manifest(node))
+
+
+def test_a_pod_that_would_not_start_it_again(node: Node) -> None:
+    never = mend.manifest(node, OLD="1").replace("spec:\n", "spec:\n  restartPolicy: Never\n", 1)
+    broken = mend.gave_up(node, never)
+    mend.with_agent(node)
+    why = mend.held(node, "NeverStartedAgain", 0)
+    assert "restartPolicy is Never" in why
+    assert mend.plugin(node) == broken and mend.bundles(node) == []
+
+
 def test_a_plugin_that_is_a_unit(node: Node) -> None:
-    """No container: its unit is restarted, once for a cause."""
+    """No container: its unit, of a name that is known, is restarted, once for a cause."""
     node.put(f"/etc/systemd/system/{UNIT}", UNIT_FILE)
     node.run(f"rm {gate.MANIFEST}; simgpu nvml reset init=999; systemctl daemon-reload; systemctl start {UNIT}")
     try:
@@ -193,7 +223,7 @@ def test_a_plugin_that_is_a_unit(node: Node) -> None:
         mend.wait_running(node, lambda rows: not rows)
         node.run("simgpu nvml ok")
         before = node.show(UNIT, "InvocationID")
-        mend.with_agent(node, f"Unit={UNIT}\n")
+        mend.with_agent(node)
         mend.ends_well(node, ["restart-unit"])
         assert node.show(UNIT, "InvocationID") != before
         (action,) = mend.actions(node)

@@ -33,6 +33,8 @@ class Kubelet:
         self.starts = 0
         self.waiting = False
         self.pods: list[Pod | HostUnit] = []
+        self.resource = "nvidia.com/gpu"
+        "what the plugins register"
         self.unit = "kubelet.service"
         world.set_unit(self.unit, "inactive", load="loaded" if installed else "not-found")
 
@@ -132,4 +134,4 @@ class Kubelet:
         if self.silent:
             return Refusal(Why.TIMED_OUT, "no answer within 1.0 s")
         ids = self.listed()
-        return Seen((Devices("nvidia.com/gpu", ids),) if ids else (), self.world.now)
+        return Seen((Devices(self.resource, ids),) if ids else (), self.world.now)

@@ -82,7 +82,7 @@ class MendLaws:
         fault = view.fault
         assert fault is not None
         return fault.sight.container.id if fault.sight else (
-            f"{self._machine.world.settings.plugin_unit} {fault.invocation[:12]}")
+            f"{fault.unit} {fault.invocation[:12]}")
 
     def _forbids(self, view: Mending | None) -> str:
         world = self._machine.world

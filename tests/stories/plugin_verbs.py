@@ -30,7 +30,7 @@ def _kind(world: World, words: list[str]) -> None:
 
 
 def plugin(world: World, words: list[str]) -> None:
-    """plugin restarts|is k=v …|overlaps|crashes|denied|allowed|joined|hears"""
+    """plugin restarts|is k=v …|overlaps|crashes|denied|allowed|joined|hears|never-again"""
     pods = world.kubelet.pods
     if words[0] == "is":
         _kind(world, words[1:])
@@ -47,6 +47,8 @@ def plugin(world: World, words: list[str]) -> None:
                 pod.deleted()
             elif words[0] == "overlaps" and isinstance(pod, Pod):
                 pod.overlaps()
+            elif words[0] == "never-again" and isinstance(pod, Pod):
+                pod.never_again()
             elif process is not None and process.alive and words[0] == "hears":
                 process.hup()
             elif process is not None and process.alive and words[0] in ("denied", "allowed"):

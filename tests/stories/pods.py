@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .plugins import Plugin
@@ -21,9 +22,11 @@ MAX_CRASH_S = 300.0
 class Pod:
     """A pod with the plugin's container."""
 
-    def __init__(self, world: World, name: str = "nvidia-device-plugin-4xk2p") -> None:
-        self._world = world
-        self._sandbox = world.cri.sandbox(name, {"name": "nvidia-device-plugin-ds"})
+    def __init__(self, world: World, name: str = "nvidia-device-plugin-4xk2p",
+                 label: tuple[str, str] = ("name", "nvidia-device-plugin-ds"),
+                 container: str = "nvidia-device-plugin-ctr") -> None:
+        self._world, self._container = world, container
+        self._sandbox = world.cri.sandbox(name, dict([label]))
         self.box: Box | None = None
         self._crashes = 0
         self._attempt = 0
@@ -56,6 +59,12 @@ class Pod:
                 box.plugin.terminate(0.0)
             self._world.cri.remove(box.made.id)
         self._start_after(1.0)
+
+    def never_again(self) -> None:
+        """Its author wrote restartPolicy: Never."""
+        applied = {"kubectl.kubernetes.io/last-applied-configuration": '{"spec": {"restartPolicy": "Never"}}'}
+        self._sandbox = replace(self._sandbox, annotations=applied)
+        self._world.cri.sandboxes[self._sandbox.id] = self._sandbox
 
     def leave(self) -> None:
         """The pod is gone for good, and its sandbox with all that was in it."""
@@ -91,7 +100,7 @@ class Pod:
         world, cri = self._world, self._world.cri
         if self.box is not None:
             cri.remove(self.box.made.id)  # the kubelet clears away what is dead
-        box = cri.create(self._sandbox, "nvidia-device-plugin-ctr", IMAGE, self._attempt)
+        box = cri.create(self._sandbox, self._container, IMAGE, self._attempt)
         self.box = box
         box.plugin = Plugin(world, world.kubelet.kind, lambda line: cri.write(box, line),
                             lambda code: self._exited(box, code))

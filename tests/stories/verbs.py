@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+from agent.core.layouts import PLUGIN_UNITS
 from agent.core.paths import RUN
 from agent.model.reading import Refusal, Why
 from agent.model.settings import Settings
@@ -50,8 +51,12 @@ def world_of(words: list[str], settings: Settings) -> World:
     kind = said.pop("plugin", "pod")
     if kind == "two":
         world.kubelet.pods.append(Pod(world, "gpu-operator-plugin-7h9qz"))
-    elif kind == "unit":
-        world.kubelet.pods = [HostUnit(world, settings.plugin_unit)]
+    elif kind in ("unit", "unit-and-pod"):
+        unit = HostUnit(world, settings.plugin_unit or PLUGIN_UNITS[0])
+        world.kubelet.pods = [unit] if kind == "unit" else [unit, *world.kubelet.pods]
+    elif kind == "gpushare":
+        world.kubelet.resource = "aliyun.com/gpu-mem"
+        world.kubelet.pods = [Pod(world, "gpushare-8t2vx", ("component", "gpushare-device-plugin"), "gpushare")]
     elif kind == "none":
         world.kubelet.pods = []
     if said.pop("cdi", "no") == "yes":

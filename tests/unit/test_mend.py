@@ -18,7 +18,7 @@ from agent.model.finding import Diagnosis, Verdict
 from agent.model.mark import Mark
 from agent.model.plan import NoteOutcome, Rebuild, RestartUnit, SendHup
 from agent.model.reading import Seen
-from agent.model.runtime import ContainerState, LedgerEntry
+from agent.model.runtime import ContainerState, LedgerEntry, SocketOwner
 from agent.model.scene import Clock, Devices, Scene
 from agent.model.settings import Settings
 
@@ -157,6 +157,12 @@ DECISIONS: list[tuple[str, dict[str, Any], dict[str, Any], type | None, str]] = 
     ("a unit that is down", {**NONE_LISTED, "plugins": (), "units": seen((kubelet(), unit(PLUGIN_UNIT, "failed")))},
      AS_UNIT, None, ""),
     ("a container where a unit is configured", BROKEN, AS_UNIT, Rebuild, ""),
+    ("its pod would not start it again", {**BROKEN, "plugins": (replace(sight(FAILED_LOG), restart_policy="Never"),)},
+     {}, None, "NeverStartedAgain"),
+    ("its pod would not start it again, and it is young", {**NONE_LISTED, "plugins": (
+        replace(sight(of=started(1.0)), restart_policy="Never"),)}, {}, None, ""),
+    ("another serves its socket", {**BROKEN, "socket_owners": (SocketOwner("nvidia-gpu.sock", 7, "c9", ""),)}, {},
+     None, "AnotherServes"),
 ]
 
 

@@ -449,9 +449,9 @@ def test_a_unit_of_the_host_is_a_candidate_too(units: Any, plugins: Any, setting
 
 
 @pytest.mark.parametrize(("policy", "found", "reason", "cure"), [
-    ("Never", sight(FAILED_LOG), "NeverStartedAgain", Cure.PERSON),
-    ("OnFailure", sight(FAILED_LOG), "NeverStartedAgain", Cure.PERSON),  # it exits with 0 on SIGTERM
-    ("Never", sight(WELL_LOG, False), "NeverStartedAgain", Cure.PERSON),
+    ("Never", sight(FAILED_LOG), "NeverStartedAgain", Cure.FRESH_START),
+    ("OnFailure", sight(FAILED_LOG), "NeverStartedAgain", Cure.FRESH_START),  # it exits with 0 on SIGTERM
+    ("Never", sight(WELL_LOG, False), "NeverStartedAgain", Cure.FRESH_START),
     ("Never", sight(of=container(state=EXITED), exit_code=1), "PluginExited", Cure.WAIT),
     ("Never", sight(NO_LIBRARY), "PluginLacksLibrary", Cure.PERSON),
     ("Always", sight(FAILED_LOG), "PluginInitFailed", Cure.FRESH_START),
@@ -461,6 +461,7 @@ def test_a_container_that_would_not_come_back_is_not_removed(policy: str, found:
                                                              cure: Cure) -> None:
     said = fault(scene(plugins=(replace(found, restart_policy=policy),)), DEFAULTS, short=True)
     assert said is not None and (said.reason, said.cure) == (reason, cure)
+    assert said.barred is (reason == "NeverStartedAgain")
     assert (f"restartPolicy is {policy}:" in said.because) is (reason == "NeverStartedAgain")
 
 
@@ -479,8 +480,7 @@ def test_whose_socket_another_serves_is_not_removed(owner: SocketOwner, named_as
     found = scene(plugins=(sight(FAILED_LOG),), runtime=seen(OTHER), socket_owners=(owner,), **SHORT)
     said = fault(found, DEFAULTS, short=True)
     assert said is not None
-    assert (said.reason, said.cure) == (("AnotherServes", Cure.PERSON) if named_as
-                                        else ("PluginInitFailed", Cure.FRESH_START))
+    assert (said.reason, said.barred) == (("AnotherServes", True) if named_as else ("PluginInitFailed", False))
     assert named_as in said.because
     told = finding(diagnosed(plugins=(sight(FAILED_LOG),), runtime=seen(OTHER), socket_owners=(owner,), **SHORT),
                    "SocketOwner")

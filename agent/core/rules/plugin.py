@@ -34,7 +34,7 @@ def findings(scene: Scene, fault: Fault | None) -> tuple[Finding, ...]:
                              next_step="systemctl status containerd; crictl ps -a"))
     elif fault is not None:
         found.append(Finding(8, "PluginWell", Verdict.FAILS, fault.because, fault.reason, blocks=fault.access_denied,
-                             heals=Heals.CONFIGURATION if fault.cure is Cure.PERSON else Heals.SOON,
+                             heals=Heals.CONFIGURATION if fault.cure is Cure.PERSON or fault.barred else Heals.SOON,
                              next_step=fault.next_step))
     elif scene.plugins:
         found.append(Finding(8, "PluginWell", Verdict.HOLDS, _describe(scene.plugins[0])))
@@ -89,16 +89,16 @@ def _denied_while_listed(scene: Scene) -> Fault | None:
 
 
 def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:
-    """Whatever is wrong: a removal that could not help, or would make it worse, is a person's."""
+    """Whatever is wrong: where a removal could not help, or would make it worse, it is barred."""
     if found.cure not in (Cure.FRESH_START, Cure.TIME):
         return found
     other = next((o for o in scene.socket_owners if plugin.is_anothers(o, sight)), None)
     if other is not None:
-        return replace(found, reason="AnotherServes", cure=Cure.PERSON, because=f"{found.because}; but "
+        return replace(found, reason="AnotherServes", barred=True, because=f"{found.because}; but "
                        f"{other.socket} is served by {plugin.owner_name(scene, other)}, pid {other.pid}",
                        next_step="[Plugin] Containers= or Unit= names the right one; remove the other")
     if sight.restart_policy in plugin.ENDS_FOR_GOOD:
-        return replace(found, reason="NeverStartedAgain", cure=Cure.PERSON, because=f"{found.because}; its pod's "
+        return replace(found, reason="NeverStartedAgain", barred=True, because=f"{found.because}; its pod's "
                        f"restartPolicy is {sight.restart_policy}: a container that is stopped does not come back",
                        next_step="make it restartPolicy: Always, as in a DaemonSet, and create the pod again")
     return found
