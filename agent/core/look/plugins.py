@@ -43,7 +43,8 @@ async def runtime(host: Host, settings: Settings, scene: Scene) -> dict[str, Any
 
 
 async def plugins(host: Host, settings: Settings, scene: Scene) -> dict[str, Any]:
-    """What concerns the plugin. What costs something is asked only where the kubelet lists too little."""
+    """What concerns the plugin. What costs something is asked only where the kubelet lists too little, or the plugin
+    lost its access."""
     found: dict[str, Any] = {}
     if not isinstance(scene.runtime, Seen):
         return found
@@ -51,7 +52,7 @@ async def plugins(host: Host, settings: Settings, scene: Scene) -> dict[str, Any
     bare = tuple(PluginSight(c, s, _NOT_ASKED, _NOT_ASKED, _NOT_ASKED) for c, s in pairs)
     listed = is_listed(scene, plugin.effective(settings, bare))
     sights = plugin.by_command(tuple([await _sight(host, scene, c, s, listed) for c, s in pairs]))
-    if not listed:
+    if not listed or any(isinstance(s.access, Seen) and not s.access.value.allowed for s in sights):
         folders = manifest_folders(settings, running_kubelet(scene.units, settings))
         sights = tuple([replace(s, restart_policy=await _restart_policy(host, s.sandbox, folders)) for s in sights])
         found["socket_owners"] = await _owners(host, settings, scene, sights)
