@@ -21,7 +21,7 @@ from agent.model.settings import Settings
 
 REPO = Path(__file__).resolve().parent.parent
 DEB = REPO / "packaging" / "deb"
-SCRIPTS = ("build", "fetch-pynvml", "preinst", "postinst", "prerm", "postrm")
+SCRIPTS = ("build", "fetch-pynvml", "preinst", "postinst", "prerm", "postrm", "gpu-gate-node.prerm")
 KUBELETS = ("kubelet", "k3s-agent", "rke2-agent", "k0sworker")
 OPT_IN = ("k3s", "rke2-server", "k0scontroller", "snap.microk8s.daemon-kubelite")
 
@@ -99,6 +99,32 @@ def test_files(deb: Path) -> None:
     assert program == {f"usr/share/gpu-gate/gpu_gate/{path}" for path in there}
     assert paths - program == EXPECTED
     assert "etc/gpu-gate/gpu-gate.conf.d/" in folders
+
+
+@pytest.fixture
+def barrier(deb: Path) -> Path:
+    """The second package, made beside the first."""
+    return deb.with_name(deb.name.replace("gpu-gate_", "gpu-gate-node_"))
+
+
+def test_the_barrier_is_a_package_of_its_own_and_off(barrier: Path) -> None:
+    listing = [line.split(None, 5) for line in run("dpkg-deb", "--contents", barrier).splitlines()]
+    paths = {line[5].removeprefix("./") for line in listing if not line[0].startswith("d")}
+    doc = "usr/share/doc/gpu-gate-node"
+    assert paths == {
+        "usr/lib/systemd/system/gpu-gate-node.service", "usr/lib/sysusers.d/gpu-gate-node.conf",
+        f"{doc}/examples/gpu-gate-node.yaml", f"{doc}/barrier.md.gz", f"{doc}/changelog.gz", f"{doc}/copyright"}
+    depends = run("dpkg-deb", "--field", barrier, "Depends")
+    assert f"gpu-gate (= {version()})" in depends and "python3-kubernetes" in depends
+    postinst = run("dpkg-deb", "--info", barrier, "postinst")
+    assert "try-restart 'gpu-gate-node.service'" in postinst and "invoke start" not in postinst
+    assert "was-enabled" in postinst, "enabled by nobody but its owner"
+    assert run(tool("lintian"), "--allow-root", "--fail-on=error,warning", barrier) == ""
+
+
+def test_the_client_library_stays_off_nodes_without_the_barrier(deb: Path) -> None:
+    depends = run("dpkg-deb", "--field", deb, "Depends")
+    assert "kubernetes" not in depends and "urllib3" not in depends
 
 
 def test_conffile(deb: Path) -> None:

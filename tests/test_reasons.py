@@ -10,20 +10,22 @@ NO_REASONS = {  # conditions, which docs/terms.md explains
     "GpusOnPci", "GpusBound", "DriverLoaded", "DeviceNodes", "DevCharLinks", "UvmLoaded", "PersistenceActive",
     "FabricManagerActive", "NvmlComplete", "AsBefore", "KubeletActive", "PluginSocket", "PluginRegistered",
     "PluginWell", "Checkpoint", "NotPaused", "CdiSpec", "RuntimeHandler", "RuntimeAnswers", "PluginLaunched",
-    "SocketOwner", "WorkloadAccess", "AccessAfterReload",
+    "SocketOwner", "NodeResources", "WorkloadAccess", "AccessAfterReload",
 }  # fmt: skip
+KUBERNETES = {"True", "False", "Unknown", "NoSchedule"}
 
 
 def words() -> set[str]:
     """CamelCase string constants of the gate and the rules, phases (all capitals) apart."""
     found = set()
-    sources = [ROOT / "agent/core" / name for name in ("gate.py", "phases.py", "mend.py")]
+    sources = [ROOT / "agent" / name for name in (
+        "core/gate.py", "core/phases.py", "core/mend.py", "barrier/word.py", "barrier/decide.py")]
     for path in [*sources, *(ROOT / "agent/core/rules").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             value = node.value if isinstance(node, ast.Constant) else None
             if isinstance(value, str) and value.isalpha() and value[:1].isupper() and not value.isupper():
                 found.add(value)
-    return found - NO_REASONS - {"Nvml"}
+    return found - NO_REASONS - KUBERNETES - {"Nvml"}
 
 
 def test_every_reason_word_is_documented() -> None:

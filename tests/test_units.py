@@ -13,6 +13,7 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 UNITS = REPO / "systemd"
 AGENT, WAIT, TARGET = "gpu-gate.service", "gpu-gate-wait.service", "gpu-gate.target"
+BARRIER = "gpu-gate-node.service"
 GATED = ("kubelet.service", "k3s-agent.service", "rke2-agent.service", "k0sworker.service")
 OPT_IN = (
     "k3s.service", "rke2-server.service", "k0scontroller.service", "snap.microk8s.daemon-kubelite.service",
@@ -59,6 +60,20 @@ SAYS: dict[str, dict[str, str | None]] = {
         "Service.TimeoutStartSec": "32min",
         "Service.Restart": None,  # before systemd 254 the first failure would release
         "Install.WantedBy": None,
+    },
+    BARRIER: {
+        "Unit.ConditionKernelCommandLine": "!gpu-gate=off",
+        "Unit.After": "network.target",  # never the kubelet: an API server that is away must hold nobody
+        "Unit.Before": None,
+        "Unit.Wants": None,
+        "Unit.Requires": None,
+        "Service.Type": "notify",
+        "Service.ExecStart": "/usr/bin/gpu-gate node",
+        "Service.User": "gpu-gate-node",
+        "Service.CapabilityBoundingSet": "",
+        "Service.Restart": "always",
+        "Service.RuntimeDirectory": "gpu-gate-node",
+        "Install.WantedBy": "multi-user.target",
     },
     TARGET: {
         "Unit.Requires": "gpu-gate-wait.service",
@@ -202,7 +217,7 @@ def test_drop_in_wants_and_waits_and_never_requires(path: Path) -> None:
 
 def test_every_drop_in_is_known() -> None:
     assert set(UNITS.rglob("*.conf")) == {*DROP_INS, *EXAMPLES}
-    assert {path.name for path in UNITS.iterdir() if path.is_file()} == {AGENT, WAIT, TARGET}
+    assert {path.name for path in UNITS.iterdir() if path.is_file()} == {AGENT, WAIT, TARGET, BARRIER}
 
 
 def test_capabilities() -> None:
@@ -217,7 +232,7 @@ def test_every_end_of_the_wait_but_the_ordinary_one_leaves_the_mark() -> None:
     assert ">/run/gpu-gate/released" in command
 
 
-@pytest.mark.parametrize("path", ALL, ids=str)
+@pytest.mark.parametrize("path", [*ALL, UNITS / BARRIER], ids=str)
 def test_every_file_begins_by_saying_what_it_is_for(path: Path) -> None:
     assert path.read_text(encoding="ascii").startswith("# ")
 
@@ -225,7 +240,7 @@ def test_every_file_begins_by_saying_what_it_is_for(path: Path) -> None:
 def node(folder: Path, more: dict[str, str] | None = None) -> Path:
     """A unit folder as it looks on a node with everything installed, opt-in drop-ins as well."""
     folder.mkdir(exist_ok=True)
-    for path in [UNITS / AGENT, UNITS / WAIT, UNITS / TARGET]:
+    for path in [UNITS / AGENT, UNITS / WAIT, UNITS / TARGET, UNITS / BARRIER]:
         text = path.read_text().replace("/usr/bin/gpu-gate", "/bin/true")
         (folder / path.name).write_text(text)
     for path in [*DROP_INS, *EXAMPLES]:
@@ -250,7 +265,7 @@ def verify(folder: Path, *units: str | Path) -> subprocess.CompletedProcess[str]
 
 def test_systemd_has_nothing_to_say(tmp_path: Path) -> None:
     gated = ("kubelet.service", "k3s.service", "k3s-agent.service")
-    done = verify(node(tmp_path / "units"), AGENT, WAIT, TARGET, *gated)
+    done = verify(node(tmp_path / "units"), AGENT, WAIT, TARGET, BARRIER, *gated)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 

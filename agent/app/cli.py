@@ -27,6 +27,8 @@ VERBS = """
   config           every setting in force and where it came from; --check: exit 1 on a problem
   pause            no probe and no action, --for a while, --why; a waiting kubelet is released
   resume           end a pause
+  pause, resume    no probe and no action until resumed; a waiting kubelet is released
+  node             tell the API server what the agent says (gpu-gate-node.service)
   forget           forget the set of GPUs that earlier boots showed
 """
 
@@ -54,12 +56,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog="verbs:" + VERBS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"gpu-gate {__version__}")
     parser.add_argument("verb", metavar="VERB", choices=(
-        "run", "status", "doctor", "access", "evidence", "probe", "wait", "config", "pause", "resume", "forget"))
+        "run", "status", "doctor", "access", "evidence", "probe", "wait", "config", "pause", "resume", "node",
+        "forget"))
     parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|DIR")
     parser.add_argument("--json", action="store_true", help="JSON, versioned")
     parser.add_argument("--check", action="store_true", help="config: exit 1 where something is wrong")
     parser.add_argument("--for", dest="span", metavar="30m", help="pause: it ends by itself after this")
     parser.add_argument("--why", metavar="TEXT", help="pause: said wherever the pause is shown")
+    parser.add_argument("--npd", action="store_true", help="status: as node-problem-detector wants it")
     parser.add_argument("--verbose", action="store_true", help="run: debug lines as well")
     return parser
 
@@ -76,8 +80,10 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
         from . import wait
 
         return wait.run(config.settings)
+    if verb == "node":
+        return _node(config, options.verbose)
     if verb == "status":
-        return _status(config, options.json)
+        return _npd(config) if options.npd else _status(config, options.json)
     if verb == "access":
         from . import access
 
@@ -116,6 +122,37 @@ def _daemon(config: configuration.Config, verbose: bool) -> int:
 
     asyncio.run(run())
     return 0
+
+
+def _node(config: configuration.Config, verbose: bool) -> int:
+    try:
+        from ..barrier.barrier import Agent, run
+    except ModuleNotFoundError as exc:
+        raise GateError(f"this wants the Kubernetes client library ({exc}): apt-get install gpu-gate-node") from exc
+    from . import ask, log
+
+    log.set_up(verbose, "gpu-gate-node")
+    settings = config.settings
+    return run(settings, Agent(
+        lambda: ask.get("/readyz", listen=settings.listen), lambda: ask.status(listen=settings.listen),
+        ask.NoAgent, settings.heartbeat_s))
+
+
+NPD_CHARS = 80
+"""max_output_length of node-problem-detector's own examples; what is longer is cut there."""
+
+
+def _npd(config: configuration.Config) -> int:
+    """0 ready, 1 a problem, 2 not known: a custom plugin of node-problem-detector."""
+    from ..barrier.word import from_status, silent
+    from . import ask
+
+    try:
+        word = from_status(ask.status(listen=config.settings.listen), config.settings.heartbeat_s)
+    except ask.NoAgent as exc:
+        word = silent(str(exc))
+    print(word.line[:NPD_CHARS])
+    return {True: 0, False: 1, None: 2}[word.ready]
 
 
 def _status(config: configuration.Config, as_json: bool) -> int:

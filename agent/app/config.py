@@ -159,7 +159,7 @@ def _contradictions(settings: Settings, origins: dict[str, str]) -> tuple[Settin
 
 
 _DEFAULTS = {f.name: f.default for f in fields(Settings)}
-_EMPTY: dict[str, Any] = {"listen": ""}
+_EMPTY: dict[str, Any] = {"listen": "", "node_condition": "", "node_label": ""}
 """What an empty value means where it is not the default."""
 _NAMES = tuple(_DEFAULTS)
 _KEYS = {(f.metadata["section"], f.metadata["key"]): f.name for f in fields(Settings)}

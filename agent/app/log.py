@@ -27,7 +27,7 @@ def facts(message_id: str = "", **values: Any) -> dict[str, Any]:
     return {"gpu_gate_fields": named}
 
 
-def set_up(verbose: bool = False) -> None:
+def set_up(verbose: bool = False, identifier: str = "gpu-gate") -> None:
     """Log to journald where systemd connected us to it, else to stderr. SYSTEMD_LOG_LEVEL is honoured."""
     root = logging.getLogger()
     level = _LEVELS.get(os.environ.get("SYSTEMD_LOG_LEVEL", "").lower(), 20)
@@ -36,7 +36,7 @@ def set_up(verbose: bool = False) -> None:
     if os.environ.get("JOURNAL_STREAM") and not sys.stderr.isatty():
         from ..wire.sd import JournalHandler
 
-        handler = JournalHandler(identifier="gpu-gate")
+        handler = JournalHandler(identifier=identifier)
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))

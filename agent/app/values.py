@@ -14,6 +14,8 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|seconds|second|sec|s|minutes|minut
 _UNITS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _GPU_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.service")
+_NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_QUALIFIED = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _LISTEN = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z.-]+):(\d{1,5})")
 
 
@@ -106,6 +108,18 @@ def _units(value: str) -> tuple[str, ...]:
     return tuple(_unit(part) for part in value.replace(",", " ").split())
 
 
+def _node_name(value: str) -> str:
+    if not _NODE_NAME.fullmatch(value):
+        raise ValueError("a Node's name as kubectl get nodes prints it")
+    return value
+
+
+def _qualified(value: str) -> str:
+    if not _QUALIFIED.fullmatch(value):
+        raise ValueError("a name as Kubernetes takes it, such as gpu-gate.io/ready, without value and effect")
+    return value
+
+
 def _listen(value: str) -> str:
     found = _LISTEN.fullmatch(value)
     if not found or not 0 < int(found.group(2)) < 65536:
@@ -147,6 +161,13 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "repairs_per_hour": _count,
     "repairs_per_boot": _count,
     "listen": _listen,
+    "node_kubeconfig": _absolute,
+    "node_name": _node_name,
+    "node_condition": _qualified,
+    "node_label": _qualified,
+    "node_taint": _qualified,
+    "node_ready_for_s": _span(0, 3600),
+    "node_withdraw_after_s": _span(0, 3600),
     "heartbeat_s": _span(1, 3600),
     "revalidate_s": _span(1, 600),
 }

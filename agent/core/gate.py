@@ -204,7 +204,7 @@ def _released(gate: Gate, diagnosis: Diagnosis, now: float, holds: str) -> tuple
 def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> tuple[bool, str]:
     """(ready, why or why not)."""
     if gate.phase is Phase.NOT_APPLICABLE:
-        broken = diagnosis.first_broken()
+        broken = diagnosis.first_broken(own=True)
         return (False, broken.because) if broken else (True, gate.why)
     if gate.phase is Phase.REVALIDATING:
         if diagnosis.paused:
@@ -213,7 +213,7 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
             return False, f"no verdict for {now - diagnosis.disturbed_at:.0f} s after a reload or restart"
     elif gate.phase is not Phase.OPEN:
         return False, gate.why
-    broken = diagnosis.first_broken()
+    broken = diagnosis.first_broken(own=True)
     if broken:
         return False, broken.because
     registered = diagnosis.registered

@@ -2,6 +2,8 @@
 
 RUN = "/run/gpu-gate"
 """Marks of this boot; /run is empty at the next one."""
+NODE_OBJECT = "/run/gpu-gate-node/node.json"
+"""Written by gpu-gate-node.service, which alone talks to the API server."""
 STATE = "/var/lib/gpu-gate"
 PCI = "/sys/bus/pci/devices"
 MANIFEST_DIRS = (

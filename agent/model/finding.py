@@ -75,6 +75,10 @@ class Pause:
     "`gpu-gate pause`, which releases the kubelet; else work on the GPUs, which ends soon"
 
 
+ELSEWHERE = (11, 13, 14)
+"""Links whose word the API server and the monitoring have: the node's own readiness does not hang on them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What the scene means, and the few values the gate decides by."""
@@ -118,9 +122,9 @@ class Diagnosis:
     launch: LaunchUnit | PlaceManifest | None = None
     "how the plugin is launched, once the gate is open"
 
-    def first_broken(self) -> Finding | None:
-        """The first link that blocks: everything after it follows from it."""
+    def first_broken(self, own: bool = False) -> Finding | None:
+        """The first link that blocks: everything after it follows from it. `own`: of those this node answers for."""
         for finding in self.findings:
-            if finding.blocks and finding.verdict is Verdict.FAILS:
+            if finding.blocks and finding.verdict is Verdict.FAILS and not (own and finding.link in ELSEWHERE):
                 return finding
         return None

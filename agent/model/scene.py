@@ -184,6 +184,23 @@ class Devices:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeObject:
+    """What the API server shows of this node, as gpu-gate-node.service read it (its report)."""
+
+    seen_at: float
+    "boottime, seconds, of the API server's last sign"
+    trouble: str
+    "why it cannot be read or written at present"
+    name: str = ""
+    "empty where the API server shows no such Node"
+    boot_id: str = ""
+    kubelet_heartbeat_at: float = 0.0
+    "realtime, whole seconds, of the Ready condition"
+    capacity: dict[str, str] = field(default_factory=dict)
+    allocatable: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
     """Everything one look saw."""
 
@@ -237,6 +254,8 @@ class Scene:
     "where Launch=manifest places its file; empty where no such folder is there, or none is wanted"
     toolkit: Toolkit | None = None
     "None where no driver is loaded"
+    node_object: Reading[NodeObject] = NOT_ASKED
+    "MISSING where gpu-gate-node.service does not run"
     learned: Reading[tuple[str, ...]] = NOT_ASKED
     "bus ids that earlier boots of this very machine saw stable"
     trouble: tuple[str, ...] = field(default=())

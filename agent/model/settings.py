@@ -114,6 +114,23 @@ class Settings:
         "one container's loss says nothing about the next one's start")
     listen: str = _key(
         "Http", "Listen", "127.0.0.1:9477", "address:port of /healthz, /readyz, /status; empty: none")
+    node_kubeconfig: str = _key(
+        "Node", "Kubeconfig", "/etc/gpu-gate/node.kubeconfig",
+        "the credential of gpu-gate-node.service, the one unit that reads this section")
+    node_name: str = _key("Node", "Name", "", "of the Node object; empty: the host's name in small letters")
+    node_condition: str = _key("Node", "Condition", "GpuReady", "the Node condition that is kept; empty: none")
+    node_label: str = _key(
+        "Node", "Label", "gpu-gate.io/ready", "set to true while GPU work may start, else absent; empty: none")
+    node_taint: str = _key(
+        "Node", "StartupTaint", "",
+        "key of the taint that is removed when GPU work may start and put back when it may not; empty: none")
+    node_ready_for_s: float = _key(
+        "Node", "ReadyForSec", 5.0, "ready without a break before the barrier opens: a flapping link stays outside",
+        unit="s")
+    node_withdraw_after_s: float = _key(
+        "Node", "WithdrawAfterSec", 20.0,
+        "how long the last word stands while the agent restarts or does not know; a broken link closes at once",
+        unit="s")
     heartbeat_s: float = _key(
         "Agent", "HeartbeatSec", 30.0,
         "look again when nothing happened; the watchdog (90 s) needs a cycle well within it", unit="s")

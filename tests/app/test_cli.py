@@ -28,7 +28,8 @@ from agent.node.tape import Tape
 
 from .sandbox import REPO, Node, ended
 
-VERBS = ("run", "status", "doctor", "access", "evidence", "probe", "wait", "config", "pause", "resume", "forget")
+VERBS = ("run", "status", "doctor", "access", "evidence", "probe", "wait", "config", "pause", "resume", "node",
+         "forget")
 
 
 def gpu_gate(*words: str) -> subprocess.CompletedProcess[str]:
@@ -287,6 +288,25 @@ def test_status_of_an_agent(ready: bool, as_json: bool, capsys: pytest.CaptureFi
         assert out.startswith("READY (OPEN): 7 of 8" if ready else "NOT READY (PROBING): 7 of 8")
         assert ("kubelet released: NVML is stable" if ready else "no, 12 s to the deadline") in out
         assert "note: udev is lost" in out and "note: a: b" in out
+
+
+@pytest.mark.parametrize(("gate", "code", "says"), [
+    ({"ready": True, "ready_why": "the kubelet lists 8 of 8 GPUs"}, 0, "the kubelet lists 8 of 8 GPUs"),
+    ({"ready": False, "ready_why": "7 of 8" + "x" * 99, "phase": "HELD", "reason": "GpuMissing"}, 1, "GpuMissing: 7"),
+    ({"ready": False, "ready_why": "1 of 3", "phase": "SETTLING", "reason": "Settling"}, 2, "Settling: 1 of 3"),
+])
+def test_status_for_node_problem_detector(gate: dict[str, Any], code: int, says: str,
+                                          capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"gate": {"released_why": "", "deadline_in_s": None, **gate}, "cycle": {"age_s": 1}, "findings": []}
+    listen = f"127.0.0.1:{served(http(json.dumps(body).encode()))}"
+    assert cli._npd(Config(Settings(listen=listen))) == code
+    out = capsys.readouterr().out
+    assert out.startswith(says) and out.count("\n") == 1 and len(out) <= 81
+
+
+def test_node_problem_detector_is_told_that_nothing_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._npd(Config(Settings(listen="127.0.0.1:1"))) == 2
+    assert capsys.readouterr().out.startswith("AgentSilent: the agent does not answer")
 
 
 def test_the_chain_as_text() -> None:

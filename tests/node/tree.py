@@ -37,6 +37,7 @@ PACKAGES = """
     python3-prometheus-client python3-yaml python3-pytest python3-pytest-timeout
     containerd runc busybox-static
     iproute2 procps curl less socat strace jq
+    python3-kubernetes openssl
 """.split()
 # sysctl would change this machine's kernel; the others are noise in a node that lives for seconds.
 MASKED = """

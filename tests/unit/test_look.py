@@ -13,7 +13,7 @@ import pytest
 from agent.core.layouts import KUBELET_UNITS, POD_RESOURCES, SOCKETS, control_plane_files
 from agent.core.look import look
 from agent.core.look.watched import watched_folders, watched_units
-from agent.core.paths import PCI, RUN, STATE
+from agent.core.paths import NODE_OBJECT, PCI, RUN, STATE
 from agent.core.rules import diagnose
 from agent.model.access import AccessState, Allocation, Process
 from agent.model.finding import Scope
@@ -200,6 +200,7 @@ def test_the_exact_questions_of_a_node_without_gpus() -> None:
         "/proc/sys/kernel/random/boot_id", f"tail {STATE}/ledger.jsonl",
         f"units {' '.join(watched_units(DEFAULTS))}",
         "/var/lib/kubelet/device-plugins/*",
+        NODE_OBJECT,
         *(f"allocatable {path}" for path in POD_RESOURCES),
     ]
 

@@ -16,6 +16,7 @@ from ..layouts import pod_resources_sockets
 from .containers import workloads
 from .hardware import device_nodes, driver, pci
 from .marks import manifest_dir, marks
+from .node_object import node_object
 from .plugins import plugins, runtime
 from .toolkit import toolkit
 from .watched import running_kubelet, watched_units
@@ -33,6 +34,7 @@ async def look(host: Host, settings: Settings) -> Scene:
         manager=await host.manager(),
         units=await host.units(watched_units(settings)),
         plugin_sockets=await host.folder(settings.device_plugins_dir, "*"),
+        node_object=await node_object(host),
         trouble=await host.trouble(),
     )
     scene = replace(scene, allocatable=await _allocatable(host, settings, running_kubelet(scene.units, settings)))

@@ -10,7 +10,7 @@ from ...model.scene import Scene
 from ...model.settings import Settings
 from ..holders import holders
 from ..plugin import effective
-from . import access, device_nodes, driver, kubelet, launch, nvml, pause, pci, plugin, toolkit
+from . import access, device_nodes, driver, kubelet, launch, node_object, nvml, pause, pci, plugin, toolkit
 
 
 def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
@@ -28,7 +28,8 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
              *nvml.findings(scene, gpus, judged), *pause.findings(scene, paused), *toolkit.findings(scene, cdi),
              *kubelet.findings(scene, settings), *launch.findings(scene, settings, gpus),
              *access.findings(scene, settings, held),
-             *((*plugin.findings(scene, fault), registered) if registered else ()))
+             *((*plugin.findings(scene, fault), registered, *node_object.findings(scene, settings))
+               if registered else ()))
     probe = scene.probe.value if isinstance(scene.probe, Seen) else None
     return Diagnosis(
         findings=tuple(sorted(shown, key=lambda f: f.link)),

@@ -1,0 +1,184 @@
+"""`gpu-gate node`: ask the agent, look at the Node, write what differs. One loop, and a watch beside it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..model.settings import Settings
+from ..wire.kube import ApiServer, ApiTrouble
+from ..wire.sd import Notify
+from . import decide, report
+from .outage import Outage
+from .watcher import Watcher
+from .word import Word, from_status, silent
+
+log = logging.getLogger(__name__)
+
+ASK_S = 2.0
+"""Between two questions to the agent: one line over loopback."""
+FRESH_S = 30.0
+"""The agent's /status is read when /readyz says something new, and else so often."""
+REPORT_S = 30.0
+TAINT_RETRY_S = 3600.0
+FORBIDDEN = 403
+MOST_PATCHES = 3
+
+
+
+class Agent:
+    """The agent's word, asked by /readyz; /status only where that says something new."""
+
+    def __init__(self, readyz: Callable[[], tuple[int, bytes]], status: Callable[[], dict[str, Any]],
+                 no_agent: type[Exception], heartbeat_s: float) -> None:
+        self._readyz, self._status, self._no_agent, self._heartbeat_s = readyz, status, no_agent, heartbeat_s
+        self._last: tuple[int, bytes] | None = None
+        self._word = silent("the agent has not been asked yet")
+        self._word_at = 0.0
+
+    def word(self, now: float) -> Word:
+        try:
+            said = self._readyz()
+            if said != self._last or now - self._word_at > FRESH_S:
+                word = from_status(self._status(), self._heartbeat_s)
+                if word.ready and said[0] != 200:  # it changed between the two questions
+                    word = Word(None, "NotVerified", "the agent's two answers differ")
+                    said = (0, b"")
+                self._word, self._word_at, self._last = word, now, said
+        except self._no_agent as exc:
+            self._word, self._last = silent(str(exc)), None
+        return self._word
+
+
+class Barrier:
+    """Keeps condition, label and startup taint of one Node."""
+
+    def __init__(self, settings: Settings, agent: Agent, api: Callable[[], ApiServer], boot_id: str,
+                 clock: Callable[[], float], realtime: Callable[[], float],
+                 sleep: Callable[[float], object] | None = None, report_path: str = report.PATH) -> None:
+        self._report_path = report_path
+        self._settings, self._agent, self._boot_id = settings, agent, boot_id
+        self._clock, self._realtime = clock, realtime
+        self._name = settings.node_name or socket.gethostname().lower()
+        self._api = api()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self.watcher = Watcher(api(), self._name, self._wake.set, clock, sleep)
+        self._writing = Outage("writing to the Node")
+        self._write_after = 0.0
+        self._no_taint_until = 0.0
+        self._standing: decide.Standing | None = None
+        self._asked_at = -ASK_S
+        self._reported: tuple[Any, ...] = ()
+        self._reported_at = 0.0
+        self._notify = Notify()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+
+    def close(self, within_s: float = 0.0) -> None:
+        self.watcher.close(within_s)
+        self._api.close()
+
+    def run(self) -> None:
+        """Until stop(): then the barrier takes its word back, for nobody vouches for the node any more."""
+        log.info("barrier of node %s: condition %s, label %s, startup taint %s", self._name,
+                 *(word or "none" for word in (
+                     self._settings.node_condition, self._settings.node_label, self._settings.node_taint)))
+        self.watcher.start()
+        self._notify.ready()
+        while not self._stop.is_set():
+            self.turn()
+            self._notify.watchdog()
+            self._wake.wait(ASK_S)
+            self._wake.clear()
+        self._notify.stopping()
+        self._withdraw()
+        self.close()
+
+    def turn(self) -> None:
+        """One turn: ask if it is time, and write what differs."""
+        now = self._clock()
+        node, seen_at = self.watcher.seen()
+        if node is not None and self._standing is None:
+            self._standing = decide.adopt(node, self._boot_id, self._settings)
+        if self._standing is not None and now - self._asked_at >= ASK_S * 0.9:
+            self._asked_at = now
+            self._standing = self._tell(self._standing, self._agent.word(now), now)
+        if self._standing is not None and now >= self._write_after:
+            self._write(self._standing, now)
+        self._report(seen_at, now)
+
+    def _tell(self, before: decide.Standing, word: Word, now: float) -> decide.Standing:
+        after = decide.step(before, word, now, self._settings)
+        if (after.is_open, after.status, after.word.reason) != (before.is_open, before.status, before.word.reason):
+            log.info("%s: %s", "open" if after.is_open else "closed", after.word.line)
+            self._notify.status(f"{'open' if after.is_open else 'closed'}: {after.word.line}")
+        return after
+
+    def _write(self, standing: decide.Standing, now: float) -> None:
+        """One patch after the other, each made for the Node as the last one left it."""
+        for _ in range(MOST_PATCHES):
+            node, _ = self.watcher.seen()
+            todo = decide.patches(standing, node, self._boot_id, self._realtime(), self._settings,
+                                  now >= self._no_taint_until) if node is not None else ()
+            if not todo:
+                return
+            patch = todo[0]
+            try:
+                self.watcher.take(self._api.patch(self._name, patch.body, patch.status))
+            except ApiTrouble as trouble:
+                self._refused(patch, trouble, now)
+                return
+            self._writing.ended(now)
+            if not patch.status:
+                log.info("the node is %s for GPU work", "open" if patch.opens else "closed")
+
+    def _refused(self, patch: decide.Patch, trouble: ApiTrouble, now: float) -> None:
+        if trouble.code == FORBIDDEN and "spec" in patch.body:
+            # A kubelet's credential may not change taints (NodeRestriction); the label is worth having alone.
+            log.warning("the startup taint is left alone for an hour, label and condition are kept: %s", trouble)
+            self._no_taint_until = now + TAINT_RETRY_S
+            self._wake.set()
+            return
+        self._write_after = now + self._writing.failed(trouble, now)
+        if trouble.code == 409:
+            self._reread()
+
+    def _reread(self) -> None:
+        try:
+            self.watcher.take(self._api.node(self._name))
+        except ApiTrouble as trouble:
+            self._write_after = self._clock() + self._writing.failed(trouble, self._clock())
+
+    def _withdraw(self) -> None:
+        """Three tries at once: systemd waits for ten seconds."""
+        standing = decide.stopped()
+        for _ in range(3):
+            self._write(standing, self._clock())
+
+    def _report(self, seen_at: float, now: float) -> None:
+        node, _ = self.watcher.seen()
+        trouble = self.watcher.outage.sentence or self._writing.sentence
+        known = (node.version if node else "", trouble)
+        if known != self._reported or now - self._reported_at >= REPORT_S:
+            self._reported, self._reported_at = known, now
+            report.write(report.report(node, seen_at, trouble), self._report_path)
+
+
+def run(settings: Settings, agent: Agent) -> int:
+    """The program of gpu-gate-node.service."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    barrier = Barrier(settings, agent, lambda: ApiServer(settings.node_kubeconfig), boot_id,
+                      lambda: time.clock_gettime(time.CLOCK_BOOTTIME), time.time)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: barrier.stop())
+    barrier.run()
+    return 0

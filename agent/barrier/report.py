@@ -1,0 +1,46 @@
+"""What the API server shows of this node, in a file that the doctor reads: link 11 without a credential."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from .view import View
+
+log = logging.getLogger(__name__)
+
+PATH = "/run/gpu-gate-node/node.json"
+REPORT_VERSION = 1
+
+
+def report(node: View | None, seen_at: float, trouble: str) -> dict[str, Any]:
+    """The report. `seen_at` is boottime, seconds, of the API server's last sign."""
+    body: dict[str, Any] = {"version": REPORT_VERSION, "seen_at": round(seen_at, 2), "trouble": trouble}
+    if node is not None:
+        ready = node.conditions.get("Ready")
+        body |= {
+            "node": node.name, "resource_version": node.version, "boot_id": node.boot_id,
+            "kubelet_heartbeat_at": ready.heartbeat_at if ready else 0.0,
+            "capacity": _extended(node.capacity), "allocatable": _extended(node.allocatable)}
+    return body
+
+
+def write(body: Mapping[str, Any], path: str) -> None:
+    """Whole or not at all, readable to everybody."""
+    new = f"{path}.new"
+    try:
+        with open(new, "w", encoding="ascii") as file:
+            json.dump(body, file, indent=1)
+            file.write("\n")
+        os.chmod(new, 0o644)
+        os.replace(new, path)
+    except OSError as exc:
+        log.warning("%s could not be written (%s): the doctor does not see link 11", path, exc.strerror)
+
+
+def _extended(quantities: Mapping[str, str]) -> dict[str, str]:
+    """Of device plugins: a name with a domain. Which of them are GPUs is the doctor's to say."""
+    return {name: value for name, value in quantities.items() if "/" in name}

@@ -1,0 +1,94 @@
+"""The Node as the API server shows it, kept by one watch beside the barrier's loop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..wire.kube import ApiServer, ApiTrouble
+from .outage import Outage
+from .view import View, is_older, view
+
+log = logging.getLogger(__name__)
+
+GONE, NOT_FOUND = 410, 404
+BRIEF_S = 5.0
+"""A watch that ends sooner is trouble: it is not to be asked for without a pause."""
+
+
+class Watcher:
+    """Reads the Node once, then only what changes."""
+
+    def __init__(self, api: ApiServer, name: str, wake: Callable[[], object], clock: Callable[[], float],
+                 sleep: Callable[[float], object] | None = None) -> None:
+        self._api, self._name, self._wake, self._clock = api, name, wake, clock
+        self._closed = threading.Event()
+        self._sleep = sleep or self._closed.wait
+        self._lock = threading.Lock()
+        self._seen: View | None = None
+        self._seen_at = 0.0
+        self._version = ""
+        self.outage = Outage("reading the Node")
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, within_s: float = 0.0) -> None:
+        """No more. A thread that waits for the server's next word ends with the program."""
+        self._closed.set()
+        self._thread.join(within_s)
+
+    def seen(self) -> tuple[View | None, float]:
+        """(the Node, None where there is none; boottime, seconds, of the server's last sign)."""
+        with self._lock:
+            return self._seen, self._seen_at
+
+    def take(self, node: dict[str, Any]) -> None:
+        """A Node that came by another way: the answer to a patch, or a fresh read. An older one changes nothing."""
+        found = view(node)
+        with self._lock:
+            self._seen_at = self._clock()
+            if self._seen is None or not is_older(found.version, self._seen.version):
+                self._seen = found
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            began = self._clock()
+            try:
+                self._follow()
+                if self._clock() - began < BRIEF_S:
+                    raise ApiTrouble("the watch ended as soon as it began")
+            except ApiTrouble as trouble:
+                if trouble.code in (GONE, NOT_FOUND):  # the server keeps its history for minutes only
+                    self._version = ""
+                if trouble.code == NOT_FOUND:
+                    with self._lock:
+                        self._seen = None
+                pause_s = self.outage.failed(trouble, self._clock())
+                self._wake()
+                if not self._closed.is_set():
+                    self._sleep(pause_s)
+        self._api.close()
+
+    def _follow(self) -> None:
+        if not self._version:
+            node = self._api.node(self._name)
+            self._version = view(node).version
+            with self._lock:  # a Node that was made anew begins with its own versions
+                self._seen, self._seen_at = view(node), self._clock()
+            self._wake()
+        for kind, found in self._api.watch(self._name, self._version):
+            self.outage.ended(self._clock())
+            if kind == "DELETED":
+                raise ApiTrouble(f"the Node {self._name} was deleted", NOT_FOUND)
+            if kind:
+                self._version = view(found).version or self._version
+            if kind in ("ADDED", "MODIFIED"):
+                self.take(found)
+                self._wake()
+            else:
+                with self._lock:
+                    self._seen_at = self._clock()

@@ -1,0 +1,210 @@
+"""A Kubernetes API server: read one Node, patch it, watch it. Credentials are what a kubeconfig names, read by
+python3-kubernetes; requests are urllib3's, as that library's own are.
+
+Facts this file lives with:
+
+* `import kubernetes` of 22.6 (Debian 12) and 30.1 (Debian 13) loads some 600 models and takes 80 MiB; its kubeconfig
+  loader needs none of them. So the packages above it are entered here as bare names.
+* urllib3 sleeps by itself for a Retry-After, unless retries are off: how long to wait is the caller's to decide.
+* A watch that is cut without a word looks like a quiet one. The server sends a bookmark about once a minute
+  (kubernetes apiserver/pkg/storage/cacher: bookmarkFrequency), so a longer silence is taken for the end.
+* A watch may end with 410 inside a 200: an ERROR event, whose object is a Status.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlencode
+
+import urllib3
+
+from .yaml import as_json
+
+WITHIN_S = (5.0, 10.0)
+"""To connect, and between two bytes of an answer."""
+QUIET_S = 90.0
+WATCH_S = 1500
+LINE_BYTES = 8 << 20
+"""No Node is larger: etcd takes 1.5 MiB."""
+MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
+
+
+class ApiTrouble(Exception):
+    """The API server did not do what was asked."""
+
+    def __init__(self, sentence: str, code: int = 0, retry_after_s: float = 0.0) -> None:
+        super().__init__(sentence)
+        self.code = code
+        "of HTTP; 0 where there was no answer"
+        self.retry_after_s = retry_after_s
+
+
+def _kubeconfig_loader() -> tuple[Any, Any, type[Exception]]:
+    """(KubeConfigLoader, Configuration, ConfigException) of the library, and no more of it than they need."""
+    if "kubernetes" not in sys.modules:
+        found = importlib.util.find_spec("kubernetes")
+        if found is None or not found.submodule_search_locations:
+            raise ApiTrouble("the Kubernetes client library is not there: apt-get install gpu-gate-node")
+        places = list(found.submodule_search_locations)
+        _bare("kubernetes", places)
+        client = _bare("kubernetes.client", [f"{place}/client" for place in places])
+        client["ApiClient"] = None
+        client["Configuration"] = importlib.import_module("kubernetes.client.configuration").Configuration
+    loader = importlib.import_module("kubernetes.config.kube_config")
+    return loader.KubeConfigLoader, loader.Configuration, loader.ConfigException
+
+
+def _bare(name: str, places: list[str]) -> dict[str, Any]:
+    module = sys.modules[name] = ModuleType(name)
+    module.__path__ = places
+    return vars(module)
+
+
+class ApiServer:
+    """One API server and one credential, as a kubeconfig names them. Not for two threads at once."""
+
+    def __init__(self, kubeconfig: str) -> None:
+        self._kubeconfig = kubeconfig
+        self._pool: urllib3.PoolManager | None = None
+        self._configuration: Any = None
+        self._read_at: tuple[int, int] | None = None
+
+    def node(self, name: str) -> dict[str, Any]:
+        """The Node, read afresh."""
+        return self._object(self._call("GET", f"/api/v1/nodes/{name}"))
+
+    def patch(self, name: str, body: Mapping[str, Any], status: bool = False) -> dict[str, Any]:
+        """Patch the Node, or its status; the Node as it is then."""
+        path = f"/api/v1/nodes/{name}" + ("/status" if status else "")
+        return self._object(self._call("PATCH", path, body=body, kind=STRATEGIC if status else MERGE))
+
+    def watch(self, name: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(ADDED, MODIFIED, DELETED or BOOKMARK, the object) of this one Node from a version on, until the server
+        ends it. The first item is ("", {}): the watch stands."""
+        query = {"fieldSelector": f"metadata.name={name}", "watch": "true", "resourceVersion": version,
+                 "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
+        answer = self._call("GET", "/api/v1/nodes", query, within_s=(WITHIN_S[0], QUIET_S))
+        yield "", {}
+        try:
+            for line in _lines(answer):
+                event = json.loads(line)
+                kind, found = str(event["type"]), event["object"]
+                if kind == "ERROR":
+                    raise ApiTrouble(f"the watch ended: {found.get('message', '?')}", int(found.get("code", 0)))
+                yield kind, found
+        except (urllib3.exceptions.HTTPError, OSError) as exc:
+            raise ApiTrouble(f"the watch was cut: {_cause(exc)}") from exc
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise ApiTrouble("the watch held something else than events") from exc
+        finally:
+            answer.close()
+
+    def close(self) -> None:
+        """Give up connections and credential; the next call reads the kubeconfig again."""
+        if self._pool is not None:
+            self._pool.clear()
+            self._pool = None
+
+    def _call(self, method: str, path: str, query: Mapping[str, str] | None = None,
+              body: Mapping[str, Any] | None = None, kind: str = "",
+              within_s: tuple[float, float] = WITHIN_S) -> urllib3.BaseHTTPResponse:
+        """The answer, its body unread."""
+        pool, configuration = self._connected()
+        headers = {"Accept": "application/json", "User-Agent": "gpu-gate"}
+        for setting in configuration.auth_settings().values():
+            headers[setting["key"]] = setting["value"]
+        if kind:
+            headers["Content-Type"] = kind
+        url = str(configuration.host) + path + ("?" + urlencode(query) if query else "")
+        try:
+            answer = pool.request(
+                method, url, headers=headers, body=json.dumps(body).encode() if body is not None else None,
+                timeout=urllib3.Timeout(*within_s), preload_content=False, redirect=False)
+            if 200 <= answer.status < 300:
+                return answer
+            said = answer.read(1 << 16)
+            answer.release_conn()
+        except urllib3.exceptions.SSLError as exc:
+            raise ApiTrouble(f"no TLS with {configuration.host}: {_cause(exc)}; "
+                             f"see certificate-authority in {self._kubeconfig}") from exc
+        except (urllib3.exceptions.HTTPError, OSError) as exc:
+            raise ApiTrouble(f"{configuration.host} does not answer: {_cause(exc)}") from exc
+        raise self._refused(answer, said)
+
+    def _refused(self, answer: urllib3.BaseHTTPResponse, said: bytes) -> ApiTrouble:
+        if answer.status == 401:
+            self.close()
+        try:
+            message = str(json.loads(said)["message"])
+        except (ValueError, KeyError, TypeError):
+            message = str(answer.reason)
+        after = answer.headers.get("Retry-After", "")
+        return ApiTrouble(f"the API server said {answer.status}: {' '.join(message.split())[:200]}", answer.status,
+                          float(after) if after.isdecimal() else 0.0)
+
+    def _connected(self) -> tuple[urllib3.PoolManager, Any]:
+        """Connections and credential; made anew where the kubeconfig is another file than it was."""
+        try:
+            found = Path(self._kubeconfig).stat()
+            stamp = (found.st_mtime_ns, found.st_ino)
+            if self._pool is not None and stamp == self._read_at:
+                return self._pool, self._configuration
+            self.close()
+            written = json.loads(as_json(Path(self._kubeconfig).read_bytes(), is_json=False))
+        except OSError as exc:
+            raise ApiTrouble(f"{self._kubeconfig} cannot be read ({exc.strerror}): docs/barrier.md") from exc
+        except ValueError as exc:
+            raise ApiTrouble(f"{self._kubeconfig}: {exc}") from exc
+        loader, configuration_type, config_error = _kubeconfig_loader()
+        configuration = configuration_type()
+        try:
+            loader(config_dict=written, config_base_path=str(Path(self._kubeconfig).parent)) \
+                .load_and_set(configuration)
+            self._pool = _pool(configuration)
+        except (config_error, OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise ApiTrouble(f"{self._kubeconfig} cannot be used: {_cause(exc)}") from exc
+        self._configuration, self._read_at = configuration, stamp
+        return self._pool, configuration
+
+    @staticmethod
+    def _object(answer: urllib3.BaseHTTPResponse) -> dict[str, Any]:
+        try:
+            found = json.loads(answer.read(LINE_BYTES))
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as exc:
+            raise ApiTrouble(f"the API server's answer broke off: {_cause(exc)}") from exc
+        finally:
+            answer.release_conn()
+        if not isinstance(found, dict) or found.get("kind") != "Node":
+            raise ApiTrouble("the API server answered with something else than a Node: is that its address?")
+        return found
+
+
+def _pool(configuration: Any) -> urllib3.PoolManager:
+    more = {"assert_hostname": name} if (name := getattr(configuration, "tls_server_name", None)) else {}
+    return urllib3.PoolManager(
+        num_pools=1, maxsize=2, retries=False,
+        cert_reqs="CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE", ca_certs=configuration.ssl_ca_cert,
+        cert_file=configuration.cert_file, key_file=configuration.key_file, **more)
+
+
+def _lines(answer: Any) -> Iterator[bytes]:
+    """Whole lines, as they come in."""
+    rest = b""
+    for part in answer.stream(1 << 16, decode_content=False):
+        *whole, rest = (rest + part).split(b"\n")
+        yield from (line for line in whole if line.strip())
+        if len(rest) > LINE_BYTES:
+            raise ValueError("a line without end")
+
+
+def _cause(exc: object) -> str:
+    """The innermost sentence, in one line: the library and urllib3 wrap it several times."""
+    text = " ".join(str(exc).split())
+    return text.rpartition(": ")[2][:160] if "Error(" in text or "Connection" in text else text[:200]
