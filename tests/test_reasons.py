@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NO_REASONS = {  # conditions, which docs/terms.md explains
     "GpusOnPci", "GpusBound", "DriverLoaded", "DeviceNodes", "DevCharLinks", "UvmLoaded", "PersistenceActive",
     "FabricManagerActive", "NvmlComplete", "AsBefore", "KubeletActive", "PluginSocket", "PluginRegistered",
+    "AllocationWorks", "MigConfigured",
     "PluginWell", "Checkpoint", "NotPaused", "CdiSpec", "RuntimeHandler", "RuntimeAnswers", "PluginLaunched",
     "SocketOwner", "NodeResources", "WorkloadAccess", "AccessAfterReload",
 }  # fmt: skip

@@ -17,6 +17,7 @@ from ..model.runtime import Container, ContainerState, Sandbox
 from ..model.scene import Scene
 from ..model.settings import Settings
 from . import plugin
+from .resources import physical
 
 NOBODYS = Device("c", 4095, 1048575)
 """The last number there is (12 bits major, 20 bits minor): whoever may open it may open everything."""
@@ -126,10 +127,11 @@ def _allocated(scene: Scene, ids: Iterable[str], known: dict[Device, str]) -> tu
     minors: dict[str, int] = {}
     for gpu in last.gpus if last else ():
         minors[gpu.uuid] = minors[f"nvidia{gpu.minor}"] = gpu.minor  # GKE's plugin calls them by their node
-        minors |= {mig.uuid: gpu.minor for mig in gpu.state.mig_devices or ()}
+        for mig in gpu.state.mig_devices or ():
+            minors[mig.uuid] = minors[f"nvidia{gpu.minor}/gi{mig.gpu_instance}"] = gpu.minor
     majors = scene.majors.value if isinstance(scene.majors, Seen) else {}
     major = _frontend(majors)
-    wanted = {minors.get(plugin.physical(i), -1) for i in ids}
+    wanted = {minors.get(physical(i), -1) for i in ids}
     gpus = tuple(Device("c", major, minor) for minor in sorted(wanted) if minor >= 0) if major is not None else ()
     return (*control(scene, known), *gpus)
 

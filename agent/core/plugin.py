@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..model.reading import Reading, Seen
 from ..model.runtime import Container, ContainerState, PluginLog, PluginSight, Runtime, Sandbox, SocketOwner
-from ..model.scene import Devices, Scene, Unit
+from ..model.scene import Scene, Unit
 from ..model.settings import Settings
 from .layouts import KINDS, PLUGIN_UNITS, PREFERRED, Kind, is_company, kind_of, matches, overlap
 
@@ -162,13 +162,3 @@ def started_at(sight: PluginSight) -> float:
     if isinstance(sight.detail, Seen) and sight.detail.value.started_at > 0:
         return sight.detail.value.started_at
     return sight.container.created_at
-
-
-def physical(device_id: str) -> str:
-    """The GPU behind a device id: replicas are "GPU-…::3" (NVIDIA), "nvidia0/vgpu1" (GKE)."""
-    return device_id.partition("::")[0].partition("/")[0]
-
-
-def listed_gpus(allocatable: tuple[Devices, ...], settings: Settings) -> set[str]:
-    """The GPUs behind the ids the kubelet lists for this plugin's resources."""
-    return {physical(i) for d in allocatable if matches(d.resource, settings.resources or PREFERRED) for i in d.ids}

@@ -16,9 +16,9 @@ class Disk:
         self._folders: dict[str, dict[str, Entry]] = {"/": {}}
         self._refused: dict[str, Refusal] = {}
 
-    def write(self, path: str, data: str | bytes) -> None:
+    def write(self, path: str, data: str | bytes, mtime: float = 0.0) -> None:
         self._files[path] = data.encode() if isinstance(data, str) else data
-        self._enter(path, "file")
+        self._enter(path, "file", mtime=mtime)
 
     def folder(self, path: str) -> None:
         if path not in self._folders:
@@ -87,11 +87,12 @@ class Disk:
                 return refusal
         return None
 
-    def _enter(self, path: str, kind: str, *, major: int = 0, minor: int = 0, target: str = "") -> None:
+    def _enter(self, path: str, kind: str, *, major: int = 0, minor: int = 0, target: str = "",
+               mtime: float = 0.0) -> None:
         parent, name = _split(path)
         if parent not in self._folders:
             self.folder(parent)
-        self._folders[parent][name] = Entry(name, kind, major, minor, target=target)
+        self._folders[parent][name] = Entry(name, kind, major, minor, target=target, mtime=mtime)
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from agent.core.deadline import hold_limit_s
@@ -14,6 +15,7 @@ from .pods import HostUnit, Pod
 if TYPE_CHECKING:
     from .world import World
 
+CHECKPOINT = "kubelet_internal_checkpoint"
 RELEASED = "/run/gpu-gate/released"
 WAIT_POLL_S = 0.05
 PLUGIN_AFTER_S = 1.0
@@ -87,7 +89,9 @@ class Kubelet:
         self.starts += 1
         self.registered = ()
         self.unhealthy.clear()
-        world.disk.remove(SOCKETS)
+        for name in world.disk.names(SOCKETS):
+            if name != CHECKPOINT:
+                world.disk.remove(f"{SOCKETS}/{name}")
         world.disk.socket(f"{SOCKETS}/kubelet.sock")
         world.set_unit(self.unit, "active")
         world.say(sentence)
@@ -112,6 +116,8 @@ class Kubelet:
     def register(self, uuids: tuple[str, ...]) -> None:
         self.registered = uuids
         self.unhealthy.clear()
+        registered = {"RegisteredDevices": {"nvidia.com/gpu": list(uuids)}}
+        self.world.disk.write(f"{SOCKETS}/{CHECKPOINT}", json.dumps({"Data": registered}), self.world.realtime)
         self.world.say(f"the plugin registers {len(uuids)} GPUs")
 
     def sees_xid(self, uuid: str) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from agent.core.plugin import physical
 from agent.core.rules import diagnose
 from agent.model.finding import Heals, Scope, Verdict
 from agent.model.mark import Mark
@@ -352,12 +351,6 @@ def test_a_host_without_a_kubelet_is_not_asked_for_a_registration() -> None:
     assert diagnosed(units=seen(())).registered is None
     assert diagnosed(Settings(kubelet_unit="none"), units=seen((KUBELET,))).registered is None
     assert not [f for f in diagnosed(Settings(kubelet_unit="none")).findings if f.link >= 7]
-
-
-@pytest.mark.parametrize(("device_id", "gpu"), [
-    (UUIDS[0], UUIDS[0]), (f"{UUIDS[0]}::3", UUIDS[0]), ("nvidia0/vgpu1", "nvidia0"), ("0", "0")])
-def test_the_gpu_behind_a_device_id(device_id: str, gpu: str) -> None:
-    assert physical(device_id) == gpu
 
 
 @pytest.mark.parametrize(("changes", "at"), [

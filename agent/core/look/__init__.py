@@ -44,7 +44,7 @@ async def look(host: Host, settings: Settings) -> Scene:
         scene = replace(scene, toolkit=await toolkit(host))
     scene = replace(scene, **await runtime(host, settings, scene))
     scene = replace(scene, **await workloads(host, settings, scene))
-    return replace(scene, **await plugins(host, settings, scene))
+    return await plugins(host, settings, scene)
 
 
 async def _allocatable(host: Host, settings: Settings, kubelet: str) -> Reading[tuple[Devices, ...]]:

@@ -22,6 +22,7 @@ from ...model.scene import Scene
 from ...model.settings import Settings
 from .. import holders, parse, plugin, plugin_log
 from ..layouts import KINDS, kind_of, manifest_folders, matches, runtime_sockets
+from ..resources import listing
 from .files import parsed_file
 from .watched import running_kubelet
 
@@ -42,33 +43,22 @@ async def runtime(host: Host, settings: Settings, scene: Scene) -> dict[str, Any
     return {"checkpoint": checkpoint, "runtime_socket": socket, "runtime": lists}
 
 
-async def plugins(host: Host, settings: Settings, scene: Scene) -> dict[str, Any]:
-    """What concerns the plugin. What costs something is asked only where the kubelet lists too little, or the plugin
-    lost its access."""
-    found: dict[str, Any] = {}
+async def plugins(host: Host, settings: Settings, scene: Scene) -> Scene:
+    """The scene with what concerns the plugin. What costs something, such as its own access, is asked only where the
+    kubelet does not list what it should, or the plugin lost its access."""
     if not isinstance(scene.runtime, Seen):
-        return found
+        return scene
     pairs = plugin.candidates(scene.runtime.value, settings)[:PLUGINS]
-    bare = tuple(PluginSight(c, s, _NOT_ASKED, _NOT_ASKED, _NOT_ASKED) for c, s in pairs)
-    listed = is_listed(scene, plugin.effective(settings, bare))
-    sights = plugin.by_command(tuple([await _sight(host, scene, c, s, listed) for c, s in pairs]))
-    if not listed or any(isinstance(s.access, Seen) and not s.access.value.allowed for s in sights):
-        folders = manifest_folders(settings, running_kubelet(scene.units, settings))
-        sights = tuple([replace(s, restart_policy=await _restart_policy(host, s.sandbox, folders)) for s in sights])
-        found["socket_owners"] = await _owners(host, settings, scene, sights)
-    return found | {"plugins": sights}
-
-
-_NOT_ASKED = Refusal(Why.NOT_ASKED, "nobody doubts it")
-
-
-def is_listed(scene: Scene, settings: Settings) -> bool:
-    """The kubelet lists as many GPUs as NVML shows: then the plugin's own access need not be asked, which costs
-    a program's start."""
-    last = scene.probe.value.last if isinstance(scene.probe, Seen) else None
-    if not isinstance(scene.allocatable, Seen) or last is None:
-        return False
-    return 0 < len(last.gpus) <= len(plugin.listed_gpus(scene.allocatable.value, settings))
+    sights = plugin.by_command(tuple([await _sight(host, scene, c, s) for c, s in pairs]))
+    scene = replace(scene, plugins=sights)
+    is_complete = listing(scene, plugin.effective(settings, sights)).is_complete
+    if is_complete and not any(isinstance(s.access, Seen) and not s.access.value.allowed for s in sights):
+        return scene
+    folders = manifest_folders(settings, running_kubelet(scene.units, settings))
+    if not is_complete:
+        sights = tuple([await _with_access(host, s) for s in sights])
+    sights = tuple([replace(s, restart_policy=await _restart_policy(host, s.sandbox, folders)) for s in sights])
+    return replace(scene, plugins=sights, socket_owners=await _owners(host, settings, scene, sights))
 
 
 async def _runtime(host: Host, sockets: tuple[str, ...]) -> tuple[str, Reading[Runtime]]:
@@ -90,20 +80,22 @@ async def _runtime(host: Host, sockets: tuple[str, ...]) -> tuple[str, Reading[R
     return empty or first
 
 
-async def _sight(host: Host, scene: Scene, container: Container, sandbox: Sandbox | None,
-                 listed: bool) -> PluginSight:
+async def _sight(host: Host, scene: Scene, container: Container, sandbox: Sandbox | None) -> PluginSight:
     detail = await host.container(scene.runtime_socket, container.id)
     log: Reading[PluginLog] = Refusal(Why.NOT_ASKED, "the container's status was not read")
     access: Reading[Access] = Refusal(Why.NOT_ASKED, "nobody doubts it, or it has no process")
     if isinstance(detail, Seen):
         tail = await host.tail(detail.value.log_path)
         log = tail if isinstance(tail, Refusal) else Seen(plugin_log.read(tail.value), tail.at)
-        known = holders.plugin_access(scene, container.id)
-        if known is not None:
-            access = known
-        elif detail.value.pid > 0 and container.state is ContainerState.RUNNING and not listed:
-            access = await host.access(detail.value.pid, "/dev/nvidiactl")
+        access = holders.plugin_access(scene, container.id) or access
     return PluginSight(container, sandbox, detail, log, access)
+
+
+async def _with_access(host: Host, sight: PluginSight) -> PluginSight:
+    if isinstance(sight.access, Seen) or not isinstance(sight.detail, Seen) or sight.detail.value.pid <= 0 or \
+            sight.container.state is not ContainerState.RUNNING:
+        return sight
+    return replace(sight, access=await host.access(sight.detail.value.pid, "/dev/nvidiactl"))
 
 
 async def _restart_policy(host: Host, sandbox: Sandbox | None, folders: tuple[str, ...]) -> str:

@@ -6,11 +6,12 @@ from typing import Any
 
 from ...model.finding import Diagnosis, Scope, Verdict
 from ...model.reading import Seen
-from ...model.scene import Scene
+from ...model.scene import ProbeState, Scene
 from ...model.settings import Settings
 from ..holders import holders
 from ..plugin import effective
-from . import access, device_nodes, driver, kubelet, launch, node_object, nvml, pause, pci, plugin, toolkit
+from ..resources import listing
+from . import access, device_nodes, driver, kubelet, launch, mig, node_object, nvml, pause, pci, plugin, toolkit
 
 
 def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
@@ -18,35 +19,35 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     settings = effective(settings, scene.plugins)
     gpus = pci.sort_out(scene, settings)
     judged = nvml.judge(scene, settings, gpus)
-    registered = kubelet.registered(scene, settings, judged) if gpus.scope is not Scope.NONE else None
-    fault = plugin.fault(scene, settings, registered is not None and registered.verdict is Verdict.FAILS)
-    cdi = toolkit.judge(scene, gpus, judged)
-    paused = pause.find(scene, settings)
+    listed = listing(scene, settings, judged.gpus)
+    registered = kubelet.registered(scene, settings, listed) if gpus.scope is not Scope.NONE else None
+    fault = plugin.fault(scene, settings, bool(registered and registered.verdict is Verdict.FAILS), listed.count > 0)
+    cdi, paused = toolkit.judge(scene, gpus, judged), pause.find(scene, settings)
     held = holders(scene, settings)
     shown = (*pci.findings(scene, settings, gpus), *driver.findings(scene, gpus),
              *device_nodes.findings(scene, gpus, judged), *driver.service_findings(scene, gpus),
              *nvml.findings(scene, gpus, judged), *pause.findings(scene, paused), *toolkit.findings(scene, cdi),
-             *kubelet.findings(scene, settings), *launch.findings(scene, settings, gpus),
-             *access.findings(scene, settings, held),
-             *((*plugin.findings(scene, fault), registered, *node_object.findings(scene, settings))
-               if registered else ()))
-    probe = scene.probe.value if isinstance(scene.probe, Seen) else None
+             *mig.findings(judged, listed), *kubelet.findings(scene, settings),
+             *launch.findings(scene, settings, gpus), *access.findings(scene, settings, held),
+             *((*plugin.findings(scene, fault), registered, *kubelet.allocation(scene, listed, judged),
+                *node_object.findings(scene, settings)) if registered else ()))
+    probe = scene.probe.value if isinstance(scene.probe, Seen) else ProbeState()
     return Diagnosis(
         findings=tuple(sorted(shown, key=lambda f: f.link)),
         scope=gpus.scope,
         scope_because=gpus.because,
         expected=judged.expected,
         may_probe=driver.is_live(scene),
-        report=probe.last if probe else None,
-        probe_busy=bool(probe and (probe.running_since is not None or probe.remains)),
+        report=probe.last,
+        probe_busy=probe.running_since is not None or probe.remains is not None,
         fingerprint=judged.fingerprint,
-        disturbed_at=driver.disturbed_at(scene),
+        disturbed_at=max(driver.disturbed_at(scene), kubelet.listed_anew_at(scene, listed)),
         kubelet_active=kubelet.is_active(scene, settings),
         paused=paused,
         **_marks(scene),
         registered=registered,
         registered_at=scene.allocatable.at if isinstance(scene.allocatable, Seen) else 0.0,
-        mending=kubelet.mending(scene, settings, fault) if registered else None,
+        mending=kubelet.mending(scene, settings, fault, listed) if registered else None,
         **access.parts(scene, settings, held),
         additive=device_nodes.additive(scene, settings, gpus, judged) + driver.additive(scene, settings, gpus),
         refresh=toolkit.refresh(scene, cdi),

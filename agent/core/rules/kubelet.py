@@ -7,9 +7,12 @@ from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.scene import Scene, Unit
 from ...model.settings import Settings
+from .. import nvml_codes
 from ..look.watched import kubelet_units
-from ..plugin import listed_gpus
+from ..resources import GPUS, Listing
 from .gpus import Judged
+
+CHECKPOINT = "kubelet_internal_checkpoint"
 
 
 def find_unit(scene: Scene, settings: Settings) -> Unit | None:
@@ -54,7 +57,7 @@ def findings(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def registered(scene: Scene, settings: Settings, judged: Judged) -> Finding | None:
+def registered(scene: Scene, settings: Settings, listed: Listing) -> Finding | None:
     """Does the kubelet list every GPU? Only its own word counts: log, socket file and checkpoint may lie."""
     unit = find_unit(scene, settings)
     if settings.kubelet_unit == "none" or (unit is None and isinstance(scene.units, Seen)):
@@ -65,33 +68,100 @@ def registered(scene: Scene, settings: Settings, judged: Judged) -> Finding | No
     if unit and unit.active_since is not None and scene.allocatable.at < unit.active_since:
         return _registered(Verdict.UNKNOWN, "the kubelet's last answer is older than the kubelet",
                            "KubeletRestarted")
-    ids = listed_gpus(scene.allocatable.value, settings)
-    wanted = {g.uuid for g in judged.gpus}
-    if not ids:
-        return _registered(Verdict.FAILS, f"the kubelet lists no {'/'.join(settings.resources)}",
-                           "NotRegistered")
-    by_uuid = any(i.startswith("GPU-") for i in ids)
-    short = sorted(wanted - ids) if by_uuid else []
-    if short or (not by_uuid and len(ids) < len(wanted)):
-        return _registered(Verdict.FAILS, f"the kubelet lists {len(ids)} of {len(wanted)} GPUs"
-                           + (f", not {', '.join(short)}" if short else ""), "PartlyRegistered")
-    return _registered(Verdict.HOLDS, f"the kubelet lists {len(ids)} of {len(wanted) or len(ids)} GPUs", "")
+    return _judge(listed, settings)
 
 
-def _registered(verdict: Verdict, because: str, reason: str) -> Finding:
-    next_step = "" if verdict is Verdict.HOLDS else "crictl ps -a --name nvidia-device-plugin; crictl logs …"
-    return Finding(10, "PluginRegistered", verdict, because, reason, next_step=next_step,
-                   missing=() if verdict is Verdict.HOLDS else ("healthy devices in pod-resources",))
+def _judge(listed: Listing, settings: Settings) -> Finding:
+    limits = listed.given.names
+    told = f" (the plugin was given {listed.seen_by_plugin} of {listed.shown} GPUs: {_some(limits)})" \
+        if limits is not None and listed.seen_by_plugin != listed.shown else ""
+    if listed.count == 0:
+        if limits == ():
+            return _registered(Verdict.FAILS, "the plugin was given no GPU (NVIDIA_VISIBLE_DEVICES=none)",
+                               "NothingGiven", next_step="give its container GPUs: NVIDIA_VISIBLE_DEVICES=all")
+        return _registered(Verdict.FAILS, f"the kubelet lists no {'/'.join(settings.resources)}{told}",
+                           "NotRegistered", listed.missing)
+    because = f"the kubelet lists {_in_words(listed)}{told}"
+    if listed.is_complete:
+        return _registered(Verdict.HOLDS, because, "")
+    if not listed.given.is_known:
+        return _registered(Verdict.UNKNOWN, f"{because}; what the plugin was given could not be read",
+                           "PluginUnread", listed.missing)
+    return _registered(Verdict.FAILS, because, "PartlyRegistered", listed.missing)
 
 
-def mending(scene: Scene, settings: Settings, fault: Fault | None) -> Mending:
+def _in_words(listed: Listing) -> str:
+    """7 of 8 GPUs, not GPU-…; where it is not nvidia.com/gpu alone, each resource by its name."""
+    if not listed.tells:
+        return f"{listed.count} of {listed.count} GPUs" if listed.shown is None else f"{listed.count} ids"
+    offers = listed.offers
+    only = len(offers) == 1 and offers[0].resource == GPUS
+    words = []
+    for offer in offers:
+        parts = offer.expected or offer.listed
+        kind = next(iter(sorted(p.kind for p in parts)))
+        lacks = f", not {_some(offer.missing)}" if offer.missing else ""
+        times = f", {offer.replicas} times each" if offer.replicas else ""
+        uneven = f", fewer of {_some(offer.uneven)}" if offer.uneven else ""
+        here = len(offer.listed & parts) + (len(listed.strangers) if only else 0)
+        words.append(f"{here} of {max(len(parts), here)} {kind}s{'' if only else f' as {offer.resource}'}"
+                     f"{times}{uneven}{lacks}")
+    return "; ".join(words) + (f", not {_some(listed.unshown)}" if listed.unshown else "")
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _registered(verdict: Verdict, because: str, reason: str, missing: tuple[str, ...] = (),
+                next_step: str = "crictl ps -a --name nvidia-device-plugin; crictl logs …") -> Finding:
+    holds = verdict is Verdict.HOLDS
+    return Finding(10, "PluginRegistered", verdict, because, reason, next_step="" if holds else next_step,
+                   missing=() if holds else missing or ("healthy devices in pod-resources",))
+
+
+def allocation(scene: Scene, listed: Listing, judged: Judged) -> tuple[Finding, ...]:
+    """Allocatable, and allocation will fail: the kubelet goes on listing what NVML has lost. NVIDIA's plugin asks
+    all its GPUs at every allocation (GetPreferredAllocation), so that one lost GPU makes each of them fail."""
+    broken = tuple(e for e in judged.errors if e.index >= 0)
+    if listed.count == 0 or listed.shown is None:
+        return ()
+    if listed.strangers:
+        seen = f"the kubelet lists {_some(listed.strangers)}, which NVML does not show"
+    elif broken and listed.given.names is None and listed.given.is_known:
+        where = broken[0].bus_id or ", ".join(judged.missing) or f"index {broken[0].index}"
+        said = nvml_codes.name_of(broken[0].code)
+        seen = f"the kubelet lists {listed.count} GPUs, and NVML says {said} for {where}"
+    else:
+        return ()
+    report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
+    if report is not None and listed_anew_at(scene, listed) > report.started_at:
+        return (Finding(10, "AllocationWorks", Verdict.UNKNOWN, f"{seen}; the list may be newer than the last probe",
+                        "ListNewerThanProbe"),)
+    step = nvml_codes.next_step(broken[0].code) if broken else "dmesg | grep -E 'NVRM|Xid'; after a MIG change: " \
+        "kubectl rollout restart of the device plugin"
+    return (Finding(10, "AllocationWorks", Verdict.FAILS, f"{seen}: allocatable, but allocation will fail",
+                    "AllocationWillFail", missing=listed.strangers or judged.missing, heals=Heals.NEVER,
+                    next_step=f"cordon the node; {step}"),)
+
+
+def listed_anew_at(scene: Scene, listed: Listing) -> float:
+    """Boottime at which a list that contradicts the last probe may have come: a fresh probe must tell who is right.
+    The kubelet rewrites its checkpoint whenever a plugin sends another list."""
+    if not listed.strangers or not isinstance(scene.plugin_sockets, Seen):
+        return 0.0
+    written = max((e.mtime for e in scene.plugin_sockets.value if e.name == CHECKPOINT), default=0.0)
+    at = written - (scene.clock.realtime - scene.clock.boottime)
+    return at if at <= scene.clock.boottime else 0.0  # a stamp that lies in the future says nothing
+
+
+def mending(scene: Scene, settings: Settings, fault: Fault | None, listed: Listing) -> Mending:
     """What the mender may know of this look; `may_act` only where the kubelet itself answered in it."""
     unit = find_unit(scene, settings)
     answered = isinstance(scene.allocatable, Seen) and unit is not None and unit.is_active \
         and (unit.active_since is None or scene.allocatable.at >= unit.active_since)
-    listed = listed_gpus(scene.allocatable.value, settings) if isinstance(scene.allocatable, Seen) else set()
     return Mending(
-        fault=fault, may_act=answered, listed=len(listed),
+        fault=fault, may_act=answered, listed=listed.count,
         kubelet_since=unit.active_since or 0.0 if unit else 0.0,
         kubelet_invocation=unit.invocation_id if unit else "",
         offset=scene.clock.realtime - scene.clock.boottime, boot_id=scene.boot_id,

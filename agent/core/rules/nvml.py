@@ -9,6 +9,7 @@ from ...model.reading import Seen
 from ...model.scene import DeviceNode, Gpu, NvmlError, ProbeEnd, ProbeReport, Remains, Scene
 from ...model.settings import Settings
 from .. import nvml_codes
+from ..resources import GPU_IS_LOST
 from .device_nodes import missing_nodes
 from .gpus import Judged, SortedGpus
 from .pci import expected_number
@@ -20,10 +21,13 @@ def judge(scene: Scene, settings: Settings, gpus: SortedGpus) -> Judged:
         return Judged(gpus.candidates, _wanted(settings, gpus.candidates), (), gpus.candidates, (), "")
     elsewhere = {bus_id for bus_id, _ in gpus.elsewhere}
     expected = tuple(b for b in gpus.candidates if b not in report.excluded)
-    shown = tuple(g for g in report.gpus if g.bus_id not in elsewhere)
+    # A GPU that can be opened, and says at the next question that it is lost, is not there.
+    lost = tuple(NvmlError(GPU_IS_LOST, "NVML", n, g.bus_id) for n, g in enumerate(report.gpus)
+                 if g.state.trouble == GPU_IS_LOST)
+    shown = tuple(g for g in report.gpus if g.bus_id not in elsewhere and g.state.trouble != GPU_IS_LOST)
     missing = _missing(settings, expected, shown)
     # An error of one GPU counts where that leaves the set short: the owner may expect fewer than PCI shows.
-    errors = tuple(e for e in report.errors if e.index < 0 or missing)
+    errors = tuple(e for e in report.errors + lost if e.index < 0 or missing)
     clean = report.end is ProbeEnd.ANSWERED and not missing and not errors and bool(shown)
     nodes = scene.nodes.value if isinstance(scene.nodes, Seen) else ()
     if clean and missing_nodes(scene, shown):

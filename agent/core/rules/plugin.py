@@ -54,7 +54,7 @@ def _describe(sight: PluginSight) -> str:
             f"{sight.container.state.value}" + (f", v{version[0]}.{version[1]}" if version else "") + said)
 
 
-def fault(scene: Scene, settings: Settings, short: bool) -> Fault | None:
+def fault(scene: Scene, settings: Settings, short: bool, partly: bool = False) -> Fault | None:
     """What is wrong with the plugin; None where the kubelet lists what it should, or nothing can be said."""
     if not isinstance(scene.runtime, Seen):
         return None
@@ -74,9 +74,7 @@ def fault(scene: Scene, settings: Settings, short: bool) -> Fault | None:
             return _unit_fault(unit, settings)
         return Fault("NoPlugin", "no container of this node looks like the device plugin" + _served(scene), Cure.WAIT,
                      "kubectl get pods -A -o wide | grep device-plugin; [Plugin] Containers=, Images=")
-    listed = scene.allocatable.value if isinstance(scene.allocatable, Seen) else ()
-    found = _container_fault(sights[0], bool(plugin.listed_gpus(listed, settings)))
-    return _not_to_be_removed(scene, found, sights[0])
+    return _not_to_be_removed(scene, _container_fault(sights[0], partly), sights[0])
 
 
 def _denied_while_listed(scene: Scene) -> Fault | None:
