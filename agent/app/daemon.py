@@ -21,7 +21,7 @@ from ..model.settings import Settings
 from ..node.access import AccessChecks
 from ..node.hands import Hands
 from ..node.launch import Launcher
-from ..node.live import LiveHost
+from ..node.live import LiveHost, clock_now
 from ..node.mender import Mender
 from ..node.probes import Probes, boottime
 from ..node.tape import Recorder, Tape
@@ -30,6 +30,8 @@ from ..wire.sd import Notify
 from . import config as configuration
 from .http import Http
 from .log import facts
+from .metrics import Counts, View, render
+from .milestones import Milestones
 from .status import Snapshot, status
 from .tell import tell, tell_troubles
 
@@ -65,6 +67,8 @@ class Daemon:
         self.systemd = Notify()
         self.host.sources = [self.sources.bus, self.sources.uevents, self.sources.inotify, self.http]
         self.seen = Snapshot(Gate(started_at=boottime(), since=boottime()))
+        self.counts = Counts()
+        self.milestones = Milestones()
         self._wake_at = 0.0
         self._hand_failed: dict[Action, float] = {}
         self._acted: set[Action] = set()
@@ -134,6 +138,7 @@ class Daemon:
     async def cycle(self, reasons: dict[str, int]) -> None:
         """One cycle. A look that takes too long leaves the last diagnosis in force, and the deadline counts on."""
         began = boottime()
+        lag_s = max(0.0, began - self._wake_at) if "timer" in reasons and self._wake_at else 0.0
         recorder: Recorder | None = None
         diagnosis, scene = self.seen.diagnosis, self.seen.scene
         if self._rewatch:
@@ -167,8 +172,21 @@ class Daemon:
             if await self._act(decided, tape, scene.runtime_socket if scene else ""):
                 self._wake_at = min(self._wake_at, now + 0.1)
         self.seen = replace(self.seen, diagnosis=diagnosis, scene=scene, cycles=self.seen.cycles + 1,
-                            cycle_ended_at=boottime(), cycle_took_s=boottime() - began, wakes=reasons)
-        self._feed()
+                            cycle_ended_at=boottime(), cycle_took_s=boottime() - began, cycle_lag_s=lag_s,
+                            wakes=reasons)
+        self._feed(reasons)
+
+    def _feed(self, reasons: dict[str, int]) -> None:
+        """What systemd and the faces are told after a cycle."""
+        self.counts.woken(reasons)
+        self.counts.probed(self.probes.state)
+        if self.seen.diagnosis is not None:
+            self.milestones.note(self.seen.gate, self.seen.diagnosis, boottime(), self.settings.stable_probes)
+        gate = self.seen.gate
+        if self.seen.cycles == 1:
+            self.systemd.ready()
+        self.systemd.status(f"{gate.phase.value}{', ready' if gate.ready else ''}: {gate.why}")
+        self.systemd.watchdog()
 
     async def _act(self, decided: Step, tape: Tape | None, socket: str) -> bool:
         """True where a hand changed the node: look again soon, what we did is learned by looking."""
@@ -186,6 +204,7 @@ class Daemon:
             try:
                 await self.hands.act(action, tape, socket)
             except HandFailed as failed:
+                self.counts.actions[type(action).__name__, "failed"] += 1
                 self._hand_failed[action] = boottime() + (
                     RELEASE_RETRY_S if isinstance(action, Release) else HAND_RETRY_S)
                 if isinstance(action, (RestartUnit, SendHup, Rebuild)):
@@ -194,6 +213,7 @@ class Daemon:
                 log.warning("a hand did not take: %s", failed.sentence,
                             extra=facts(action=type(action).__name__))
                 continue
+            self.counts.actions[type(action).__name__, "done"] += 1
             if not isinstance(action, (StartProbe, DropProbe, CheckAccess)):
                 changed = True
                 acted.add(action)
@@ -204,13 +224,6 @@ class Daemon:
         # What is no longer asked for has come about by other hands: it may be asked for anew.
         self._hand_failed = {a: t for a, t in self._hand_failed.items() if a in decided.actions and t > boottime()}
         return changed
-
-    def _feed(self) -> None:
-        gate = self.seen.gate
-        if self.seen.cycles == 1:
-            self.systemd.ready()
-        self.systemd.status(f"{gate.phase.value}{', ready' if gate.ready else ''}: {gate.why}")
-        self.systemd.watchdog()
 
     def _say_config(self) -> None:
         for problem in self.config.problems:
@@ -232,3 +245,8 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         return status(self.seen, self.settings, self.probes.state, self.config.problems)
+
+    def metrics(self) -> str:
+        clock = clock_now()
+        return render(View(self.seen, self.counts, self.settings, self.probes.state, self.milestones.at,
+                           len(self.config.problems), clock.realtime - clock.boottime))

@@ -3,6 +3,7 @@
 /healthz  200 while cycles run on time, else 503
 /readyz   200 only while GPU work may start, else 503; one line says why
 /status   the whole of the last cycle as JSON, versioned
+/metrics  the same for Prometheus
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from .ask import SOCKET
+from .metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ class Answers(Protocol):
 
     def status(self) -> dict[str, Any]: ...
 
+    def metrics(self) -> str: ...
+
 
 class Http:
     """Serves what the daemon saw last. A port that is taken costs the face, not the agent."""
@@ -49,6 +53,7 @@ class Http:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/status", self._status)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/", self._index)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, keepalive_timeout=10)
         await self._runner.setup()
@@ -112,8 +117,11 @@ class Http:
     async def _status(self, _request: web.Request) -> web.Response:
         return web.json_response(self._answers.status(), dumps=_dumps)
 
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._answers.metrics().encode(), headers={"Content-Type": CONTENT_TYPE})
+
     async def _index(self, _request: web.Request) -> web.Response:
-        return web.Response(text="gpu-gate: /healthz /readyz /status\n")
+        return web.Response(text="gpu-gate: /healthz /readyz /status /metrics\n")
 
 
 def _dumps(body: Any) -> str:

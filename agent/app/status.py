@@ -30,6 +30,8 @@ class Snapshot:
     cycles: int = 0
     cycle_ended_at: float = 0.0
     cycle_took_s: float = 0.0
+    cycle_lag_s: float = 0.0
+    "how much later than due it began"
     wakes: dict[str, int] = field(default_factory=dict)
 
 

@@ -38,6 +38,9 @@ class Seen:
     def status(self) -> dict[str, Any]:
         return {"version": 1, "gate": {"why": "ä\ud800"}}
 
+    def metrics(self) -> str:
+        return "# HELP x y\n"
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -102,7 +105,7 @@ def seen(**changes: Any) -> Seen:
     ("/readyz", seen(), 200, "all well\n"),
     ("/readyz", seen(ready=False, why="7 of 8: 0000:e4:00.0"), 503, "7 of 8: 0000:e4:00.0\n"),
     ("/readyz", seen(overdue=True), 503, "a cycle is overdue: what was last seen is too old\n"),
-    ("/", seen(), 200, "gpu-gate: /healthz /readyz /status\n"),
+    ("/", seen(), 200, "gpu-gate: /healthz /readyz /status /metrics\n"),
     ("/metrics2", seen(), 404, "404: Not Found"),
     ("/status/../healthz", seen(), 404, "404: Not Found"),
 ])

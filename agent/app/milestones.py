@@ -1,0 +1,49 @@
+"""The instants of this boot that people ask for afterwards: marks under /run, written once, read at every start.
+
+They are faces' memory, not the gate's: no decision is made by them, and a mark that cannot be written costs a figure.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+from ..core import parse
+from ..core.paths import RUN
+from ..core.phases import Gate, Phase
+from ..model.errors import HandFailed
+from ..model.finding import Diagnosis
+from ..node.marks import write_mark
+
+log = logging.getLogger(__name__)
+
+NAMES = ("seen", "stable", "open", "registered")
+"""NVML showed every GPU · did so often enough · the gate opened · the node was ready, its GPUs listed by the
+kubelet."""
+
+
+class Milestones:
+    """When each was first reached in this boot: boottime, seconds."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = Path(root)
+        self.at: dict[str, float] = {}
+        for name in NAMES:
+            with suppress(OSError):
+                found = parse.mark((self._root / RUN.lstrip("/") / f"first-{name}").read_bytes())
+                if found is not None:
+                    self.at[name] = found.at
+
+    def note(self, gate: Gate, diagnosis: Diagnosis, now: float, stable_probes: int) -> None:
+        """After a cycle: what came true for the first time is written down."""
+        true = {"seen": bool(diagnosis.fingerprint), "stable": gate.good >= stable_probes,
+                "open": gate.phase is Phase.OPEN, "registered": gate.ready and diagnosis.registered is not None}
+        for name in NAMES:
+            if not true[name] or name in self.at:
+                continue
+            self.at[name] = now
+            try:
+                write_mark(self._root, f"first-{name}", gate.why)
+            except HandFailed as failed:
+                log.debug("a milestone was not written down: %s", failed.sentence)
