@@ -33,7 +33,7 @@ def _row(holder: GpuContainer, now: float) -> dict[str, Any]:
         "now": now_of(holder).value, "after_reload": after_of(holder), "why": why_of(holder),
         "loss": holder.loss.value if holder.loss else None, "cure": holder.cure,
         "how": holder.verdict.how if holder.verdict else "",
-        "age_s": round(now - holder.verdict.at, 1) if holder.verdict else None,
+        "age_s": round(now - holder.verdict.at, 3) if holder.verdict else None,
         "devices": [{
             "device": d.device.word, "path": d.path, "given": [c.value for c in d.claims], "now": d.access.value,
             "at_risk": d.risk.value, "detail": d.detail,

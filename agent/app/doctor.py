@@ -19,6 +19,7 @@ from ..model.reading import Reading, Seen
 from ..model.scene import ProbeState, Scene
 from ..model.settings import Settings
 from ..node import bundle
+from ..node.access import AccessChecks
 from ..node.codec import decode, encode
 from ..node.live import LiveHost
 from ..node.probes import Probes, boottime
@@ -34,7 +35,8 @@ class _OneLook(LiveHost):
     """A live host whose NVML word is the agent's last one, where an agent runs: one probe at a time is enough."""
 
     def __init__(self, bus: SystemdBus, probes: Probes, agents: ProbeState | None) -> None:
-        super().__init__(bus, probes)
+        self.checks = AccessChecks(lambda _: None, bus)
+        super().__init__(bus, probes, checks=self.checks)
         self._agents = agents
 
     async def probe(self) -> Reading[ProbeState]:
@@ -49,19 +51,30 @@ async def _live(settings: Settings, record: bool) -> tuple[Scene, Recorder | Non
     supervisor = asyncio.get_running_loop().create_task(bus.run())
     try:
         agents = _agents_probe(settings)
-        host: Host = _OneLook(bus, probes, agents)
+        host = _OneLook(bus, probes, agents)
         if agents is None:
             await _probe_if_loaded(host, probes)
         try:
             await asyncio.wait_for(connected.wait(), CONNECT_S)
         except asyncio.TimeoutError:
             print(f"systemd was not asked: {bus.problem}", file=sys.stderr)
+        await _check_access(host, settings)
         recorder = Recorder(host) if record else None
         return await look(recorder or host, settings), recorder
     finally:
         supervisor.cancel()
         await asyncio.gather(supervisor, return_exceptions=True)
         await probes.close()
+
+
+async def _check_access(host: _OneLook, settings: Settings) -> None:
+    """What the agent does beside its cycle, done before the one look: the verdicts, then the scopes' device lists."""
+    for _ in range(2):
+        wanted = diagnose(await look(host, settings), settings).access_check
+        if wanted is None:
+            return
+        host.checks.start(wanted)
+        await host.checks.finished()
 
 
 def _agents_probe(settings: Settings) -> ProbeState | None:

@@ -8,10 +8,10 @@ What its own /dev shows, its environment and its mounts are no claim: a tenant c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from ..model.access import Claim, Device, Now, Process, Question, Sighting, Verdict
+from ..model.access import Claim, Device, Now, Process, Question, ScopeDevices, Sighting, Verdict
 from ..model.reading import Seen
 from ..model.runtime import Container, ContainerState, Sandbox
 from ..model.scene import Scene
@@ -31,20 +31,57 @@ CONTROL_MINOR = 255
 "of /dev/nvidiactl (open-gpu-kernel-modules, nv-linux.h)"
 
 
-def running(scene: Scene) -> tuple[tuple[Container, Sandbox | None], ...]:
+Claims = dict[str, dict[Device, tuple[Claim, ...]]]
+Pair = tuple[Container, Sandbox | None]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a scene holds about containers, found once and by name: a hundred of them are judged at every look."""
+
+    scene: Scene
+    running: tuple[Pair, ...]
+    processes: dict[str, Process]
+    nodes: dict[Device, str]
+    allocated: dict[tuple[str, str, str], tuple[str, ...]]
+    verdicts: dict[str, Verdict]
+    sightings: dict[str, dict[Device, Sighting]]
+    scopes: dict[str, ScopeDevices]
+    claims: Claims
+    "why which device nodes count as given, by container id; only containers that hold some are in it"
+
+
+def view(scene: Scene, settings: Settings) -> View:
+    state = scene.access.value if isinstance(scene.access, Seen) else None
+    sightings: dict[str, dict[Device, Sighting]] = {}
+    for sighting in state.sightings if state else ():
+        sightings.setdefault(sighting.container_id, {})[sighting.device] = sighting
+    processes = {p.container_id: p for p in scene.processes.value} if isinstance(scene.processes, Seen) else {}
+    found = View(scene, running(scene, processes), processes, nodes(scene), allocated(scene, settings),
+                 {v.container_id: v for v in state.verdicts} if state else {}, sightings,
+                 {row.unit: row for row in state.scopes} if state else {}, {})
+    return replace(found, claims=_claims(found, settings)) if found.running else found
+
+
+def narrow(scene: Scene, container_id: str) -> View:
+    """Of one container only, and without claims."""
+    state = scene.access.value if isinstance(scene.access, Seen) else None
+    rows = scene.processes.value if isinstance(scene.processes, Seen) else ()
+    return View(scene, (), {p.container_id: p for p in rows if p.container_id == container_id}, nodes(scene), {},
+                {v.container_id: v for v in state.verdicts if v.container_id == container_id} if state else {},
+                {}, {}, {})
+
+
+def running(scene: Scene, processes: dict[str, Process]) -> tuple[Pair, ...]:
     """Containers that run now. A pod that has ended, whatever the kubelet still lists of it, uses nothing; nor does a
     container whose process is gone, whatever the runtime said a while ago."""
     if not isinstance(scene.runtime, Seen):
         return ()
-    gone = {p.container_id for p in processes(scene).values() if p.pid and not p.started}
+    gone = {p.container_id for p in processes.values() if p.pid and not p.started}
     sandboxes = {s.id: s for s in scene.runtime.value.sandboxes}
     pairs = ((c, sandboxes.get(c.sandbox_id)) for c in scene.runtime.value.containers
              if c.state is ContainerState.RUNNING and c.id not in gone)
     return tuple((c, s) for c, s in pairs if s is None or s.is_ready)
-
-
-def processes(scene: Scene) -> dict[str, Process]:
-    return {p.container_id: p for p in scene.processes.value} if isinstance(scene.processes, Seen) else {}
 
 
 def nodes(scene: Scene) -> dict[Device, str]:
@@ -78,30 +115,27 @@ def key_of(container: Container, sandbox: Sandbox | None) -> tuple[str, str, str
             sandbox.name if sandbox else labels.get("io.kubernetes.pod.name", ""), container.name)
 
 
-def claims(scene: Scene, settings: Settings) -> dict[str, dict[Device, tuple[Claim, ...]]]:
-    """Why which device nodes count as given, by container id; only containers that hold some are in it."""
-    given = allocated(scene, settings)
+def _claims(of: View, settings: Settings) -> Claims:
+    scene, majors = of.scene, nvidia_majors(of.scene)
     plugins = {c.id for c, _ in plugin.candidates(scene.runtime.value, settings)} \
         if isinstance(scene.runtime, Seen) else set()
-    seen: dict[str, list[Device]] = {}
-    for sighting in scene.access.value.sightings if isinstance(scene.access, Seen) else ():
-        seen.setdefault(sighting.container_id, []).append(sighting.device)
-    known, by_id = nodes(scene), processes(scene)
-    found: dict[str, dict[Device, tuple[Claim, ...]]] = {}
-    for container, sandbox in running(scene):
-        of: dict[Device, tuple[Claim, ...]] = {}
-        ids = given.get(key_of(container, sandbox), ())
-        process = by_id.get(container.id)
+    needed, minors = control(scene, of.nodes), _minors(scene)
+    found: Claims = {}
+    for container, sandbox in of.running:
+        given: dict[Device, tuple[Claim, ...]] = {}
+        ids = of.allocated.get(key_of(container, sandbox), ())
+        process = of.processes.get(container.id)
         for claim, devices in (
-            (Claim.ALLOCATED, _allocated(scene, ids, known) if ids else ()),
-            (Claim.SPEC, _of_spec(process, known, nvidia_majors(scene)) if process else ()),
-            (Claim.SEEN, seen.get(container.id, ())),
-            (Claim.PLUGIN, control(scene, known)[:1] if container.id in plugins else ()),
+            (Claim.ALLOCATED, (*needed, *_gpus(scene, ids, minors)) if ids else ()),
+            (Claim.SPEC, _of_spec(process, of.nodes, majors) if process else ()),
+            (Claim.SEEN, tuple(of.sightings.get(container.id, ()))),
+            (Claim.PLUGIN, needed[:1] if container.id in plugins else ()),
         ):
             for device in devices:
-                of[device] = (*of.get(device, ()), claim)
-        if of:
-            found[container.id] = dict(sorted(of.items()))
+                given[device] = (*given.get(device, ()), claim)
+        if given:
+            found[container.id] = dict(sorted(given.items(), key=lambda item: (item[0].kind, item[0].major,
+                                                                              item[0].minor)))
     return found
 
 
@@ -121,19 +155,22 @@ def _frontend(majors: dict[str, int]) -> int | None:
     return next((majors[name] for name in ("nvidia", "nvidiactl", "nvidia-frontend") if name in majors), None)
 
 
-def _allocated(scene: Scene, ids: Iterable[str], known: dict[Device, str]) -> tuple[Device, ...]:
-    """Nodes behind the kubelet's device ids; an id that nobody can resolve leaves the control nodes."""
+def _minors(scene: Scene) -> dict[str, int]:
+    """Minor of the GPU behind each of the kubelet's device ids."""
     last = scene.probe.value.last if isinstance(scene.probe, Seen) else None
     minors: dict[str, int] = {}
     for gpu in last.gpus if last else ():
         minors[gpu.uuid] = minors[f"nvidia{gpu.minor}"] = gpu.minor  # GKE's plugin calls them by their node
         for mig in gpu.state.mig_devices or ():
             minors[mig.uuid] = minors[f"nvidia{gpu.minor}/gi{mig.gpu_instance}"] = gpu.minor
-    majors = scene.majors.value if isinstance(scene.majors, Seen) else {}
-    major = _frontend(majors)
+    return minors
+
+
+def _gpus(scene: Scene, ids: Iterable[str], minors: dict[str, int]) -> tuple[Device, ...]:
+    """The GPUs' own nodes; an id that nobody can resolve adds none."""
+    major = _frontend(scene.majors.value if isinstance(scene.majors, Seen) else {})
     wanted = {minors.get(physical(i), -1) for i in ids}
-    gpus = tuple(Device("c", major, minor) for minor in sorted(wanted) if minor >= 0) if major is not None else ()
-    return (*control(scene, known), *gpus)
+    return tuple(Device("c", major, minor) for minor in sorted(wanted) if minor >= 0) if major is not None else ()
 
 
 def _of_spec(process: Process, known: dict[Device, str], majors: set[int]) -> tuple[Device, ...]:
@@ -152,15 +189,13 @@ def allows_all(process: Process) -> bool:
     return any(device.major < 0 and {"r", "w"} <= set(rights) for device, rights in process.spec)
 
 
-def standing(scene: Scene, process: Process) -> Verdict | None:
+def standing(of: View, process: Process) -> Verdict | None:
     """The verdict that holds for what governs this container now.
 
     A program in the kernel never changes, so as long as the same ones are in force (v1: the same list), what they
     answered stands; where one reads maps, or the rules could not be read, only for a while.
     """
-    if not isinstance(scene.access, Seen):
-        return None
-    verdict = next((v for v in scene.access.value.verdicts if v.container_id == process.container_id), None)
+    verdict = of.verdicts.get(process.container_id)
     if verdict is None or (verdict.pid, verdict.started) != (process.pid, process.started):
         return None
     # The program may read other rules than this agent does; then nothing stands, and it is not asked without end.
@@ -168,17 +203,17 @@ def standing(scene: Scene, process: Process) -> Verdict | None:
         return None
     is_unsure = (not process.rules or not process.is_fixed or process.rules != verdict.rules
                  or any(now is Now.UNKNOWN for _, now in verdict.answers))
-    if is_unsure and scene.clock.boottime - verdict.at > AGAIN_S:
+    if is_unsure and of.scene.clock.boottime - verdict.at > AGAIN_S:
         return None
     return verdict if process.rules in ("", verdict.rules) else _unknown(verdict)
 
 
-def carried(scene: Scene, process: Process) -> Verdict | None:
+def carried(of: View, process: Process) -> Verdict | None:
     """The last verdict, while a fresh one is asked for: for a while, and never for the hands."""
-    verdicts = scene.access.value.verdicts if isinstance(scene.access, Seen) else ()
-    verdict = next((v for v in verdicts if (v.container_id, v.pid, v.started)
-                    == (process.container_id, process.pid, process.started)), None)
-    return verdict if scene.clock.boottime - process.other_until <= CARRY_S else None
+    verdict = of.verdicts.get(process.container_id)
+    if verdict is None or (verdict.pid, verdict.started) != (process.pid, process.started):
+        return None
+    return verdict if of.scene.clock.boottime - process.other_until <= CARRY_S else None
 
 
 def _unknown(verdict: Verdict) -> Verdict:
@@ -187,19 +222,20 @@ def _unknown(verdict: Verdict) -> Verdict:
                    detail="what governs its devices changed while it was asked")
 
 
-def questions(scene: Scene, claimed: dict[str, dict[Device, tuple[Claim, ...]]]) -> tuple[Question, ...]:
+def questions(of: View) -> tuple[Question, ...]:
     """What is to be asked now: of every container whose verdict does not stand, all nodes of NVIDIA's on this host,
     since whoever may open one without a claim holds it as well."""
-    everywhere = tuple(sorted(nodes(scene), key=lambda d: (d.major, d.minor)))[:MOST_NODES]
+    everywhere = {NOBODYS, *sorted(of.nodes, key=lambda d: (d.major, d.minor))[:MOST_NODES]}
     found = []
-    for container, _ in running(scene):
-        process = processes(scene).get(container.id)
+    for container, _ in of.running:
+        process = of.processes.get(container.id)
         if process is None or not process.pid or not process.started:
             continue
-        devices = tuple(sorted({*everywhere, *claimed.get(container.id, {}), NOBODYS}))
-        verdict = standing(scene, process)
-        if len(devices) > 1 and (verdict is None or not set(devices) <= {device for device, _ in verdict.answers}):
-            found.append(Question(container.id, process.pid, process.started, devices, process.rules,
+        verdict = standing(of, process)
+        devices = everywhere | of.claims.get(container.id, {}).keys()
+        if len(devices) > 1 and (verdict is None or not devices <= {device for device, _ in verdict.answers}):
+            asked = tuple(sorted(devices, key=lambda d: (d.kind, d.major, d.minor)))
+            found.append(Question(container.id, process.pid, process.started, asked, process.rules,
                                   process.other_until))
     return tuple(found)
 
@@ -218,4 +254,4 @@ def remember(sightings: Iterable[Sighting], verdict: Verdict, other_until: float
         elif now is Now.DENIED and old is not None and not old.denied_at:
             until = min(max(old.allowed_at, other_until), verdict.at)
             known[device] = replace(old, allowed_at=until, denied_at=verdict.at, reload_at=reload_at)
-    return tuple(sorted(known.values(), key=lambda s: s.device))
+    return tuple(known.values())

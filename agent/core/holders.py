@@ -22,8 +22,8 @@ from ..model.access import (
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.runtime import Access, Container, Sandbox
 from ..model.scene import Scene
-from ..model.settings import Settings
 from . import cgroups, containers, device_list
+from .containers import View
 
 SLACK_S = 1.0
 "systemd's stamp of a reload and the kernel's new programs lie so far apart at most"
@@ -35,57 +35,49 @@ CURE_LEFT_OUT = ("/dev/char links before the container starts (MakeNodes=yes), o
                  "240 or later; then start the pod anew")
 
 
-def holders(scene: Scene, settings: Settings) -> tuple[GpuContainer, ...]:
+def holders(of: View) -> tuple[GpuContainer, ...]:
     """Every container that holds GPUs, by namespace, pod and name."""
-    claimed = containers.claims(scene, settings)
-    found = [_holder(scene, settings, container, sandbox, claimed[container.id])
-             for container, sandbox in containers.running(scene) if container.id in claimed]
+    found = [_holder(of, container, sandbox, of.claims[container.id])
+             for container, sandbox in of.running if container.id in of.claims]
     return tuple(sorted(found, key=lambda h: (h.namespace, h.pod, h.name, h.id)))
 
 
-def _holder(scene: Scene, settings: Settings, container: Container, sandbox: Sandbox | None,
+def _holder(of: View, container: Container, sandbox: Sandbox | None,
             claimed: dict[Device, tuple[Claim, ...]]) -> GpuContainer:
-    process = containers.processes(scene).get(container.id)
-    verdict = containers.standing(scene, process) if process else None
+    process = of.processes.get(container.id)
+    verdict = containers.standing(of, process) if process else None
     driver, unit = cgroups.carrier(container.id, process.cgroup_v2, process.cgroup_v1) if process \
         else (Driver.UNKNOWN, "")
-    row = _row(scene, unit, process)
-    scope = scope_of(scene, unit, process)
+    row, scope = _row(of, unit, process), scope_of(of, unit, process)
     is_all = verdict.all_devices if verdict else bool(process and containers.allows_all(process))
     key = containers.key_of(container, sandbox)
-    risk, why = _risk(scene, driver, unit, scope, is_all, tuple(claimed), verdict)
-    old = containers.carried(scene, process) if process and verdict is None else None
-    known, seen = containers.nodes(scene), _sightings(scene, container.id)
-    devices = tuple(_given(device, of, known.get(device, ""), verdict, process, seen.get(device), risk[device], old)
-                    for device, of in claimed.items())
+    risk, why = _risk(of, driver, unit, scope, is_all, tuple(claimed), verdict)
+    old = containers.carried(of, process) if process and verdict is None else None
+    seen = of.sightings.get(container.id, {})
+    devices = tuple(_given(device, claims, of.nodes.get(device, ""), verdict, process, seen.get(device), risk[device],
+                           old) for device, claims in claimed.items())
     holder = GpuContainer(
         id=container.id, namespace=key[0], pod=key[1],
         pod_uid=sandbox.uid if sandbox else container.labels.get("io.kubernetes.pod.uid", ""), name=container.name,
-        is_plugin=any(Claim.PLUGIN in of for of in claimed.values()),
-        gpus=containers.allocated(scene, settings).get(key, ()), process=process, driver=driver, unit=unit,
-        all_devices=is_all, devices=devices, scope=scope,
+        is_plugin=any(Claim.PLUGIN in claims for claims in claimed.values()), gpus=of.allocated.get(key, ()),
+        process=process, driver=driver, unit=unit, all_devices=is_all, devices=devices, scope=scope,
         scope_at=row.at if row else 0.0, verdict=verdict, risk_why=why)
-    return _explained(scene, holder, seen)
+    return _explained(of.scene, holder, seen)
 
 
-def scope_of(scene: Scene, unit: str, process: Process | None) -> Reading[ScopeDevices]:
+def scope_of(of: View, unit: str, process: Process | None) -> Reading[ScopeDevices]:
     """The scope's device list, as it was read for the rules that govern its container now."""
     if not unit or process is None:
         return Refusal(Why.NOT_ASKED, "no scope of systemd carries it")
-    row = _row(scene, unit, process)
+    row = _row(of, unit, process)
     if row is None:
         return Refusal(Why.NOT_ASKED, "its device list is being read")
     return Refusal(Why.FAILED, row.problem) if row.problem else Seen(row, row.at)
 
 
-def _row(scene: Scene, unit: str, process: Process | None) -> ScopeDevices | None:
-    rows = scene.access.value.scopes if isinstance(scene.access, Seen) and process else ()
-    return next((row for row in rows if row.unit == unit and process and row.rules == process.rules), None)
-
-
-def _sightings(scene: Scene, container_id: str) -> dict[Device, Sighting]:
-    found = scene.access.value.sightings if isinstance(scene.access, Seen) else ()
-    return {s.device: s for s in found if s.container_id == container_id}
+def _row(of: View, unit: str, process: Process | None) -> ScopeDevices | None:
+    row = of.scopes.get(unit)
+    return row if row is not None and process is not None and row.rules == process.rules else None
 
 
 def _given(device: Device, claims: tuple[Claim, ...], path: str, verdict: Verdict | None, process: Process | None,
@@ -102,7 +94,7 @@ def _given(device: Device, claims: tuple[Claim, ...], path: str, verdict: Verdic
                        sighting.allowed_at if sighting else 0.0, since if now is Now.DENIED else 0.0)
 
 
-def _risk(scene: Scene, driver: Driver, unit: str, scope: Reading[ScopeDevices], is_all: bool,
+def _risk(of: View, driver: Driver, unit: str, scope: Reading[ScopeDevices], is_all: bool,
           devices: tuple[Device, ...], verdict: Verdict | None) -> tuple[dict[Device, Risk], str]:
     """What the next daemon-reload does to each, and why in a sentence."""
     def everything(risk: Risk, why: str) -> tuple[dict[Device, Risk], str]:
@@ -118,12 +110,12 @@ def _risk(scene: Scene, driver: Driver, unit: str, scope: Reading[ScopeDevices],
     if policy == "auto" and not allow:
         return everything(Risk.NO, "privileged: DevicePolicy=auto with an empty list allows everything" if is_all
                           else "DevicePolicy=auto with an empty list: systemd restricts nothing")
-    granted = device_list.grants(policy, allow, scene.majors.value if isinstance(scene.majors, Seen) else {},
-                                 {path: (d.kind, d.major, d.minor) for d, path in containers.nodes(scene).items()})
+    granted = device_list.grants(policy, allow, of.scene.majors.value if isinstance(of.scene.majors, Seen) else {},
+                                 {path: (d.kind, d.major, d.minor) for d, path in of.nodes.items()})
     risk = {d: Risk.NO if {"r", "w"} <= device_list.rights_of(granted, (d.kind, d.major, d.minor)) else Risk.YES
             for d in devices}
     may = dict(verdict.answers) if verdict else {}
-    lacking = [containers.nodes(scene).get(d, d.path) for d in devices
+    lacking = [of.nodes.get(d, d.path) for d in devices
                if risk[d] is Risk.YES and may.get(d) is not Now.DENIED]
     if not lacking:
         return risk, f"DeviceAllow= of its scope (DevicePolicy={policy}) names all it may open"
@@ -170,11 +162,11 @@ def at(scene: Scene, boottime: float) -> str:
         return f"{boottime:.0f} s after the boot"
 
 
-def plugin_access(scene: Scene, container_id: str) -> Seen[Access] | None:
+def plugin_access(of: View, container_id: str) -> Seen[Access] | None:
     """What the standing verdict says of a device plugin's own access; None where it says nothing."""
-    process = containers.processes(scene).get(container_id)
-    verdict = containers.standing(scene, process) if process else None
-    device = next(iter(containers.control(scene, containers.nodes(scene))), None)
+    process = of.processes.get(container_id)
+    verdict = containers.standing(of, process) if process else None
+    device = next(iter(containers.control(of.scene, of.nodes)), None)
     now = dict(verdict.answers).get(device, Now.UNKNOWN) if verdict and device else Now.UNKNOWN
     if verdict is None or now is Now.UNKNOWN:
         return None

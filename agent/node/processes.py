@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..model.access import Device, Process
 from ..wire.devcgroup import Cgroups, Mounts, Unsure, read, reads_maps, rules, said, started
+from ..wire.rpc import RpcError
 from . import cri
 from .probes import boottime
 
@@ -44,7 +45,13 @@ class Processes:
         self._known = {i: known for i, known in self._known.items() if i in wanted}
         self._last = {i: last for i, last in self._last.items() if i in wanted}
         new = [i for i in container_ids if i not in self._known]
-        for detail in await cri.containers(socket, new, STATUS_WITHIN_S) if new else ():
+        try:
+            details = await cri.containers(socket, new, STATUS_WITHIN_S) if new else ()
+        except RpcError:
+            if not self._known:
+                raise
+            details = ()  # those that are known are read all the same
+        for detail in details:
             self._known[detail.id] = _Known(detail.pid, started(detail.pid) if detail.pid else "",
                                             detail.device_rules)
         now, in_force = boottime(), set[int]()

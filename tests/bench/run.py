@@ -18,6 +18,7 @@ import boots
 import nogpu
 import report
 import steady
+import workloads
 from nspawn import NodeError
 from rig import Rig
 
@@ -29,6 +30,7 @@ MEASUREMENTS = {
     "idle": steady.idle,
     "reload": steady.reload,
     "verdict": steady.verdict,
+    "workloads": workloads.workloads,
 }
 
 

@@ -53,7 +53,7 @@ def reload(rig: Rig) -> list[Row]:
         wait_ready(node)
         time.sleep(SETTLE_S)
         before, _, _ = _reloads(node, rounds // 2, has_naive=False)
-        _fill(node)
+        fill(node)
         node.run(["systemd-run", "--quiet", f"--unit={NAIVE}", "python3", f"{TOOLS}/naive.py"])
         time.sleep(AFTER_RELOAD_S)
         agent, children, naive = _reloads(node, rounds, has_naive=True)
@@ -63,7 +63,7 @@ def reload(rig: Rig) -> list[Row]:
                          f"{middle(before):.1f} ms. The broad subscriber hears every unit, by dbus-next's proxies.")]
 
 
-def _fill(node: Node) -> None:
+def fill(node: Node) -> None:
     script = f'for i in $(seq {UNITS}); do printf "%s" "$0" >/run/systemd/system/filler$i.service; done'
     node.run(["sh", "-ec", script, FILLER])
     node.systemctl("daemon-reload")

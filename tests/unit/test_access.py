@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.core import containers
-from agent.core.containers import NOBODYS, claims, questions, remember, standing
+from agent.core.containers import NOBODYS, questions, remember, standing, view
 from agent.core.holders import holders
 from agent.core.rules import diagnose
 from agent.model.access import Claim, Device, LossCause, Now, Risk, Verdict
@@ -45,7 +45,7 @@ def changed(scene: Scene, **changes: Any) -> Scene:
 
 
 def held(scene: Scene) -> Any:
-    (one,) = holders(scene, DEFAULTS)
+    (one,) = holders(view(scene, DEFAULTS))
     return one
 
 
@@ -58,7 +58,7 @@ def test_allocated_is_given() -> None:
 
 def test_what_it_may_open_besides_counts_once_it_was_seen() -> None:
     """A monitor that was allocated nothing: only what earlier looks saw allowed, or its spec names."""
-    assert holders(access_scene(gpus=()), DEFAULTS) == ()
+    assert holders(view(access_scene(gpus=()), DEFAULTS)) == ()
     seen_before = held(access_scene(gpus=(), sightings=(sighting(GPU1),)))
     assert [(d.device, d.claims, d.access) for d in seen_before.devices] == [(GPU1, (Claim.SEEN,), Now.DENIED)]
     named = held(access_scene((process(spec=((Device("c", 195, -1), "rw"), (Device("c", 1, 3), "rwm"),
@@ -68,7 +68,7 @@ def test_what_it_may_open_besides_counts_once_it_was_seen() -> None:
 
 def test_a_privileged_neighbour_holds_nothing_by_its_spec() -> None:
     everything = ((Device("c", -1, -1), "rwm"), (Device("c", 195, 0), "rwm"))
-    assert holders(access_scene((process(spec=everything),), gpus=()), DEFAULTS) == ()
+    assert holders(view(access_scene((process(spec=everything),), gpus=()), DEFAULTS)) == ()
 
 
 @pytest.mark.parametrize("changes", [{"state": ContainerState.EXITED}, {"state": ContainerState.CREATED}])
@@ -76,15 +76,15 @@ def test_what_does_not_run_holds_nothing(changes: dict[str, Any]) -> None:
     scene = access_scene()
     pods, (box,) = scene.runtime.value.sandboxes, scene.runtime.value.containers  # type: ignore[union-attr]
     ended = Runtime(pods, (container(box.id, box.sandbox_id, name="main", **changes),))
-    assert holders(changed(scene, runtime=seen(ended)), DEFAULTS) == ()
+    assert holders(view(changed(scene, runtime=seen(ended)), DEFAULTS)) == ()
 
 
 def test_a_pod_that_has_ended_and_a_process_that_is_gone_hold_nothing() -> None:
     scene = access_scene()
     ended = sandbox("pod-2", name="train-0", namespace="ml", is_ready=False)
     runtime = Runtime((ended,), scene.runtime.value.containers)  # type: ignore[union-attr]
-    assert holders(changed(scene, runtime=seen(runtime)), DEFAULTS) == ()
-    assert holders(access_scene((process(started=""),)), DEFAULTS) == ()
+    assert holders(view(changed(scene, runtime=seen(runtime)), DEFAULTS)) == ()
+    assert holders(view(access_scene((process(started=""),)), DEFAULTS)) == ()
 
 
 @pytest.mark.parametrize(("of", "said", "stands"), [
@@ -101,19 +101,19 @@ def test_a_pod_that_has_ended_and_a_process_that_is_gone_hold_nothing() -> None:
 ])
 def test_when_a_verdict_stands(of: dict[str, Any], said: dict[str, Any], stands: bool) -> None:
     scene = access_scene((process(**of),), verdicts=(verdict(**said),))
-    assert (standing(scene, process(**of)) is not None) is stands
-    assert bool(questions(scene, claims(scene, DEFAULTS))) is not stands or "answers" in said
+    assert (standing(view(scene, DEFAULTS), process(**of)) is not None) is stands
+    assert bool(questions(view(scene, DEFAULTS))) is not stands or "answers" in said
 
 
 def test_readers_that_disagree_are_unknown_and_not_asked_without_end() -> None:
     scene = access_scene((process(),), verdicts=(verdict(rules=OTHERS),))
-    assert questions(scene, claims(scene, DEFAULTS)) == ()
+    assert questions(view(scene, DEFAULTS)) == ()
     assert {d.access for d in held(scene).devices} == {Now.UNKNOWN}
 
 
 def test_a_question_names_every_node_of_the_host_and_nobodys() -> None:
     scene = access_scene(verdicts=())
-    (question,) = questions(scene, claims(scene, DEFAULTS))
+    (question,) = questions(view(scene, DEFAULTS))
     assert set(question.devices) == {GPU0, GPU1, CTL, UVM, Device("c", 511, 1), NOBODYS}
     assert (question.rules, question.pid) == (RULES, 4711)
     assert diagnose(scene, DEFAULTS).access_check is not None
@@ -215,7 +215,7 @@ def test_capability_nodes_are_asked_about_only_where_somebody_claims_them() -> N
     many = tuple(DeviceNode(f"/dev/nvidia-caps/nvidia-cap{n}", 511, n + 2) for n in range(500))
     scene = access_scene(verdicts=())
     scene = changed(scene, nodes=seen((*scene.nodes.value, *many)))  # type: ignore[union-attr]
-    (question,) = questions(scene, claims(scene, DEFAULTS))
+    (question,) = questions(view(scene, DEFAULTS))
     assert len(question.devices) <= containers.MOST_NODES + len(GIVEN) + 1
     assert set(GIVEN) <= set(question.devices)
 
@@ -233,7 +233,7 @@ def test_the_plugin_that_lost_its_access_while_everything_is_listed() -> None:
 def test_a_reload_asks_for_a_second_look() -> None:
     scene = changed(access_scene(), manager=seen(Manager("252", NOW - 1)))
     assert diagnose(scene, DEFAULTS).access_due == NOW + 4
-    assert diagnose(access_scene(()), DEFAULTS).access_due == NOW + 0.2
+    assert diagnose(access_scene(()), DEFAULTS).access_due == NOW + 1.0
     assert diagnose(access_scene(), DEFAULTS).access_due is None
 
 

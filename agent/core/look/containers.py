@@ -18,7 +18,7 @@ async def workloads(host: Host, settings: Settings, scene: Scene) -> dict[str, A
     """Nothing is asked before the driver is there: nobody can hold a GPU then."""
     if not isinstance(scene.driver_version, Seen) or not isinstance(scene.runtime, Seen):
         return {}
-    ids = tuple(sorted(c.id for c, _ in containers.running(scene)))
+    ids = tuple(sorted(c.id for c, _ in containers.running(scene, {})))
     return {
         "allocations": await _allocations(host, settings, scene),
         "processes": await host.processes(scene.runtime_socket, ids),

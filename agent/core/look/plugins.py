@@ -20,7 +20,7 @@ from ...model.runtime import (
 )
 from ...model.scene import Scene
 from ...model.settings import Settings
-from .. import holders, parse, plugin, plugin_log
+from .. import containers, holders, parse, plugin, plugin_log
 from ..layouts import KINDS, kind_of, manifest_folders, matches, runtime_sockets
 from ..resources import listing
 from .files import parsed_file
@@ -87,7 +87,7 @@ async def _sight(host: Host, scene: Scene, container: Container, sandbox: Sandbo
     if isinstance(detail, Seen):
         tail = await host.tail(detail.value.log_path)
         log = tail if isinstance(tail, Refusal) else Seen(plugin_log.read(tail.value), tail.at)
-        access = holders.plugin_access(scene, container.id) or access
+        access = holders.plugin_access(containers.narrow(scene, container.id), container.id) or access
     return PluginSight(container, sandbox, detail, log, access)
 
 

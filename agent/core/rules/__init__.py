@@ -8,6 +8,7 @@ from ...model.finding import Diagnosis, Scope, Verdict
 from ...model.reading import Seen
 from ...model.scene import ProbeState, Scene
 from ...model.settings import Settings
+from .. import containers
 from ..holders import holders
 from ..plugin import effective
 from ..resources import listing
@@ -23,7 +24,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     registered = kubelet.registered(scene, settings, listed) if gpus.scope is not Scope.NONE else None
     fault = plugin.fault(scene, settings, bool(registered and registered.verdict is Verdict.FAILS), listed.count > 0)
     cdi, paused = toolkit.judge(scene, gpus, judged), pause.find(scene, settings)
-    held = holders(scene, settings)
+    held = holders(of := containers.view(scene, settings))
     shown = (*pci.findings(scene, settings, gpus), *driver.findings(scene, gpus),
              *device_nodes.findings(scene, gpus, judged), *driver.service_findings(scene, gpus),
              *nvml.findings(scene, gpus, judged), *pause.findings(scene, paused), *toolkit.findings(scene, cdi),
@@ -48,7 +49,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
         registered=registered,
         registered_at=scene.allocatable.at if isinstance(scene.allocatable, Seen) else 0.0,
         mending=kubelet.mending(scene, settings, fault, listed) if registered else None,
-        **access.parts(scene, settings, held),
+        **access.parts(of, held),
         additive=device_nodes.additive(scene, settings, gpus, judged) + driver.additive(scene, settings, gpus),
         refresh=toolkit.refresh(scene, cdi),
         launch=launch.wanted(scene, settings, kubelet.is_active(scene, settings)),

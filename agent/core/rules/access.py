@@ -12,6 +12,7 @@ from ...model.reading import Refusal, Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
 from .. import containers
+from ..containers import View
 from ..holders import at, scope_of
 from .driver import disturbed_at
 
@@ -19,7 +20,8 @@ NAMED = 3
 "containers named in a finding's sentence; gpu-gate access lists all"
 AFTER_RELOAD_S = 5.0
 "a second look after a reload: hooks and runtimes may still be at work"
-UNREAD_S = 0.2
+UNREAD_S = 1.0
+"containers whose status the runtime did not give in time are asked for again after so long"
 
 
 def findings(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding, ...]:
@@ -90,37 +92,38 @@ def _more(some: Sequence[GpuContainer]) -> str:
     return f" and {len(some) - NAMED} more" if len(some) > NAMED else ""
 
 
-def parts(scene: Scene, settings: Settings, holders: tuple[GpuContainer, ...]) -> dict[str, Any]:
+def parts(of: View, holders: tuple[GpuContainer, ...]) -> dict[str, Any]:
     """What a Diagnosis carries of this link."""
-    return {"gpu_containers": holders, "access_check": check(scene, settings, holders),
-            "access_due": due_at(scene, holders, disturbed_at(scene))}
+    return {"gpu_containers": holders, "access_check": check(of, holders),
+            "access_due": due_at(of, holders, disturbed_at(of.scene))}
 
 
-def check(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> CheckAccess | None:
+def check(of: View, holders: Sequence[GpuContainer]) -> CheckAccess | None:
     """What the access program is to be asked now; None where every verdict stands, or it is asking."""
+    scene = of.scene
     if not isinstance(scene.access, Seen) or scene.access.value.asking_since is not None:
         return None
-    asked = containers.questions(scene, containers.claims(scene, settings))
-    scopes = tuple((h.unit, h.process.rules) for h in holders if h.unit and h.process and _is_unread(scene, h))
+    asked = containers.questions(of)
+    scopes = tuple((h.unit, h.process.rules) for h in holders if h.unit and h.process and _is_unread(of, h))
     if not asked and not scopes:
         return None
     reload_at = scene.manager.value.last_reload_at if isinstance(scene.manager, Seen) else None
     return CheckAccess(asked, scopes, reload_at or 0.0)
 
 
-def _is_unread(scene: Scene, holder: GpuContainer) -> bool:
-    scope = scope_of(scene, holder.unit, holder.process)
+def _is_unread(of: View, holder: GpuContainer) -> bool:
+    scope = scope_of(of, holder.unit, holder.process)
     if isinstance(scope, Refusal) and scope.is_telling:
-        return scene.clock.boottime - holder.scope_at > containers.AGAIN_S
+        return of.scene.clock.boottime - holder.scope_at > containers.AGAIN_S
     return isinstance(scope, Refusal)
 
 
-def due_at(scene: Scene, holders: Sequence[GpuContainer], disturbed: float) -> float | None:
+def due_at(of: View, holders: Sequence[GpuContainer], disturbed: float) -> float | None:
     """Boottime of the next look that access wants; None for none."""
-    if not isinstance(scene.processes, Seen):
+    if not isinstance(of.scene.processes, Seen):
         return None
-    now = scene.clock.boottime
-    if {c.id for c, _ in containers.running(scene)} - containers.processes(scene).keys():
+    now = of.scene.clock.boottime
+    if {c.id for c, _ in of.running} - of.processes.keys():
         return now + UNREAD_S
     if holders and now < disturbed + AFTER_RELOAD_S:
         return disturbed + AFTER_RELOAD_S
