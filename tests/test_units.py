@@ -68,7 +68,7 @@ SAYS: dict[str, dict[str, str | None]] = {
         "Unit.Wants": None,
         "Unit.Requires": None,
         "Service.Type": "notify",
-        "Service.ExecStart": "/usr/bin/gpu-gate node",
+        "Service.ExecStart": "/usr/bin/gpu-gate node %b",
         "Service.User": "gpu-gate-node",
         "Service.CapabilityBoundingSet": "",
         "Service.Restart": "always",

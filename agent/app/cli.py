@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, config: configuration.Config) -> int:
-    if options.target and options.verb not in ("doctor", "evidence"):
+    if options.target and options.verb not in ("doctor", "evidence", "node"):
         print(f"gpu-gate: {options.verb} takes no {options.target!r}: gpu-gate --help", file=sys.stderr)
         return 2
     verb = options.verb
@@ -81,7 +81,7 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
 
         return wait.run(config.settings)
     if verb == "node":
-        return _node(config, options.verbose)
+        return _node(config, options.target, options.verbose)
     if verb == "status":
         return _npd(config) if options.npd else _status(config, options.json)
     if verb == "access":
@@ -124,18 +124,25 @@ def _daemon(config: configuration.Config, verbose: bool) -> int:
     return 0
 
 
-def _node(config: configuration.Config, verbose: bool) -> int:
+def _node(config: configuration.Config, boot_id: str, verbose: bool) -> int:
+    """`boot_id` comes from systemd (%b): in a /proc of its own, a container node's unit sees its host's."""
     try:
         from ..barrier.barrier import Agent, run
     except ModuleNotFoundError as exc:
         raise GateError(f"this wants the Kubernetes client library ({exc}): apt-get install gpu-gate-node") from exc
+    from uuid import UUID
+
     from . import ask, log
 
+    try:
+        boot_id = str(UUID(boot_id))
+    except ValueError as exc:
+        raise GateError("gpu-gate node BOOT_ID is run by gpu-gate-node.service: systemctl start it") from exc
     log.set_up(verbose, "gpu-gate-node")
     settings = config.settings
     return run(settings, Agent(
         lambda: ask.get("/readyz", listen=settings.listen), lambda: ask.status(listen=settings.listen),
-        ask.NoAgent, settings.heartbeat_s))
+        ask.NoAgent, settings.heartbeat_s), boot_id)
 
 
 NPD_CHARS = 80

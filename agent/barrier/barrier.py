@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ..model.settings import Settings
@@ -173,9 +172,8 @@ class Barrier:
             report.write(report.report(node, seen_at, trouble), self._report_path)
 
 
-def run(settings: Settings, agent: Agent) -> int:
+def run(settings: Settings, agent: Agent, boot_id: str) -> int:
     """The program of gpu-gate-node.service."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     barrier = Barrier(settings, agent, lambda: ApiServer(settings.node_kubeconfig), boot_id,
                       lambda: time.clock_gettime(time.CLOCK_BOOTTIME), time.time)
     for number in (signal.SIGTERM, signal.SIGINT):

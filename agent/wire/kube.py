@@ -126,7 +126,7 @@ class ApiServer:
         try:
             answer = pool.request(
                 method, url, headers=headers, body=json.dumps(body).encode() if body is not None else None,
-                timeout=urllib3.Timeout(*within_s), preload_content=False, redirect=False)
+                timeout=_timeout(within_s), preload_content=False, redirect=False)
             if 200 <= answer.status < 300:
                 return answer
             said = answer.read(1 << 16)
@@ -184,6 +184,11 @@ class ApiServer:
         if not isinstance(found, dict) or found.get("kind") != "Node":
             raise ApiTrouble("the API server answered with something else than a Node: is that its address?")
         return found
+
+
+def _timeout(within_s: tuple[float, float]) -> urllib3.Timeout:
+    """No limit in all: a watch lasts."""
+    return urllib3.Timeout(connect=within_s[0], read=within_s[1])
 
 
 def _pool(configuration: Any) -> urllib3.PoolManager:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.wire.kube import ApiServer, ApiTrouble
+from agent.wire.kube import ApiServer, ApiTrouble, _timeout
 
 from .kube_peers import Api, certificates, kubeconfig
 
@@ -125,6 +125,11 @@ def test_a_watch_tells_what_changes_and_bookmarks(api: Api, client: ApiServer) -
     kind, found = next(watch)
     assert (kind, found["metadata"]["resourceVersion"]) == ("BOOKMARK", str(api.version))
     watch.close()
+
+
+def test_a_quiet_watch_is_not_ended_by_the_limit_for_connecting() -> None:
+    limit = _timeout((5.0, 90.0))
+    assert (limit.total, limit.connect_timeout, limit.read_timeout) == (None, 5.0, 90.0)
 
 
 def test_a_watch_from_a_forgotten_version_ends_with_410(api: Api, client: ApiServer) -> None:
