@@ -12,6 +12,7 @@ NO_REASONS = {  # conditions, which docs/terms.md explains
     "AllocationWorks", "MigConfigured",
     "PluginWell", "Checkpoint", "NotPaused", "CdiSpec", "RuntimeHandler", "RuntimeAnswers", "PluginLaunched",
     "SocketOwner", "NodeResources", "WorkloadAccess", "AccessAfterReload",
+    "FabricReady", "GpusAtEase", "KernelLogQuiet",
 }  # fmt: skip
 KUBERNETES = {"True", "False", "Unknown", "NoSchedule"}
 

@@ -136,6 +136,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "on_deadline": _one_of("open", "hold"),
     "hold_s": _span(1, 1800),
     "control_plane_deadline_s": _span(1, 1800),
+    "fabric": _one_of("prefer", "require", "ignore"),
+    "fabric_within_s": _span(1, 1800),
     "pause_while": _units,
     "probe_timeout_s": _span(1, 600),
     "probe_interval_s": _span(10, 86400),

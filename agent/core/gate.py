@@ -20,7 +20,7 @@ from ..model.settings import Settings
 from . import launch as launching
 from . import mend as mending
 from .deadline import hold_limit_s
-from .pace import AGREE, DOUBT_S, backoff, keeps_probe, probe_due, stands_for_s, wake_at, wants_probe
+from .pace import AGREE, DOUBT_S, HOLD_AFTER_S, backoff, keeps_probe, probe_due, stands_for_s, wake_at, wants_probe
 from .phases import Gate, Phase, Step
 
 STALE_S = 150.0
@@ -29,7 +29,7 @@ STALE_S = 150.0
 
 def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
     """Judge what was seen, move, and say what is to be done."""
-    moved = _count(_forget(gate, diagnosis, now), diagnosis, now, settings)
+    moved = _count(_forget(_notice(gate, diagnosis, now), diagnosis, now), diagnosis, now, settings)
     moved = replace(moved, deadline_at=_deadline(moved, diagnosis, now, settings))
     phase, why, reason = _phase(moved, diagnosis, settings, now)
     moved, mended = _mend(moved, diagnosis, phase, now, settings)
@@ -81,14 +81,30 @@ def _with_mend(gate: Gate, phase: Phase, why: str, reason: str) -> tuple[Phase, 
     return phase, why, reason
 
 
+def _notice(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
+    """Since when: a cause that would hold, a fabric that is awaited."""
+    doubt = diagnosis.held.reason if diagnosis.held else ""
+    if doubt != gate.doubt:
+        gate = replace(gate, doubt=doubt, doubt_since=now)
+    if diagnosis.fabric is None:
+        return replace(gate, fabric_since=None)
+    if gate.fabric_since is not None:
+        return gate
+    waited = diagnosis.released_before and gate.validated_at is None  # by an earlier agent of this boot
+    return replace(gate, fabric_since=0.0 if waited else now)
+
+
 def _forget(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
     """What earlier probes said does not outlive the driver they asked, nor the readings they were made of."""
     if gate.paused and not diagnosis.paused:  # whatever was done meanwhile was done to be seen
         gate = replace(gate, probe_after=now)
-    if gate.good == 0 and gate.hopeless == 0:
+    reloaded = gate.loaded_at < diagnosis.driver_loaded_at  # unloaded and loaded again between two looks
+    asked_before = diagnosis.report is not None and diagnosis.report.started_at < diagnosis.driver_loaded_at
+    gate = replace(gate, loaded_at=diagnosis.driver_loaded_at)
+    if gate.good == gate.hopeless == gate.failures == 0:
         return gate
     differs = bool(diagnosis.fingerprint) and bool(gate.fingerprint) and diagnosis.fingerprint != gate.fingerprint
-    if diagnosis.may_probe and diagnosis.scope is not Scope.NONE and not differs:
+    if diagnosis.may_probe and diagnosis.scope is not Scope.NONE and not differs and not (reloaded and asked_before):
         return gate
     return replace(gate, good=0, fingerprint="", validated_at=None, hopeless=0, failures=0, failing_since=None,
                    probe_after=now)
@@ -140,6 +156,8 @@ def _deadline(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) 
 
 def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> tuple[Phase, str, str]:
     """The table: the first line that fits."""
+    if diagnosis.held and now >= gate.doubt_since + HOLD_AFTER_S:
+        return Phase.HELD, _with_remedy(diagnosis.held), diagnosis.held.reason
     if diagnosis.scope is Scope.NONE:
         return Phase.NOT_APPLICABLE, diagnosis.scope_because, "NoGpuForContainers"
     if not diagnosis.may_probe:
@@ -154,19 +172,9 @@ def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> 
     nvml = _of_link(diagnosis, 5)
     because, reason = (nvml.because, nvml.reason) if nvml else ("NVML was not asked", "NotProbed")
     if gate.hopeless >= AGREE:
-        return Phase.HELD, f"{because}; next step: {nvml.next_step if nvml else ''}", reason
+        return Phase.HELD, _with_remedy(nvml) if nvml else because, reason
     if gate.good >= settings.stable_probes:
-        disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
-        nodes = next((f for f in diagnosis.findings if f.link == 3 and f.blocks
-                      and f.verdict is not Verdict.HOLDS), None)
-        if nodes:
-            return Phase.WAITING, nodes.because, nodes.reason
-        if nvml and nvml.verdict is Verdict.FAILS:
-            return Phase.REVALIDATING, because, reason
-        if disturbed:
-            return Phase.REVALIDATING, f"a reload or restart {now - diagnosis.disturbed_at:.0f} s ago is newer " \
-                "than the last validation", "Revalidating"
-        return Phase.OPEN, because, ""
+        return _stable_phase(gate, diagnosis, settings, now)
     if gate.good > 0:
         return (Phase.SETTLING, f"{because}: {gate.good} of {settings.stable_probes} equal probes", "Settling")
     nodes = _of_link(diagnosis, 3)
@@ -175,6 +183,32 @@ def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> 
             return Phase.WAITING, nodes.because, nodes.reason
         return Phase.PROBING, f"{because}; a fresh probe is awaited", "Probing"
     return Phase.PROBING, because, reason or "Probing"
+
+
+def _stable_phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> tuple[Phase, str, str]:
+    """Of a set that enough probes saw: what may still stand between it and OPEN."""
+    nvml = _of_link(diagnosis, 5)
+    because, reason = (nvml.because, nvml.reason) if nvml else ("NVML was not asked", "NotProbed")
+    disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
+    nodes = next((f for f in diagnosis.findings if f.link == 3 and f.blocks
+                  and f.verdict is not Verdict.HOLDS), None)
+    if nodes:
+        return Phase.WAITING, nodes.because, nodes.reason
+    if nvml and nvml.verdict is Verdict.FAILS:
+        return Phase.REVALIDATING, because, reason
+    if diagnosis.fabric and gate.fabric_since is not None:
+        if now < gate.fabric_since + settings.fabric_within_s:
+            return Phase.WAITING, diagnosis.fabric.because, diagnosis.fabric.reason
+        if diagnosis.fabric.blocks:
+            return Phase.HELD, _with_remedy(diagnosis.fabric), diagnosis.fabric.reason
+    if disturbed:
+        return Phase.REVALIDATING, f"{diagnosis.disturbed_by} {now - diagnosis.disturbed_at:.0f} s ago is newer " \
+            "than the last validation", "Revalidating"
+    return Phase.OPEN, because, ""
+
+
+def _with_remedy(finding: Finding) -> str:
+    return f"{finding.because}; next step: {finding.next_step}"
 
 
 def _released(gate: Gate, diagnosis: Diagnosis, now: float, holds: str) -> tuple[str, str]:
@@ -208,9 +242,9 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
         return (False, broken.because) if broken else (True, gate.why)
     if gate.phase is Phase.REVALIDATING:
         if diagnosis.paused:
-            return False, "not validated since a reload or restart"
+            return False, f"not validated since {diagnosis.disturbed_by}"
         if now > diagnosis.disturbed_at + stands_for_s(diagnosis, settings):
-            return False, f"no verdict for {now - diagnosis.disturbed_at:.0f} s after a reload or restart"
+            return False, f"no verdict for {now - diagnosis.disturbed_at:.0f} s after {diagnosis.disturbed_by}"
     elif gate.phase is not Phase.OPEN:
         return False, gate.why
     broken = diagnosis.first_broken(own=True)

@@ -10,6 +10,7 @@ from ..model.finding import Heals
 
 _SOON, _NEVER, _CONF = Heals.SOON, Heals.NEVER, Heals.CONFIGURATION
 
+GPU_IS_LOST = 15
 MISMATCH = 18
 UNKNOWN_ERROR = 999
 LIBRARY_NOT_FOUND = 12

@@ -10,6 +10,12 @@ from .phases import Gate, Phase
 
 AGREE = 2
 "looks at fresh probes that must agree before a cause counts as one that waiting cannot heal"
+HOLD_AFTER_S = 1.0
+"a cause that is known without NVML must be seen for so long before it holds"
+REFUSED_S = 5.0
+"a module that the kernel refuses sends no signal: a kubelet that waits is not to wait a heartbeat for that"
+FABRIC_S = 2.0
+"between probes while the fabric is awaited"
 FIRST_FAILURES_S = 60.0
 "failing probes are repeated at the stable interval for so long, then ever more rarely: each costs the driver work"
 MAX_BACKOFF_S = 60.0
@@ -50,6 +56,14 @@ def wants_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
 
 
 def probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
+    return max(_probe_due(gate, diagnosis, settings), diagnosis.rests_until)
+
+
+def _probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
+    if diagnosis.fabric and gate.validated_at is not None and gate.phase in (Phase.WAITING, Phase.HELD):
+        return gate.validated_at + (FABRIC_S if gate.phase is Phase.WAITING else MAX_BACKOFF_S)
+    if diagnosis.held and gate.phase is Phase.HELD and diagnosis.report:  # nothing new is to be learned from NVML
+        return max(gate.probe_after, diagnosis.report.started_at + MAX_BACKOFF_S)
     disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
     if gate.validated_at is not None and (gate.phase is Phase.REVALIDATING or disturbed):
         return gate.validated_at + settings.stable_interval_s
@@ -66,12 +80,18 @@ def wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) ->
     instants = [now + settings.heartbeat_s]
     if not gate.released:
         instants.append(gate.deadline_at)
+        if not diagnosis.may_probe:
+            instants.append(now + REFUSED_S)
     if diagnosis.access_due is not None:
         instants.append(diagnosis.access_due)
     if wants_probe(gate, diagnosis) and not diagnosis.probe_busy:
         instants.append(probe_due(gate, diagnosis, settings))
     if diagnosis.paused and diagnosis.paused.until is not None:
         instants.append(diagnosis.paused.until)
+    if gate.doubt and gate.phase is not Phase.HELD:
+        instants.append(gate.doubt_since + HOLD_AFTER_S)
+    if gate.fabric_since is not None:
+        instants.append(gate.fabric_since + settings.fabric_within_s)
     if gate.phase is Phase.REVALIDATING:
         instants.append(diagnosis.disturbed_at + stands_for_s(diagnosis, settings) + 0.01)
     broken = diagnosis.first_broken()

@@ -13,6 +13,7 @@ _KERNEL_MODULE = re.compile(r"Kernel Module\b.*?\s(\d{3,4}(?:\.\d+){1,2})\b")
 _MODULE_FILE = re.compile(
     r"^(?!\S*-(?:uvm|modeset|drm|peermem|vgpu-vfio)\.ko)"
     r"(\S*/nvidia(?:-(?:current|open|tesla|legacy)[\w.-]*)?\.ko(?:\.(?:gz|xz|zst))?):", re.M)
+_LIBRARY = re.compile(r"\.so\.(\d{3,4}(?:\.\d+){1,2})$")
 _BUS_ID = re.compile(r"^([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])$")
 
 
@@ -28,6 +29,12 @@ def driver_version(data: bytes) -> str | None:
     """
     found = _KERNEL_MODULE.search(data.decode("utf-8", "replace"))
     return found.group(1) if found else None
+
+
+def library_version(path: str) -> str:
+    """The version in a library's own file name, libnvidia-ml.so.550.90.07; "" where it carries none."""
+    found = _LIBRARY.search(path)
+    return found.group(1) if found else ""
 
 
 def hex_number(data: bytes) -> int | None:

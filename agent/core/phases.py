@@ -54,6 +54,13 @@ class Gate:
     failures: int = 0
     probe_after: float = 0.0
     deadline_at: float = 0.0
+    doubt: str = ""
+    "reason of the cause that is known without NVML and would hold"
+    doubt_since: float = 0.0
+    fabric_since: float | None = None
+    "boottime since which the fabric is awaited"
+    loaded_at: float = 0.0
+    "boottime of the module's last load that was seen"
     paused: str = ""
     'why no probe and no action is made, "" where they are'
     paused_until: float | None = None

@@ -96,7 +96,16 @@ class Diagnosis:
     fingerprint: str
     'what must stay equal from probe to probe; "" where the last probe was not complete and clean'
     disturbed_at: float
-    "boottime, seconds, of the newest reload or restart of a unit we follow"
+    "boottime, seconds, of the newest reload, restart of a unit we follow, or report of the kernel"
+    disturbed_by: str
+    driver_loaded_at: float
+    "boottime, seconds, of the module's last load; 0.0 where nothing tells"
+    held: Finding | None
+    "a cause that is known without asking NVML, and that waiting cannot heal"
+    fabric: Finding | None
+    "the fabric is not ready, and somebody wants it to be"
+    rests_until: float
+    "boottime, seconds: NVML is not asked before, because it would hang"
     kubelet_active: bool | None
     released_before: str
     'why an earlier moment of this boot released the kubelet, "" where none did'

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .access import AccessState, Allocation, Process
+from .kernel import KernelLine
 from .reading import Reading
 from .runtime import Access, ContainerDetail, Runtime
 from .scene import Clock, Devices, Entry, Manager, ProbeState, Unit
@@ -66,6 +67,9 @@ class Host(Protocol):
 
     async def access_state(self) -> Reading[AccessState]:
         """What the access program has said so far. Asking starts none."""
+
+    async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
+        """The lines of this boot's kernel log that are about GPUs, oldest first. It waits for nothing."""
 
     async def trouble(self) -> tuple[str, ...]:
         """Signal sources that are lost."""

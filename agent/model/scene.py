@@ -8,6 +8,7 @@ from enum import Enum
 from .access import AccessState, Allocation, Process
 from .cdi import Toolkit
 from .gpu import NOTHING_SAID, GpuState
+from .kernel import KernelWord
 from .mark import Mark
 from .reading import Reading, Refusal, Why
 from .runtime import LedgerEntry, PluginSight, Runtime, SocketOwner
@@ -222,6 +223,8 @@ class Scene:
     nodes: Reading[tuple[DeviceNode, ...]] = NOT_ASKED
     char_links: Reading[dict[str, str]] = NOT_ASKED
     '"195:0" to the link\'s target'
+    kernel: Reading[tuple[KernelWord, ...]] = NOT_ASKED
+    "what the kernel's log tells of this boot's GPUs, oldest first"
     probe: Reading[ProbeState] = NOT_ASKED
     manager: Reading[Manager] = NOT_ASKED
     units: Reading[tuple[Unit, ...]] = NOT_ASKED

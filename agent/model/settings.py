@@ -39,6 +39,12 @@ class Settings:
         "Gate", "ControlPlaneDeadlineSec", 20.0,
         "caps DeadlineSec where a control plane runs as static pods: its kubelet must not wait for GPUs",
         unit="s")
+    fabric: str = _key(
+        "Gate", "Fabric", "prefer",
+        "of GPUs with NVSwitch. prefer: the gate waits FabricWithinSec for it, then opens and warns; require: no GPU "
+        "work without it; ignore. In Progress is the resting state where NVSwitches are shared")
+    fabric_within_s: float = _key(
+        "Gate", "FabricWithinSec", 60.0, "the fabric manager takes some seconds after the GPUs are up", unit="s")
     pause_while: tuple[str, ...] = _key(
         "Gate", "PauseWhile", ("nvidia-mig-manager.service",),
         "no probe and no repair while one of these is starting: a oneshot that changes MIG or resets GPUs fails "

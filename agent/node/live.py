@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..model.access import AccessState, Allocation, Process
+from ..model.kernel import KernelLine
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.runtime import Access, ContainerDetail, Runtime
 from ..model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
@@ -21,9 +21,11 @@ from ..wire.rpc import RpcError, get_allocatable, list_allocated
 from . import access, cri
 from .documents import Documents
 from .entries import entry_of
+from .kmsg import Kmsg
 from .listener import listener_pid
 from .probes import Probes, boottime
 from .processes import Processes
+from .refusal import refusal
 
 T = TypeVar("T")
 
@@ -38,14 +40,6 @@ CRI_WITHIN_S = 1.0
 ALLOCATABLE_FRESH_S = 0.5
 """pod-resources is limited to 100 questions a second for all its clients (kubelet 1.28 and later)."""
 
-_WHY = {
-    errno.ENOENT: Why.MISSING,
-    errno.ENOTDIR: Why.MISSING,
-    errno.ENODEV: Why.MISSING,
-    errno.ENXIO: Why.MISSING,
-    errno.EACCES: Why.NOT_PERMITTED,
-    errno.EPERM: Why.NOT_PERMITTED,
-}
 _WORDS = {
     "missing": Why.MISSING, "not-found": Why.MISSING, "unimplemented": Why.MISSING,
     "timed-out": Why.TIMED_OUT, "not-permitted": Why.NOT_PERMITTED,
@@ -72,6 +66,7 @@ class LiveHost:
         "how old an answer may be besides, in seconds"
         self.is_quiet = False
         "nothing woke us but the timer: what would have woken us had it changed need not be asked at every heartbeat"
+        self._kmsg = Kmsg(str(self._root / "dev/kmsg"))
         self.sources: list[object] = []
         "signal sources; each has a `problem`"
 
@@ -90,11 +85,11 @@ class LiveHost:
             # O_NONBLOCK: a fifo in the place of a file must not hold us.
             fd = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as exc:
-            return _refusal(exc)
+            return refusal(exc)
         try:
             return Seen(_read(fd, limit), boottime())
         except OSError as exc:
-            return _refusal(exc)
+            return refusal(exc)
         finally:
             os.close(fd)
 
@@ -108,7 +103,7 @@ class LiveHost:
                         if entry is not None:
                             entries.append(entry)
         except OSError as exc:
-            return _refusal(exc)
+            return refusal(exc)
         return Seen(tuple(sorted(entries, key=lambda e: e.name)), boottime())
 
     async def units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
@@ -164,7 +159,7 @@ class LiveHost:
             path.stat()
             return await ask(str(path), ALLOCATABLE_WITHIN_S)
         except OSError as exc:
-            return _refusal(exc)
+            return refusal(exc)
         except RpcError as exc:
             return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
 
@@ -172,13 +167,13 @@ class LiveHost:
         try:
             fd = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as exc:
-            return _refusal(exc)
+            return refusal(exc)
         try:
             # Counted from the start: from the end, a file shorter than the limit answers EINVAL.
             os.lseek(fd, max(os.fstat(fd).st_size - limit, 0), os.SEEK_SET)
             return Seen(_read(fd, limit), boottime())
         except OSError as exc:
-            return _refusal(exc)
+            return refusal(exc)
         finally:
             os.close(fd)
 
@@ -191,7 +186,7 @@ class LiveHost:
             try:
                 os.stat(self._path(path))
             except OSError as exc:
-                refused = _refusal(exc)
+                refused = refusal(exc)
                 if not refused.is_missing:
                     return refused
                 gone.append(path)
@@ -209,7 +204,7 @@ class LiveHost:
             os.stat(path)
             return self._keep(question, Seen(await cri.runtime(path, CRI_WITHIN_S), asked_at))
         except OSError as exc:
-            return _refusal(exc)
+            return refusal(exc)
         except RpcError as exc:
             return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
 
@@ -231,7 +226,7 @@ class LiveHost:
         try:
             return Seen(listener_pid(str(self._path(path))), boottime())
         except OSError as exc:
-            return _refusal(exc)
+            return refusal(exc)
 
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
         question = ("allocations", socket)
@@ -254,6 +249,13 @@ class LiveHost:
         if self._checks is None:
             return Refusal(Why.NOT_ASKED, "no access program is started here")
         return Seen(self._checks.state, boottime())
+
+    async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
+        clock = clock_now()
+        try:
+            return Seen(self._kmsg.lines(clock), clock.boottime)
+        except OSError as exc:
+            return refusal(exc)
 
     async def trouble(self) -> tuple[str, ...]:
         problems = (getattr(source, "problem", None) for source in self.sources)
@@ -280,10 +282,6 @@ def _read(fd: int, limit: int) -> bytes:
         parts.append(part)
         left -= len(part)
     return b"".join(parts)
-
-
-def _refusal(exc: OSError) -> Refusal:
-    return Refusal(_WHY.get(exc.errno or 0, Why.FAILED), f"{exc.strerror}: {exc.filename or ''}".rstrip(": "))
 
 
 def _bus_refusal(exc: BusError) -> Refusal:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ..model.access import AccessState, Allocation, Process
 from ..model.errors import BundleError
 from ..model.host import Host
+from ..model.kernel import KernelLine
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.runtime import Access, ContainerDetail, Runtime
 from ..model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
@@ -100,6 +101,9 @@ class Recorder:
     async def trouble(self) -> tuple[str, ...]:
         return self._keep(await self._host.trouble(), "trouble")
 
+    async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
+        return self._keep(await self._host.kernel_log(), "kernel_log")
+
 
 class Replay:
     """A Host that answers from a tape; what is not on it is refused as not recorded."""
@@ -179,3 +183,6 @@ class Replay:
     async def trouble(self) -> tuple[str, ...]:
         found = self._find(tuple[str, ...], "trouble")
         return () if isinstance(found, Refusal) else found
+
+    async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
+        return self._find(Seen[tuple[KernelLine, ...]] | Refusal, "kernel_log")  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from agent.model.access import AccessState, Allocation, Process
+from agent.model.kernel import KernelLine
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, ContainerDetail, Runtime
 from agent.model.scene import (
@@ -144,6 +145,9 @@ class CapturedNode:
 
     async def access_state(self) -> Reading[AccessState]:
         return not_recorded("device access of containers")
+
+    async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
+        return not_recorded("kernel_log")
 
     async def trouble(self) -> tuple[str, ...]:
         return ()

@@ -27,6 +27,7 @@ class Card:
     driver: str = "nvidia"
     on_bus: bool = True
     in_nvml: bool = True
+    fabric: str = ""
     error: int = 0
     "what NVML says when it is asked for this GPU; 0: no error"
 
@@ -156,5 +157,6 @@ class Hardware:
             out["errors"].append({"code": card.error, "call": "nvmlDeviceGetHandleByIndex", "index": index,
                                   "bus_id": ""})
         else:
+            state = {"fabric": card.fabric, "fabric_status": 0} if card.fabric else {}
             out["gpus"].append({"uuid": card.uuid, "bus_id": f"0000{card.bus_id}".upper(), "minor": card.minor,
-                                "name": "NVIDIA H100"})
+                                "name": "NVIDIA H100", "state": state})

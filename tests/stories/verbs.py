@@ -227,6 +227,26 @@ def _gate(world: World, words: list[str]) -> None:
         world.signal("inotify")
 
 
+def _kernel(world: World, words: list[str]) -> None:
+    """kernel xid 79 of gpu 3 | kernel cannot init gpu 3 | kernel rejects | kernel does not support gpu 3"""
+    bus_id = world.hardware.card(int(words[-1])).bus_id if words[-1].isdigit() else ""
+    if words[0] == "xid":
+        world.prints(f"NVRM: Xid (PCI:{bus_id[:-2]}): {words[1]}, pid='<unknown>', name=<unknown>, some text")
+    elif words[0] == "cannot":
+        world.prints(f"NVRM: GPU {bus_id}: RmInitAdapter failed! (0x24:0x72:1568)")
+    elif words[0] == "rejects":
+        world.prints("Loading of unsigned module is rejected")
+    else:
+        world.prints(f"NVRM: The NVIDIA GPU {bus_id} (PCI ID: 10de:1180) NVRM: installed in this system is not "
+                     "supported by the NVRM: NVIDIA 535.54.03 driver release.")
+
+
+def _fabric(world: World, words: list[str]) -> None:
+    """fabric in progress | fabric completed"""
+    for card in world.hardware.cards:
+        card.fabric = " ".join(words)
+
+
 def _mig_manager(world: World, words: list[str]) -> None:
     """mig-manager works|ends: a oneshot that is activating while it works"""
     world.set_unit("nvidia-mig-manager.service", "activating" if words[0] == "works" else "inactive")
@@ -261,6 +281,7 @@ def _everything(world: World, words: list[str]) -> None:
     """everything heals: what makes any of these nodes well"""
     _gate(world, ["resumed"])
     _mig_manager(world, ["ends"])
+    _fabric(world, [])
     _bus(world, ["back"])
     _dev(world, ["readable"])
     world.hands.clear()
@@ -292,7 +313,8 @@ def _healthy_plugin(world: World, words: list[str]) -> None:
 VERBS: dict[str, Any] = {
     "nvml": _nvml, "gpu": _gpu, "driver": _driver, "nodes": _nodes, "kubelet": _kubelet,
     "wait": _wait, "daemon-reload": _reload, "gpu-gate": _gate, "dev": _dev, "bus": _bus, "hand": _hand,
-    "look": _look, "mig-manager": _mig_manager, "everything": _everything, "all": _healthy_plugin, **PLUGIN_VERBS,
+    "look": _look, "kernel": _kernel, "fabric": _fabric, "mig-manager": _mig_manager,
+    "everything": _everything, "all": _healthy_plugin, **PLUGIN_VERBS,
     "persistenced": lambda world, words: _unit("nvidia-persistenced.service", world, words),
     "containerd": lambda world, words: _unit("containerd.service", world, words),
 }

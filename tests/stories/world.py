@@ -15,6 +15,7 @@ from typing import Any
 from agent.core.paths import RUN, STATE
 from agent.model.access import AccessState, Allocation, Process
 from agent.model.errors import HandFailed
+from agent.model.kernel import KernelLine
 from agent.model.plan import (
     Action,
     LaunchUnit,
@@ -76,6 +77,7 @@ class World:
         "how old answers of systemd and the kubelet may be, as agent/node/live.py has it"
         self._old: dict[str, Seen[Any]] = {}
         self.boot_id = "b007b007-0000-4000-8000-000000000001"
+        self.kernel: list[KernelLine] = []
         self.ledger: list[str] = []
         self.ledger_mood = ""
         '"" or unwritable'
@@ -153,11 +155,16 @@ class World:
     def load_driver(self, nodes: bool = True, links: bool = True) -> None:
         """The module is there, whole; nodes and links where udev rules make them."""
         self.hardware.module = "live"
+        self.prints(f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {self.hardware.version}")
         self.hardware.show()
         if nodes:
             self.hardware.make_nodes()
         if links:
             self.hardware.make_links()
+
+    def prints(self, text: str) -> None:
+        """A line of the kernel's log. It sends no signal."""
+        self.kernel.append(KernelLine(self.now, text))
 
     def unload_driver(self) -> None:
         self.hardware.module, self.hardware.uvm = "", False
@@ -282,6 +289,9 @@ class World:
 
     async def access_state(self) -> Reading[AccessState]:
         return Seen(self.checks(), self.now)
+
+    async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
+        return Seen(tuple(self.kernel), self.now)
 
     async def trouble(self) -> tuple[str, ...]:
         return ()

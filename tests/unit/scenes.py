@@ -134,6 +134,7 @@ def scene(**changes: Any) -> Scene:
         majors=seen(MAJORS),
         nodes=seen(NODES),
         char_links=seen(LINKS),
+        kernel=seen(()),
         probe=probed(),
         manager=seen(Manager("252", 20.0)),
         units=seen((unit("nvidia-persistenced.service"), unit("kubelet.service", since=50.0))),

@@ -462,8 +462,8 @@ def test_what_was_learned_is_never_lowered() -> None:
 
 @pytest.mark.parametrize(("before", "changes", "wake_at"), [
     (gate(probe_after=NOW + 3), {"probe": failing(999)}, NOW + 1),                    # the next probe
-    (gate(), {**NO_DRIVER, "module_installed": seen("nvidia.ko")}, NOW + 30),         # the heartbeat
-    (gate(started_at=NOW - 170), {**NO_DRIVER, "module_installed": seen("n.ko")}, NOW + 10),  # the deadline
+    (gate(), {**NO_DRIVER, "module_installed": seen("nvidia.ko")}, NOW + 5),  # is the module refused?
+    (gate(started_at=NOW - 176), {**NO_DRIVER, "module_installed": seen("n.ko")}, NOW + 4),  # the deadline
     (opened(), {"probe": probed(number=3), "units": seen((unit("kubelet.service"),)), "allocatable": MISSING},
      NOW + 2),                                                                        # a plugin registers silently
 ])

@@ -17,6 +17,7 @@ from agent.core.paths import NODE_OBJECT, PCI, RUN, STATE
 from agent.core.rules import diagnose
 from agent.model.access import AccessState, Allocation, Process
 from agent.model.finding import Scope
+from agent.model.kernel import KernelLine
 from agent.model.mark import Mark
 from agent.model.reading import Reading, Refusal, Seen, Why, unreachable
 from agent.model.runtime import Access, ContainerDetail, ContainerState, PluginSays, Runtime, SocketOwner
@@ -124,6 +125,10 @@ class DictHost:
 
     async def access_state(self) -> Reading[AccessState]:
         return self.answers.get("access_state", Refusal(Why.NOT_ASKED))
+
+    async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
+        self.asked.append("kernel_log")
+        return self.answers.get("kernel_log", seen(()))
 
     async def trouble(self) -> tuple[str, ...]:
         return self.answers.get("trouble", ())

@@ -14,7 +14,7 @@ from ...model.scene import Devices, Scene
 from ...model.settings import Settings
 from ..layouts import pod_resources_sockets
 from .containers import workloads
-from .hardware import device_nodes, driver, pci
+from .hardware import device_nodes, driver, kernel_log, pci
 from .marks import manifest_dir, marks
 from .node_object import node_object
 from .plugins import plugins, runtime
@@ -40,6 +40,7 @@ async def look(host: Host, settings: Settings) -> Scene:
     scene = replace(scene, allocatable=await _allocatable(host, settings, running_kubelet(scene.units, settings)))
     if isinstance(scene.pci, Seen) and not scene.pci.value:  # no NVIDIA function at all: nothing to mend here
         return scene
+    scene = replace(scene, **await kernel_log(host))
     if isinstance(scene.driver_version, Seen):
         scene = replace(scene, toolkit=await toolkit(host))
     scene = replace(scene, **await runtime(host, settings, scene))

@@ -8,6 +8,7 @@ from ...model.host import Host
 from ...model.reading import Reading, Refusal, Seen, Why
 from ...model.scene import DeviceNode, Entry, PciFunction
 from .. import parse
+from ..kernel_log import words
 from ..paths import PCI
 from .files import parsed_file
 
@@ -102,6 +103,11 @@ async def _driver_building(host: Host) -> Reading[str]:
             if isinstance(build, Seen) and build.value:
                 return Seen(f"{module.name} {version.name}", build.at)
     return Refusal(Why.MISSING, "dkms builds no nvidia module now")
+
+
+async def kernel_log(host: Host) -> dict[str, Any]:
+    lines = await host.kernel_log()
+    return {"kernel": lines if isinstance(lines, Refusal) else Seen(words(lines.value), lines.at)}
 
 
 async def device_nodes(host: Host) -> dict[str, Any]:

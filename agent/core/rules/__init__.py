@@ -13,6 +13,8 @@ from ..holders import holders
 from ..plugin import effective
 from ..resources import listing
 from . import access, device_nodes, driver, kubelet, launch, mig, node_object, nvml, pause, pci, plugin, toolkit
+from .holding import findings as of_holding
+from .holding import parts as held_parts
 
 
 def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
@@ -27,7 +29,8 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     held = holders(of := containers.view(scene, settings))
     shown = (*pci.findings(scene, settings, gpus), *driver.findings(scene, gpus),
              *device_nodes.findings(scene, gpus, judged), *driver.service_findings(scene, gpus),
-             *nvml.findings(scene, gpus, judged), *pause.findings(scene, paused), *toolkit.findings(scene, cdi),
+             *nvml.findings(scene, gpus, judged), *of_holding(scene, settings, gpus, judged),
+             *pause.findings(scene, paused), *toolkit.findings(scene, cdi),
              *mig.findings(judged, listed), *kubelet.findings(scene, settings),
              *launch.findings(scene, settings, gpus), *access.findings(scene, settings, held),
              *((*plugin.findings(scene, fault), registered, *kubelet.allocation(scene, listed, judged),
@@ -35,17 +38,15 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     probe = scene.probe.value if isinstance(scene.probe, Seen) else ProbeState()
     return Diagnosis(
         findings=tuple(sorted(shown, key=lambda f: f.link)),
-        scope=gpus.scope,
-        scope_because=gpus.because,
+        scope=gpus.scope, scope_because=gpus.because,
         expected=judged.expected,
-        may_probe=driver.is_live(scene),
-        report=probe.last,
+        may_probe=driver.is_live(scene), report=probe.last,
         probe_busy=probe.running_since is not None or probe.remains is not None,
         fingerprint=judged.fingerprint,
-        disturbed_at=max(driver.disturbed_at(scene), kubelet.listed_anew_at(scene, listed)),
+        **held_parts(scene, settings, gpus, judged, shown, max(
+            driver.disturbed_at(scene), kubelet.listed_anew_at(scene, listed))),
         kubelet_active=kubelet.is_active(scene, settings),
-        paused=paused,
-        **_marks(scene),
+        paused=paused, **_marks(scene),
         registered=registered,
         registered_at=scene.allocatable.at if isinstance(scene.allocatable, Seen) else 0.0,
         mending=kubelet.mending(scene, settings, fault, listed) if registered else None,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.plan import Action, LoadModule
 from ...model.reading import Refusal, Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
 from ..look.watched import DRIVER_UNITS
+from . import kernel_log
 from .gpus import SortedGpus
 
 
@@ -48,8 +51,20 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
         return (_fails(str(scene.driver_version), "DriverUnreadable"),)
     if isinstance(scene.module_state, Seen):
         return (_fails(f"the nvidia module is still loading ({scene.module_state.value})", "DriverLoading"),)
+    refused = kernel_log.rejected(scene)
+    if refused and not isinstance(scene.driver_building, Seen) \
+            and (isinstance(scene.module_installed, Seen) or "nvidia" in refused.line.lower()):
+        return (replace(_fails(
+            f"the kernel refused a module for its signature{kernel_log.cited(scene, refused)}", "ModuleRejected",
+            "sign the nvidia module with a key that Secure Boot knows (mokutil --test-key), or switch Secure Boot "
+            "off; then modprobe nvidia"), heals=Heals.NEVER),)
+    foreign = kernel_log.unsupported(scene, gpus.candidates)
+    if foreign:
+        return (replace(_fails(
+            f"the driver does not support {foreign.bus_id}{kernel_log.cited(scene, foreign)}", "GpuUnsupported",
+            "install a driver that supports this GPU: another branch, or the open modules"), heals=Heals.NEVER),)
     if gpus.scope is Scope.LATE_DRIVER:
-        return (_fails(gpus.because, "DriverNotInstalled",
+        return (_fails(gpus.because + kernel_log.cited(scene, refused), "DriverNotInstalled",
                        "the GPU Operator, cloud-init or a person installs it; gpu-gate watches for it"),)
     return (_fails(gpus.because, "DriverNotLoaded", "modprobe nvidia; dmesg | grep -i -E 'nvidia|NVRM'"),)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...model.finding import Finding, Heals, Scope, Verdict
+from ...model.kernel import Tells
 from ...model.reading import Seen
 from ...model.scene import DeviceNode, Gpu, NvmlError, ProbeEnd, ProbeReport, Remains, Scene
 from ...model.settings import Settings
-from .. import nvml_codes
+from .. import nvml_codes, parse
 from ..resources import GPU_IS_LOST
+from . import kernel_log
 from .device_nodes import missing_nodes
 from .gpus import Judged, SortedGpus
 from .pci import expected_number
@@ -66,6 +68,12 @@ def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, .
         return ()
     state = scene.probe.value if isinstance(scene.probe, Seen) else None
     now = scene.clock.boottime
+    silent = kernel_log.silent_gsp(scene, gpus, judged, state.last if state else None)
+    if silent:
+        return (_fails(f"the processor of {silent.bus_id} no longer answers its driver"
+                       + kernel_log.cited(scene, silent), "GspTimeout", Heals.NEVER,
+                       "drain the node, then nvidia-smi --gpu-reset, or reboot; asking NVML would hang",
+                       (silent.bus_id,)),)
     if state and state.remains:
         return (_hung(state.remains, now),)
     if state is None or state.last is None:
@@ -73,7 +81,7 @@ def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, .
                    if state and state.running_since is not None else "no probe has been made")
         return (Finding(5, "NvmlComplete", Verdict.UNKNOWN, because, "NotProbed", missing=("an NVML probe",),
                         next_step="gpu-gate probe"),)
-    found = [replace(_complete(state.last, judged), age_s=round(max(0.0, now - state.last.ended_at), 1))]
+    found = [replace(_complete(scene, state.last, judged), age_s=round(max(0.0, now - state.last.ended_at), 1))]
     if isinstance(scene.learned, Seen):
         found += _learned(scene.learned.value, judged)
     return tuple(found)
@@ -88,7 +96,7 @@ def _hung(remains: Remains, now: float) -> Finding:
         next_step=f"cat /proc/{remains.pid}/stack; dmesg | grep -E 'NVRM|Xid'; a driver that hangs wants a reboot")
 
 
-def _complete(report: ProbeReport, judged: Judged) -> Finding:
+def _complete(scene: Scene, report: ProbeReport, judged: Judged) -> Finding:
     if report.end is ProbeEnd.HUNG:
         return _fails(report.detail, "ProbeHung", Heals.SOON, "dmesg | grep -E 'NVRM|Xid'")
     if report.end is ProbeEnd.BROKEN:
@@ -102,17 +110,35 @@ def _complete(report: ProbeReport, judged: Judged) -> Finding:
         where = f" for {worst.bus_id or f'index {worst.index}'}" if worst.index >= 0 else ""
         seen = f"{count}: " if worst.index >= 0 else ""
         lost = f"; missing {', '.join(judged.missing)}" if judged.missing and worst.index >= 0 else ""
+        if worst.code == nvml_codes.MISMATCH:
+            lost = _versions(scene, report)
+        elif worst.index >= 0:
+            lost += kernel_log.cited(scene, kernel_log.newest(scene, judged.missing, Tells.LOST, Tells.INIT_FAILED))
         return _fails(f"{seen}{worst.call}{where} said {nvml_codes.name_of(worst.code)}{lost}",
                       _camel(reason), nvml_codes.heals(worst.code), nvml_codes.next_step(worst.code),
                       judged.missing)
     if judged.missing:
         where = "" if by_uuid else " on PCI,"
-        return _fails(f"{count}: {', '.join(judged.missing)}{where} absent from NVML", "GpuMissing",
+        absent = f"{count}: {', '.join(judged.missing)}{where} absent from NVML"
+        fell = kernel_log.newest(scene, judged.missing, Tells.LOST)
+        if fell:
+            return _fails(absent + kernel_log.cited(scene, fell), "GpuFellOffBus", Heals.NEVER,
+                          nvml_codes.next_step(nvml_codes.GPU_IS_LOST), judged.missing)
+        failed = kernel_log.newest(scene, judged.missing, Tells.INIT_FAILED)
+        return _fails(absent + kernel_log.cited(scene, failed), "GpuMissing",
                       Heals.SOON, "dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L", judged.missing)
     if not judged.gpus:
         return _fails("NVML enumerates no GPU", "GpuMissing", Heals.SOON, "nvidia-smi -L")
     return Finding(5, "NvmlComplete", Verdict.HOLDS,
                    f"NVML enumerates {len(judged.gpus)} of {judged.wanted} GPUs")
+
+
+def _versions(scene: Scene, report: ProbeReport) -> str:
+    """Both of them, as far as they are known."""
+    module = scene.driver_version.value if isinstance(scene.driver_version, Seen) else "?"
+    named = parse.library_version(report.library)
+    library = named if named not in ("", module) else kernel_log.client_version(scene)
+    return f"; the loaded module is {module}, the library {library or 'another'}"
 
 
 def _camel(nvml_name: str) -> str:

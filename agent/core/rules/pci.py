@@ -7,6 +7,7 @@ from ...model.reading import Refusal, Seen
 from ...model.scene import PciFunction, Scene
 from ...model.settings import Settings
 from .. import parse
+from . import kernel_log
 from .gpus import SortedGpus
 
 NVIDIA = "nvidia"
@@ -89,18 +90,26 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
                         missing=("/sys/bus/pci/devices",), next_step="lspci -d 10de:"),)
     found = [_on_pci(settings, gpus)]
     if gpus.unbound and isinstance(scene.driver_version, Seen):
-        found.append(Finding(
-            1, "GpusBound", Verdict.FAILS,
-            f"{len(gpus.unbound)} of {len(gpus.candidates)} GPUs bound to no driver: {', '.join(gpus.unbound)}",
-            "GpuUnbound", missing=gpus.unbound,
-            blocks=(expected_number(settings) or len(gpus.candidates)) > len(gpus.bound),
-            next_step="dmesg | grep NVRM; if that GPU is not for containers: [Gate] ExcludeGPUs="))
+        found.append(_unbound(scene, settings, gpus))
     if gpus.on_nouveau:
         found.append(Finding(
             1, "GpusBound", Verdict.FAILS, f"bound to nouveau: {', '.join(gpus.on_nouveau)}", "NouveauBound",
             missing=gpus.on_nouveau, heals=Heals.CONFIGURATION,
             next_step="blacklist nouveau and rebuild the initramfs, or [Gate] ExcludeGPUs="))
     return tuple(found)
+
+
+def _unbound(scene: Scene, settings: Settings, gpus: SortedGpus) -> Finding:
+    foreign = kernel_log.unsupported(scene, gpus.unbound)
+    return Finding(
+        1, "GpusBound", Verdict.FAILS,
+        f"{len(gpus.unbound)} of {len(gpus.candidates)} GPUs bound to no driver: {', '.join(gpus.unbound)}"
+        + kernel_log.cited(scene, foreign),
+        "GpuUnsupported" if foreign else "GpuUnbound", missing=gpus.unbound,
+        heals=Heals.NEVER if foreign else Heals.SOON,
+        blocks=(expected_number(settings) or len(gpus.candidates)) > len(gpus.bound),
+        next_step=("install a driver that supports this GPU (its line names another branch, or the open modules)"
+                   if foreign else "dmesg | grep NVRM") + "; if that GPU is not for containers: [Gate] ExcludeGPUs=")
 
 
 def _on_pci(settings: Settings, gpus: SortedGpus) -> Finding:

@@ -14,6 +14,10 @@ from ...model.runtime import ContainerState, PluginLog, PluginSays, PluginSight
 from ...model.scene import Scene, Unit
 from ...model.settings import Settings
 from .. import plugin, plugin_log
+from . import kernel_log
+
+OLDER = "PluginOlderThanDriver"
+REBUILD = "crictl stop and rm that one container"
 
 
 def findings(scene: Scene, fault: Fault | None) -> tuple[Finding, ...]:
@@ -71,10 +75,10 @@ def fault(scene: Scene, settings: Settings, short: bool, partly: bool = False) -
                      f"[Plugin] {'Unit= or ' if unit else ''}Containers= names the right one; remove the other")
     if not sights:
         if unit or is_named:
-            return _unit_fault(unit, settings)
+            return _unit_fault(scene, unit, settings)
         return Fault("NoPlugin", "no container of this node looks like the device plugin" + _served(scene), Cure.WAIT,
                      "kubectl get pods -A -o wide | grep device-plugin; [Plugin] Containers=, Images=")
-    return _not_to_be_removed(scene, _container_fault(sights[0], partly), sights[0])
+    return _not_to_be_removed(scene, _container_fault(scene, sights[0], partly), sights[0])
 
 
 def _denied_while_listed(scene: Scene) -> Fault | None:
@@ -83,7 +87,19 @@ def _denied_while_listed(scene: Scene) -> Fault | None:
     sight = scene.plugins[0] if len(scene.plugins) == 1 else None
     if sight is None or not isinstance(sight.access, Seen) or sight.access.value.allowed:
         return None
-    return _not_to_be_removed(scene, _container_fault(sight, partly=False), sight)
+    return _not_to_be_removed(scene, _container_fault(scene, sight, partly=False), sight)
+
+
+def _older_than_driver(scene: Scene, sight: PluginSight) -> Fault | None:
+    """Created before the module's last load: SIGHUP never helps such a one, no device node and no library comes into
+    it. A stamp from before the boot is none: the clock was set since."""
+    created_at = sight.container.created_at - (scene.clock.realtime - scene.clock.boottime)
+    older_s = kernel_log.loaded_at(scene) - created_at
+    if created_at <= 0.0 or older_s <= 0.0:
+        return None
+    denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
+    return Fault(OLDER, f"{_describe(sight)}: created {older_s:.0f} s before the nvidia module was loaded, and given "
+                 "what was there then", Cure.FRESH_START, REBUILD, access_denied=denied, sight=sight)
 
 
 def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:
@@ -108,16 +124,19 @@ def _served(scene: Scene) -> str:
     return "; " + ", ".join(names) if names else ""
 
 
-def _unit_fault(unit: Unit | None, settings: Settings) -> Fault:
+def _unit_fault(scene: Scene, unit: Unit | None, settings: Settings) -> Fault:
     name = unit.name if unit else settings.plugin_unit
     if unit is None or not unit.is_active:
         return Fault("PluginUnitDown", f"{name} is {unit.active if unit else 'unknown'}", Cure.WAIT,
                      f"systemctl status {name}", unit=name)
+    if unit.active_since is not None and unit.active_since < kernel_log.loaded_at(scene):
+        return Fault(OLDER, f"{name} was started before the nvidia module was loaded", Cure.FRESH_START,
+                     f"systemctl restart {name}", unit=name, invocation=unit.invocation_id)
     return Fault("NotRegistered", f"{name} is active and the kubelet lists no GPU of it", Cure.TIME,
                  f"systemctl restart {name}", unit=name, invocation=unit.invocation_id)
 
 
-def _container_fault(sight: PluginSight, partly: bool) -> Fault:
+def _container_fault(scene: Scene, sight: PluginSight, partly: bool) -> Fault:
     who = _describe(sight)
     state = sight.container.state
     if state is ContainerState.CREATED:
@@ -132,21 +151,22 @@ def _container_fault(sight: PluginSight, partly: bool) -> Fault:
     if not isinstance(sight.detail, Seen):
         return Fault("PluginUnread", f"{who}: its status could not be read ({sight.detail})", Cure.WAIT,
                      "systemctl status containerd", sight=sight)
+    older = _older_than_driver(scene, sight)
+    if older is not None:
+        return older
     log = plugin.log_of(sight) or PluginLog(PluginSays.NOTHING, "")
-    denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
     allowed = isinstance(sight.access, Seen) and sight.access.value.allowed
     hup = allowed and plugin.answers_sighup(sight)
-    if denied:
+    if isinstance(sight.access, Seen) and not allowed:
         return Fault("PluginAccessDenied", f"{who}: it may not open /dev/nvidiactl", Cure.FRESH_START,
-                     "crictl stop and rm that one container", access_denied=True, sight=sight)
+                     REBUILD, access_denied=True, sight=sight)
     if plugin_log.lacks_the_library(log):
         return Fault("PluginLacksLibrary", f"{who}: its container lacks NVML's library", Cure.PERSON,
                      "the nvidia runtime did not prepare this container: crictl inspect, RuntimeClass, CDI spec",
                      sight=sight)
     if log.says in (PluginSays.INIT_FAILED, PluginSays.NO_DEVICES):
         reason = "PluginInitFailed" if log.says is PluginSays.INIT_FAILED else "PluginSawNoGpu"
-        return Fault(reason, who, Cure.FRESH_START, "crictl stop and rm that one container", hup_answers=hup,
-                     sight=sight)
+        return Fault(reason, who, Cure.FRESH_START, REBUILD, hup_answers=hup, sight=sight)
     if log.says is PluginSays.UNHEALTHY:
         return Fault("PluginSawUnhealthy", f"{who}: a fresh start would offer that GPU again", Cure.PERSON,
                      "dmesg | grep Xid; drain the node, then reset the GPU or reboot", sight=sight)
@@ -155,5 +175,4 @@ def _container_fault(sight: PluginSight, partly: bool) -> Fault:
     if partly and log.says is PluginSays.REGISTERED:
         reason = "PluginSawFewer"
     # One that hangs in NVML answers no signal (v0.20.0).
-    return Fault(reason, who, Cure.TIME, "crictl stop and rm that one container",
-                 hup_answers=hup and log.says is not PluginSays.ASKING, sight=sight)
+    return Fault(reason, who, Cure.TIME, REBUILD, hup_answers=hup and log.says is not PluginSays.ASKING, sight=sight)

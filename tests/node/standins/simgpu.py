@@ -14,6 +14,7 @@
       any of them with for=SECONDS | until=BOOTTIME, in=SECONDS | from=BOOTTIME
   simgpu kubelet WORD…               faults of the stand-in kubelet: "podresources=hang" …, "ok": none
   simgpu calls                       from now on NVML's callers are written to /run/simgpu/nvml.calls
+  simgpu kmsg TEXT…                  a line of the kernel's log: /dev/kmsg, a plain file
   simgpu uevent ACTION SUBSYSTEM DEVPATH [KEY=VALUE…]
   simgpu node                        what the stand-in kubelet would tell the API server
   simgpu boot | started SERVICE      runs the lines of /etc/simgpu.conf: those without, or with "SERVICE:" before them
@@ -108,6 +109,8 @@ def driver(root: Path, args: argparse.Namespace) -> None:
         return
     lay.state["loaded"] = args.verb == "load"
     write_all(lay)
+    if lay.state["loaded"]:
+        print_to_kernel_log(root, f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {lay.state['driver_version']}")
     if args.verb == "unload":
         lay.remove_nodes([])
     elif not args.no_nodes:
@@ -115,6 +118,21 @@ def driver(root: Path, args: argparse.Namespace) -> None:
     if is_running(root):
         mounts.lay(lay.under)
         announce(lay, "add" if lay.state["loaded"] else "remove")
+
+
+def print_to_kernel_log(root: Path, text: str) -> None:
+    """A record as /dev/kmsg gives it: priority, number, microseconds since the boot without suspend. A node of
+    systemd-nspawn has no /dev/kmsg, and gets a plain file."""
+    log = root / "dev/kmsg"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.is_char_device():
+        raise ValueError(f"{log} is a kernel's own: nothing is written there")
+    with log.open("a") as file:
+        file.write(f"4,{file.tell()},{time.monotonic_ns() // 1000},-;{text}\n")
+
+
+def kmsg(root: Path, args: argparse.Namespace) -> None:
+    print_to_kernel_log(root, " ".join(args.words))
 
 
 def announce(lay: Layout, action: str) -> None:
@@ -215,6 +233,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--no-nodes", action="store_true")
     one.add_argument("--no-links", action="store_true", help="no /dev/char links")
     one.add_argument("--without", action="append", default=[], metavar="NAME", help="leave this device node out")
+    verb("kmsg", kmsg).add_argument("words", nargs="+")
     verb("unplug", unplug)
     one = verb("driver", driver)
     one.add_argument("verb", choices=("load", "unload", "version"))

@@ -1,0 +1,66 @@
+"""The kernel's log lines about GPUs, to parts.
+
+Forms: open-gpu-kernel-modules 570, kernel-open/nvidia/nv.c and src/nvidia (NVRM, Xid), the kernel's
+kernel/module/signing.c (5.4 names the module, 5.10 and later do not), nvidia-nvswitch (SXid); and field reports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..model.kernel import KernelLine, KernelWord, Tells
+from . import parse
+
+_BUS = r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?"
+_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}\): (\d+)", re.I)
+_VERSION = r"has the version '?(\d+(?:\.\d+)+)"
+_FORMS: tuple[tuple[Tells, re.Pattern[str]], ...] = (
+    (Tells.LOADED, re.compile(r"NVRM: loading NVIDIA ")),
+    (Tells.LOST, re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BUS}\b.*fallen off the bus", re.I)),
+    (Tells.INIT_FAILED, re.compile(rf"NVRM: GPU {_BUS}: (?:RmInitAdapter|rm_init_adapter) failed", re.I)),
+    (Tells.UNSUPPORTED, re.compile(
+        rf"NVRM: The NVIDIA GPU {_BUS}\b.*(?:is not supported by|is supported through|requires use of)", re.I)),
+    (Tells.REJECTED, re.compile(
+        r"(?:^|\b(nvidia)[\w-]*: )loading of (?:unsigned module|module with \w+ \w+) is rejected"
+        r"|Lockdown: \S+ unsigned module loading is restricted"
+        r"|insert '?nvidia\b.*(?:Key was rejected by service|Required key not available)", re.I)),
+    (Tells.MISMATCH, re.compile(rf"NVRM: API mismatch: .*?{_VERSION}")),
+    (Tells.XID, re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_BUS}\): \d+, Fatal", re.I)),
+)
+_OF_XID = {79: Tells.LOST, 119: Tells.GSP, 120: Tells.GSP}
+_APPLICATIONS = {13, 31, 43, 45, 68, 109}
+"""Xids of a program's own making; NVIDIA's device plugin leaves out the same (k8s-device-plugin 0.17, health.go)."""
+
+
+_HINTS = ("NVRM", "nvidia", "is rejected", "is restricted")
+"""One of them is in every line that tells something: to read a whole ring is to cost little."""
+
+
+def word(line: KernelLine) -> KernelWord | None:
+    """What a line tells; None where it is not about GPUs, or only about a program that used one."""
+    if not any(hint in line.text for hint in _HINTS):
+        return None
+    xid = _XID.search(line.text)
+    if xid:
+        number = int(xid.group(2)[:4])
+        if number in _APPLICATIONS:
+            return None
+        return KernelWord(line.at, _OF_XID.get(number, Tells.XID), line.text, _bus_id(xid.group(1)))
+    for tells, form in _FORMS:
+        found = form.search(line.text)
+        if found:
+            part = (found.group(1) or "") if found.groups() else ""
+            if tells is Tells.MISMATCH:
+                return KernelWord(line.at, tells, line.text, client=part)
+            return KernelWord(line.at, tells, line.text, _bus_id(part) if ":" in part else "")
+    return None
+
+
+def words(lines: Sequence[KernelLine]) -> tuple[KernelWord, ...]:
+    return tuple(found for found in map(word, lines) if found is not None)
+
+
+def _bus_id(written: str) -> str:
+    """GPUs are function 0; an Xid names none."""
+    return parse.bus_id(f"{written}.0") or written

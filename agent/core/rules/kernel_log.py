@@ -1,0 +1,104 @@
+"""What the kernel's log says, held against what PCI and NVML show now: an old line holds nobody for ever.
+
+Only lines since the module's last load count, and a GPU that NVML showed after its line is well again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ...model.finding import Finding, Scope, Verdict
+from ...model.kernel import KernelWord, Tells
+from ...model.reading import Refusal, Seen
+from ...model.scene import ProbeReport, Scene
+from .gpus import Judged, SortedGpus
+
+PROBING_S = 60.0
+"""The module looks at each GPU before it says that it is loaded."""
+WARNS_FOR_S = 86400.0
+GSP_REST_S = 300.0
+"""NVML is not asked so long after a GPU's own processor fell silent: a probe would hang, a reset takes a while."""
+SHOWN = 3
+_GPUS_OWN = (Tells.LOST, Tells.GSP, Tells.INIT_FAILED, Tells.XID)
+
+
+def _words(scene: Scene) -> tuple[KernelWord, ...]:
+    return scene.kernel.value if isinstance(scene.kernel, Seen) else ()
+
+
+def loaded_at(scene: Scene) -> float:
+    """When the module was last loaded; boottime, seconds. 0.0 where the log does not go back so far: inode times
+    under /sys and /proc tell when somebody first looked, and no other level does."""
+    return max((w.at for w in _words(scene) if w.tells is Tells.LOADED), default=0.0)
+
+
+def newest(scene: Scene, bus_ids: Collection[str], *tells: Tells) -> KernelWord | None:
+    """The newest line about one of these GPUs, of the module that is loaded now."""
+    since = loaded_at(scene) if isinstance(scene.driver_version, Seen) else float("inf")
+    return max((w for w in _words(scene) if w.tells in tells and w.bus_id in bus_ids and w.at >= since),
+               key=lambda w: w.at, default=None)
+
+
+def silent_gsp(scene: Scene, gpus: SortedGpus, judged: Judged, report: ProbeReport | None) -> KernelWord | None:
+    """A GPU whose processor fell silent, and that NVML has not shown well since."""
+    well = {g.bus_id for g in judged.gpus} - set(judged.missing) if report else set()
+    found = newest(scene, gpus.candidates, Tells.GSP)
+    if found is None or (report and report.started_at > found.at and found.bus_id in well):
+        return None
+    return found
+
+
+def disturbed_at(scene: Scene, judged: Judged) -> float:
+    """The newest line of a GPU that NVML showed: is it still there?"""
+    found = newest(scene, {g.bus_id for g in judged.gpus}, Tells.LOST, Tells.GSP)
+    return found.at if found else 0.0
+
+
+def rejected(scene: Scene) -> KernelWord | None:
+    """A module was refused and none was loaded since. Newer kernels do not say which: the installed one that is not
+    loaded is meant."""
+    found = max((w for w in _words(scene) if w.tells is Tells.REJECTED), key=lambda w: w.at, default=None)
+    return found if found and found.at >= loaded_at(scene) else None
+
+
+def unsupported(scene: Scene, bus_ids: Collection[str]) -> KernelWord | None:
+    return max((w for w in _words(scene) if w.tells is Tells.UNSUPPORTED and w.bus_id in bus_ids
+                and w.at >= loaded_at(scene) - PROBING_S), key=lambda w: w.at, default=None)
+
+
+def client_version(scene: Scene) -> str:
+    """Of the last client that the module refused; only to be cited: it may have been any container's."""
+    found = [w.client for w in _words(scene) if w.tells is Tells.MISMATCH]
+    return found[-1] if found else ""
+
+
+def cited(scene: Scene, word: KernelWord | None) -> str:
+    """Its line, with its age, to be put behind a sentence."""
+    return f"; the kernel, {scene.clock.boottime - word.at:.0f} s ago: {word.line[:160]}" if word else ""
+
+
+def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
+    """A warning of what the GPUs here said in the last day; whether they work is NVML's to say."""
+    if gpus.scope is Scope.NONE or isinstance(scene.kernel, Refusal):
+        return _unread(scene, gpus)
+    recent = [w for w in _words(scene) if w.tells in _GPUS_OWN and w.at >= loaded_at(scene)
+              and w.at > scene.clock.boottime - WARNS_FOR_S and not _is_elsewhere(w, gpus)]
+    if not recent:
+        return ()
+    more = f" and {len(recent) - SHOWN} more" if len(recent) > SHOWN else ""
+    lines = "; ".join(w.line[:160] for w in recent[-SHOWN:])
+    return (Finding(5, "KernelLogQuiet", Verdict.FAILS, f"the kernel said: {lines}{more}", "KernelReports",
+                    tuple(sorted({w.bus_id for w in recent if w.bus_id})), blocks=False,
+                    next_step="dmesg -T | grep -E 'NVRM|SXid'; NVIDIA's Xid catalogue says what each wants"),)
+
+
+def _is_elsewhere(word: KernelWord, gpus: SortedGpus) -> bool:
+    return word.bus_id in {bus_id for bus_id, _ in gpus.elsewhere}
+
+
+def _unread(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
+    kernel = scene.kernel
+    if gpus.scope is Scope.NONE or isinstance(kernel, Seen) or kernel.is_missing:
+        return ()
+    return (Finding(5, "KernelLogQuiet", Verdict.UNKNOWN, f"the kernel's log was not read ({kernel})",
+                    "KernelLogUnreadable", missing=("/dev/kmsg",), blocks=False),)

@@ -1,0 +1,50 @@
+"""Lines of the kernel's log that tell something about GPUs, and what they tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLine:
+    """One line, as the kernel wrote it."""
+
+    at: float
+    "boottime, seconds"
+    text: str
+
+
+class Tells(str, Enum):
+    """What a line is about."""
+
+    LOADED = "loaded"
+    "the nvidia module finished loading"
+    LOST = "lost"
+    "a GPU fell off the bus (Xid 79)"
+    GSP = "gsp"
+    "a GPU's own processor no longer answers the driver (Xid 119, 120): who asks NVML now hangs"
+    INIT_FAILED = "init-failed"
+    "the driver could not initialise a GPU"
+    UNSUPPORTED = "unsupported"
+    "the driver does not support a GPU"
+    REJECTED = "rejected"
+    "a module was refused for its signature"
+    MISMATCH = "mismatch"
+    "a client's library is of another version than the module"
+    XID = "xid"
+    "any other error of a GPU or an NVSwitch that is no application's own"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWord:
+    """What one line tells."""
+
+    at: float
+    "boottime, seconds"
+    tells: Tells
+    line: str
+    bus_id: str = ""
+    '"" where the line names no device'
+    client: str = ""
+    "of MISMATCH: the client's version"
