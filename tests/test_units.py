@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.core.layouts import manifest_folders
+from agent.core.paths import MANIFEST_NAME
+from agent.model.settings import Settings
+
 REPO = Path(__file__).resolve().parent.parent
 UNITS = REPO / "systemd"
 AGENT, WAIT, TARGET = "gpu-gate.service", "gpu-gate-wait.service", "gpu-gate.target"
@@ -218,6 +222,16 @@ def test_drop_in_wants_and_waits_and_never_requires(path: Path) -> None:
 def test_every_drop_in_is_known() -> None:
     assert set(UNITS.rglob("*.conf")) == {*DROP_INS, *EXAMPLES}
     assert {path.name for path in UNITS.iterdir() if path.is_file()} == {AGENT, WAIT, TARGET, BARRIER}
+
+
+def test_every_layouts_folder_of_static_pods_is_known() -> None:
+    """Launch=manifest writes there, and tmpfiles takes its file away at the next boot."""
+    folders = set(manifest_folders(Settings()))
+    written = {word for key, value in settings(UNITS / AGENT) if key == "Service.ReadWritePaths"
+               for word in value.split()}  # fmt: skip
+    assert written == {f"-{folder}" for folder in folders}
+    lines = (REPO / "packaging/deb/gpu-gate.tmpfiles").read_text().splitlines()
+    assert {line for line in lines if line[:1] != "#"} == {f"r! {folder}/{MANIFEST_NAME}" for folder in folders}
 
 
 def test_capabilities() -> None:

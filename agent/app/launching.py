@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..core.paths import MANIFEST_DIRS, MANIFEST_NAME
+from ..core.layouts import manifest_folders
+from ..core.paths import MANIFEST_NAME
 from ..model.settings import Settings
 
 TMPFILES = ("etc/tmpfiles.d", "run/tmpfiles.d", "usr/local/lib/tmpfiles.d", "usr/lib/tmpfiles.d")
@@ -21,7 +22,7 @@ def problems(settings: Settings, root: Path) -> Iterator[str]:
     if not source.is_file():
         yield f"LaunchManifest={settings.launch_manifest} is no file: put the plugin's static pod there"
     folder = settings.manifest_dir
-    if folder and folder not in MANIFEST_DIRS and not _is_removed(f"{folder}/{MANIFEST_NAME}", root):
+    if folder and folder not in manifest_folders(Settings()) and not _is_removed(f"{folder}/{MANIFEST_NAME}", root):
         yield (f"ManifestDir={folder}: nothing removes {MANIFEST_NAME} there at the next boot: echo 'r! {folder}/"
                f"{MANIFEST_NAME}' >/etc/tmpfiles.d/gpu-gate-manifest.conf; and the agent may write there only with "
                f"ReadWritePaths={folder} (systemctl edit gpu-gate)")

@@ -99,7 +99,7 @@ class Settings:
         "Plugin", "LaunchManifest", "/etc/gpu-gate/plugin.yaml", "the static pod's manifest, for Launch=manifest")
     manifest_dir: str = _key(
         "Plugin", "ManifestDir", "",
-        "the kubelet's staticPodPath; empty: the first that is there of kubeadm's, k3s's and rke2's")
+        "the kubelet's staticPodPath; empty: found by the node's layout")
     repair: str = _key(
         "Plugin", "Repair", "yes",
         "yes: a plugin that did not register is started afresh; report: it is only said what would be done")

@@ -373,15 +373,15 @@ def test_every_setting_says_why(field: Any) -> None:
 @pytest.mark.parametrize(("lines", "says"), [
     ("Launch=unit\n", "nothing without [Plugin] Unit="),
     ("Launch=manifest\n", "LaunchManifest=/etc/gpu-gate/plugin.yaml is no file"),
-    ("Launch=manifest\nLaunchManifest=/pod\nManifestDir=/etc/kubelet.d\n",
-     "echo 'r! /etc/kubelet.d/gpu-gate-plugin.yaml'"),
+    ("Launch=manifest\nLaunchManifest=/pod\nManifestDir=/etc/static.d\n",
+     "echo 'r! /etc/static.d/gpu-gate-plugin.yaml'"),
 ])
 def test_what_a_launch_lacks_is_said(tmp_path: Path, lines: str, says: str) -> None:
     (tmp_path / "pod").write_text("kind: Pod\n")
     (tmp_path / "etc/tmpfiles.d").mkdir(parents=True)
-    (tmp_path / "etc/tmpfiles.d/a.conf").write_text("# r! /etc/kubelet.d/gpu-gate-plugin.yaml\nr! /elsewhere\n")
+    (tmp_path / "etc/tmpfiles.d/a.conf").write_text("# r! /etc/static.d/gpu-gate-plugin.yaml\nr! /elsewhere\n")
     (problem,) = loaded(tmp_path, f"[Plugin]\n{lines}").problems
     assert problem.is_error and problem.where == f"/{CONF}:2" and says in problem.sentence
-    (tmp_path / "etc/tmpfiles.d/a.conf").write_text("r! /etc/kubelet.d/gpu-gate-plugin.yaml\n")
+    (tmp_path / "etc/tmpfiles.d/a.conf").write_text("r! /etc/static.d/gpu-gate-plugin.yaml\n")
     (tmp_path / "etc/gpu-gate/plugin.yaml").write_text("kind: Pod\n")
     assert len(loaded(tmp_path, f"[Plugin]\n{lines}Unit=dp.service\n").problems) == 0

@@ -27,7 +27,7 @@ async def look(host: Host, settings: Settings) -> Scene:
     scene = Scene(clock=await host.clock(), pci=await pci(host))
     scene = replace(scene, **await driver(host))
     scene = replace(scene, **await device_nodes(host))
-    scene = replace(scene, **await marks(host, settings), manifest_dir=await manifest_dir(host, settings))
+    scene = replace(scene, **await marks(host, settings))
     scene = replace(
         scene,
         probe=await host.probe(),
@@ -37,7 +37,9 @@ async def look(host: Host, settings: Settings) -> Scene:
         node_object=await node_object(host),
         trouble=await host.trouble(),
     )
-    scene = replace(scene, allocatable=await _allocatable(host, settings, running_kubelet(scene.units, settings)))
+    kubelet = running_kubelet(scene.units, settings)
+    scene = replace(scene, allocatable=await _allocatable(host, settings, kubelet),
+                    manifest_dir=await manifest_dir(host, settings, kubelet))
     if isinstance(scene.pci, Seen) and not scene.pci.value:  # no NVIDIA function at all: nothing to mend here
         return scene
     scene = replace(scene, **await kernel_log(host))

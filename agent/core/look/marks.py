@@ -9,8 +9,8 @@ from ...model.reading import Reading, Refusal, Seen, Why
 from ...model.runtime import LedgerEntry
 from ...model.settings import Settings
 from .. import ledger, parse
-from ..layouts import control_plane_files
-from ..paths import MANIFEST_DIRS, RUN, STATE
+from ..layouts import control_plane_files, manifest_folders
+from ..paths import RUN, STATE
 from .files import parsed, parsed_file
 
 
@@ -30,11 +30,10 @@ async def marks(host: Host, settings: Settings) -> dict[str, Any]:
     }
 
 
-async def manifest_dir(host: Host, settings: Settings) -> str:
-    """The folder of the kubelet's static pods, where the plugin is to be launched as one."""
-    if settings.launch != "manifest" or settings.manifest_dir:
-        return settings.manifest_dir
-    for path in MANIFEST_DIRS:
+async def manifest_dir(host: Host, settings: Settings, kubelet: str) -> str:
+    """The folder of the kubelet's static pods, where the plugin is to be launched as one; `kubelet`: the unit whose
+    layout this node has."""
+    for path in manifest_folders(settings, kubelet) if settings.launch == "manifest" else ():
         if isinstance(await host.folder(path), Seen):
             return path
     return ""

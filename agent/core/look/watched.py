@@ -57,5 +57,5 @@ def watched_folders(settings: Settings) -> dict[str, tuple[str, ...]]:
         **{socket.rsplit("/", 1)[0]: () for socket in pod_resources_sockets(settings)},
         "/etc/cdi": (),
         "/run/cdi": (),
-        RUN: ("released", "paused", "waiting"),
+        RUN: ("released", "paused", "waiting", "launched"),
     }

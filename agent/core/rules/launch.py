@@ -11,6 +11,7 @@ from ...model.reading import Refusal, Seen
 from ...model.scene import Scene, Unit
 from ...model.settings import Settings
 from .. import paths
+from ..layouts import manifest_folders
 from .gpus import SortedGpus
 
 
@@ -46,7 +47,7 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
                         next_step=f"systemctl status {unit.name}; systemctl reset-failed {unit.name}"),)
     if settings.launch == "manifest" and not scene.manifest_dir:
         return (Finding(8, "PluginLaunched", Verdict.FAILS, "no folder of static pods is there: "
-                        + ", ".join(paths.MANIFEST_DIRS), "LaunchRefused", blocks=False,
+                        + ", ".join(manifest_folders(settings)), "LaunchRefused", blocks=False,
                         next_step="[Plugin] ManifestDir= is the kubelet's staticPodPath"),)
     return (Finding(8, "PluginLaunched", Verdict.FAILS, f"not launched yet in this boot (Launch={settings.launch}, "
                     "once the gate is open)", "NotLaunched", blocks=False),)
