@@ -33,11 +33,10 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     moved = replace(moved, deadline_at=_deadline(moved, diagnosis, now, settings))
     phase, why, reason = _phase(moved, diagnosis, settings, now)
     moved, mended = _mend(moved, diagnosis, phase, now, settings)
+    launched = launching.step(moved.launch, diagnosis, moved.open_since if phase is Phase.OPEN else None, now)
     phase, why, reason = _with_mend(moved, phase, why, reason)
     if phase is not moved.phase:
         moved = replace(moved, phase=phase, since=now)
-    open_since = moved.open_since if phase in (Phase.OPEN, Phase.REPAIRING) else None
-    launched = launching.step(moved.launch, diagnosis, open_since, now)
     moved = replace(moved, why=why, reason=reason, launch=launched.launch)
     word, released = _released(moved, diagnosis, now, launched.holds)
     moved = replace(moved, released=released)

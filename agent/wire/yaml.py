@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 MAX_DEPTH = 32
-MAX_EVENTS = 100_000
+MAX_PARTS = 100_000
 
 
 def as_json(data: bytes, is_json: bool) -> bytes:
@@ -39,10 +39,27 @@ def as_json(data: bytes, is_json: bool) -> bytes:
 
 
 def _bounded(yaml: Any, data: bytes, loader: Any) -> None:
-    depth = 0
-    for number, event in enumerate(yaml.parse(data, Loader=loader)):
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("it holds an alias, which no tool writes here and which can grow without bound")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH or number > MAX_EVENTS:
-            raise ValueError(f"it is nested deeper than {MAX_DEPTH}, or holds more than {MAX_EVENTS} parts")
+    """Depth and number of the parts, with every alias written out, for JSON knows none."""
+    parts = 0
+    stack: list[tuple[str | None, int, int]] = [(None, 0, 0)]  # per open collection: its anchor, parts before, height
+    known: dict[str | None, tuple[int, int]] = {}  # per anchor: parts and height
+    for event in yaml.parse(data, Loader=loader):
+        parts += 1
+        height = 0
+        if isinstance(event, yaml.CollectionStartEvent):
+            stack.append((event.anchor, parts, 0))
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in known:
+                raise ValueError("it holds a part that refers to itself")
+            more, height = known[event.anchor]
+            parts += more
+        elif isinstance(event, yaml.ScalarEvent):
+            known[event.anchor] = 1, 0
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, began, inner = stack.pop()
+            height = inner + 1
+            known[anchor] = parts - began, height
+        anchor, began, inner = stack[-1]
+        stack[-1] = anchor, began, max(inner, height)
+        if len(stack) + height > MAX_DEPTH + 1 or parts > MAX_PARTS:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH}, or holds more than {MAX_PARTS} parts")

@@ -10,8 +10,9 @@ import pytest
 from agent.core.gate import step as gate_step
 from agent.core.launch import AGAIN_S, CDI_WITHIN_S, TRIES, Launch, step
 from agent.core.look.watched import CDI_UNIT
-from agent.core.phases import Gate
+from agent.core.phases import Gate, Phase
 from agent.model.cdi import Refresh
+from agent.model.fault import Cure, Fault
 from agent.model.finding import Diagnosis, Verdict
 from agent.model.mark import Mark
 from agent.model.plan import LaunchUnit, PlaceManifest, RefreshCdi, Release
@@ -143,3 +144,13 @@ def test_a_manifest_is_placed_also_where_the_kubelet_does_not_run() -> None:
 def test_nobody_asked() -> None:
     assert launched(DEFAULTS).launch is None
     assert not any(f.condition == "PluginLaunched" for f in launched(DEFAULTS).findings)
+
+
+def test_a_held_plugin_does_not_keep_the_spec_from_being_written() -> None:
+    """It may be held for that very spec."""
+    calm = diagnosed()
+    assert calm.mending is not None
+    fault = Fault("PluginLacksLibrary", "its container lacks NVML's library", Cure.PERSON)
+    held = replace(calm, refresh=BROKEN, mending=replace(calm.mending, fault=fault, may_act=True))
+    done = gate_step(opened(calm).gate, held, NOW + 1, DEFAULTS)
+    assert done.gate.phase is Phase.HELD and ASKED[0] in done.actions

@@ -18,6 +18,7 @@ from agent.wire.yaml import MAX_DEPTH, as_json
     (b"---\na:\n- b: 'c'\n  d: 535\n", False, {"a": [{"b": "c", "d": 535}]}),
     (b'{"a": 1}', False, {"a": 1}),  # JSON is YAML
     (b"", False, None),
+    (b"a: &a [x, &b {c: d}]\ne: [*a, *b]\n", False, {"a": ["x", {"c": "d"}], "e": [["x", {"c": "d"}], {"c": "d"}]}),
     (b"when: 2026-11-29\n", False, {"when": "2026-11-29"}),
     (b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, False, None),
 ])
@@ -34,7 +35,11 @@ def test_what_a_file_holds(data: bytes, is_json: bool, value: Any) -> None:
     (b"[" * 250_000, False, "nest"), (b"{a: " * 100, False, "nested deeper"),
     (b"a\n" * 3 + b"- x: [" + b"1," * 200_000 + b"1]", False, "no YAML|parts"),
     (b"[" + b"1," * 200_000 + b"1]", False, "parts"),
-    (b"a: &a [x, x]\nb: [*a, *a]\n", False, "alias"),
+    (b"a: &a [*a]\n", False, "refers to itself"), (b"a: *b\n", False, "refers to itself|no YAML"),
+    (b"".join(b"a%d: &a%d [%s]\n" % (n, n, b", ".join([b"*a%d" % (n - 1) if n else b"x"] * 9)) for n in range(9)),
+     False, "parts"),  # 9 to the power of 9
+    (b"".join(b"a%d: &a%d %s%s%s\n" % (n, n, b"[" * 30, b"*a%d" % (n - 1) if n else b"x", b"]" * 30)
+              for n in range(3)), False, "nested deeper"),
     (b"a: !!python/object/apply:os.system [x]\n", False, "could not determine a constructor"),
     (b"a: 2026-99-99\n", False, "month"), (b"a: !!int x\n", False, "invalid literal"),
     (b"? [a]\n: b\n", False, "unhashable"), (b"a: .inf\n", False, ""),
