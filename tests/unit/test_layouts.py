@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.core import layouts, paths
+from agent.core import layouts
 from agent.core.layouts import KINDS, LAYOUTS, Kind, kind_of
 from agent.core.look.watched import kubelet_units, plugin_units, running_kubelet, watched_folders, watched_units
 from agent.core.plugin import unit as plugin_unit
@@ -87,9 +87,6 @@ def test_device_plugins_stays_where_it_is_whatever_the_root() -> None:
             f"{DEFAULT_ROOT}/pod-resources"} <= set(folders)
     assert not [f for f in folders if f.endswith("device-plugins") and f != DEFAULTS.device_plugins_dir]
 
-
-def test_where_a_plugin_may_be_launched_is_where_static_pods_are() -> None:
-    assert set(paths.MANIFEST_DIRS) <= set(layouts.manifest_folders(DEFAULTS))
 
 
 def test_every_row_says_where_it_comes_from() -> None:
