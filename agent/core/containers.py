@@ -8,7 +8,7 @@ What its own /dev shows, its environment and its mounts are no claim: a tenant c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from ..model.access import Claim, Device, Now, Process, Question, ScopeDevices, Sighting, Verdict
@@ -17,6 +17,7 @@ from ..model.runtime import Container, ContainerState, Sandbox
 from ..model.scene import Scene
 from ..model.settings import Settings
 from . import plugin
+from .device_list import Number
 from .resources import physical
 
 NOBODYS = Device("c", 4095, 1048575)
@@ -33,6 +34,7 @@ CONTROL_MINOR = 255
 
 Claims = dict[str, dict[Device, tuple[Claim, ...]]]
 Pair = tuple[Container, Sandbox | None]
+Granted = dict[Number, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class View:
     scopes: dict[str, ScopeDevices]
     claims: Claims
     "why which device nodes count as given, by container id; only containers that hold some are in it"
+    grants: dict[tuple[str, tuple[tuple[str, str], ...]], Granted] = field(default_factory=dict)
+    "of device lists met so far"
 
 
 def view(scene: Scene, settings: Settings) -> View:

@@ -110,8 +110,11 @@ def _risk(of: View, driver: Driver, unit: str, scope: Reading[ScopeDevices], is_
     if policy == "auto" and not allow:
         return everything(Risk.NO, "privileged: DevicePolicy=auto with an empty list allows everything" if is_all
                           else "DevicePolicy=auto with an empty list: systemd restricts nothing")
-    granted = device_list.grants(policy, allow, of.scene.majors.value if isinstance(of.scene.majors, Seen) else {},
-                                 {path: (d.kind, d.major, d.minor) for d, path in of.nodes.items()})
+    granted = of.grants.get((policy, allow))
+    if granted is None:  # many containers have the same list
+        granted = of.grants[policy, allow] = device_list.grants(
+            policy, allow, of.scene.majors.value if isinstance(of.scene.majors, Seen) else {},
+            {path: (d.kind, d.major, d.minor) for d, path in of.nodes.items()})
     risk = {d: Risk.NO if {"r", "w"} <= device_list.rights_of(granted, (d.kind, d.major, d.minor)) else Risk.YES
             for d in devices}
     may = dict(verdict.answers) if verdict else {}
