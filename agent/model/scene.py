@@ -250,6 +250,8 @@ class Scene:
     processes: Reading[tuple[Process, ...]] = NOT_ASKED
     "of running containers, while the driver is loaded"
     access: Reading[AccessState] = NOT_ASKED
+    dra_driver: Reading[str] = NOT_ASKED
+    "name of a running container of NVIDIA's DRA driver whose socket is there; asked where no plugin was found"
     checkpoint: Reading[dict[str, int]] = NOT_ASKED
     "devices by resource in kubelet_internal_checkpoint: a hint that outlives every truth"
     ledger: Reading[tuple[LedgerEntry, ...]] = NOT_ASKED

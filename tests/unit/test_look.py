@@ -605,3 +605,24 @@ def test_telling_refusals_are_facts_about_the_node(why: Why, telling: bool) -> N
 def test_a_match_that_forgets_a_member_ends_loudly() -> None:
     with pytest.raises(AssertionError, match="not a member"):
         unreachable("something new")  # type: ignore[arg-type]
+
+
+DRA_IMAGE = "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.0"
+DRA_POD = {"name": "nvidia-dra-driver-gpu-kubelet-plugin-x7k2p", "labels": {}}
+
+
+@pytest.mark.parametrize(("root", "socket", "state", "found"), [
+    ("/var/lib/kubelet", "dra.sock", ContainerState.RUNNING, "gpus"),
+    ("/var/lib/k0s/kubelet", "plugin.sock", ContainerState.RUNNING, "gpus"),
+    ("/var/lib/kubelet", "dra.sock", ContainerState.EXITED, ""),  # a dead one leaves its socket behind
+    ("/var/lib/kubelet", "", ContainerState.RUNNING, ""),
+])
+def test_a_driver_of_dra_is_looked_for_where_no_plugin_is(root: str, socket: str, state: ContainerState,
+                                                          found: str) -> None:
+    driver = container(name="gpus", image=DRA_IMAGE, state=state)
+    host = with_plugin(container())
+    host.answers["runtime"] = {CONTAINERD: seen(Runtime((sandbox(**DRA_POD),), (driver,)))}
+    host.files[f"{root}/plugins/gpu.nvidia.com/*"] = [Entry(socket, "socket")] if socket else []
+    scene = asyncio.run(look(host, DEFAULTS))
+    assert scene.plugins == ()
+    assert (scene.dra_driver.value if isinstance(scene.dra_driver, Seen) else "") == found

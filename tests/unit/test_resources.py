@@ -314,3 +314,13 @@ def test_one_judgement_for_looking_and_for_judging() -> None:
     assert look_says(listed={"nvidia.com/gpu": U[:1]}, **plugin({"NVIDIA_VISIBLE_DEVICES": "0"}))
     assert not look_says(listed={"nvidia.com/gpu": U[:7]})
     assert not look_says(listed={"nvidia.com/gpu": ()})
+
+
+def test_dra_offers_the_gpus_and_no_resource_is_expected() -> None:
+    """C71."""
+    driver = {"plugins": (), "dra_driver": seen("gpus")}
+    assert registered(judged(EIGHT, {}, **driver)).verdict is HOLDS
+    assert "offered by DRA" in registered(judged(EIGHT, {}, **driver)).because
+    assert not [f for f in judged(EIGHT, {}, **driver).findings if f.reason == "NoPlugin"]
+    assert registered(judged(EIGHT, {}, plugins=())).reason == "NotRegistered"
+    assert registered(judged(EIGHT, {}, dra_driver=seen("gpus"))).reason == "NotRegistered"  # a plugin is there, too

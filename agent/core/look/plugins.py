@@ -21,13 +21,14 @@ from ...model.runtime import (
 from ...model.scene import Scene
 from ...model.settings import Settings
 from .. import containers, holders, parse, plugin, plugin_log
-from ..layouts import KINDS, kind_of, manifest_folders, matches, runtime_sockets
+from ..layouts import KINDS, kind_of, manifest_folders, matches, pod_resources_sockets, runtime_sockets
 from ..resources import listing
 from .files import parsed_file
 from .watched import running_kubelet
 
 PLUGINS, SOCKETS_ASKED, MANIFESTS = 4, 4, 32
 """So many are read; more than one candidate is reported, and nothing is done."""
+DRA = "gpu.nvidia.com"
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _NAME = re.compile(r"""^[\s-]*name:\s*["']?([\w.-]+)""", re.M)
 _POLICY = re.compile(r"""^\s*restartPolicy:\s*["']?(\w+)""", re.M)
@@ -54,6 +55,9 @@ async def plugins(host: Host, settings: Settings, scene: Scene) -> Scene:
     is_complete = listing(scene, plugin.effective(settings, sights)).is_complete
     if is_complete and not any(isinstance(s.access, Seen) and not s.access.value.allowed for s in sights):
         return scene
+    if not sights:
+        return replace(scene, dra_driver=await _dra_driver(host, settings, scene),
+                       socket_owners=await _owners(host, settings, scene, sights))
     folders = manifest_folders(settings, running_kubelet(scene.units, settings))
     if not is_complete:
         sights = tuple([await _with_access(host, s) for s in sights])
@@ -137,6 +141,18 @@ def _written(manifest: bytes) -> tuple[list[str], str]:
     words = manifest.decode("utf-8", "replace")
     said = _POLICY.search(words)
     return _NAME.findall(words), said.group(1) if said else ""
+
+
+async def _dra_driver(host: Host, settings: Settings, scene: Scene) -> Reading[str]:
+    """NVIDIA's DRA driver for GPUs (k8s-dra-driver-gpu: its folder under the kubelet's root, its image). A dead one
+    leaves its socket behind, so a running container counts as well."""
+    running = scene.runtime.value.containers if isinstance(scene.runtime, Seen) else ()
+    names = [c.name for c in running if c.state is ContainerState.RUNNING and matches(c.image, ("*dra-driver*",))]
+    for socket in pod_resources_sockets(settings, running_kubelet(scene.units, settings)) if names else ():
+        folder = await host.folder(f"{socket.removesuffix('/pod-resources/kubelet.sock')}/plugins/{DRA}")
+        if isinstance(folder, Seen) and any(e.kind == "socket" for e in folder.value):
+            return Seen(names[0], folder.at)
+    return Refusal(Why.MISSING, "no DRA driver of NVIDIA's is seen")
 
 
 async def _owners(host: Host, settings: Settings, scene: Scene,

@@ -68,6 +68,9 @@ def registered(scene: Scene, settings: Settings, listed: Listing) -> Finding | N
     if unit and unit.active_since is not None and scene.allocatable.at < unit.active_since:
         return _registered(Verdict.UNKNOWN, "the kubelet's last answer is older than the kubelet",
                            "KubeletRestarted")
+    if listed.count == 0 and not scene.plugins and isinstance(scene.dra_driver, Seen):
+        return _registered(Verdict.HOLDS, f"GPUs are offered by DRA (container {scene.dra_driver.value}, driver "
+                           "gpu.nvidia.com): no resource is expected", "")
     return _judge(listed, settings)
 
 
