@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from agent.core.layouts import KUBELET_UNITS, POD_RESOURCES, SOCKETS, control_plane_files
 from agent.core.look import look
+from agent.core.look.plugins import plugins
 from agent.core.look.watched import watched_folders, watched_units
 from agent.core.paths import NODE_OBJECT, PCI, RUN, STATE
 from agent.core.rules import diagnose
@@ -24,6 +25,7 @@ from agent.model.runtime import Access, ContainerDetail, ContainerState, PluginS
 from agent.model.scene import Clock, DeviceNode, Devices, Entry, Manager, PciFunction, ProbeState, Scene, Unit
 from agent.model.settings import Settings
 
+from .access_scenes import CTL, GPU0, ID, access_scene, verdict
 from .scenes import (
     DEFAULTS,
     DENIED,
@@ -436,6 +438,15 @@ def test_whether_a_removed_container_would_come_back(annotations: dict[str, str]
     host.files[f"{MANIFESTS}/*"] = [Entry(name, "file") for name in files]
     host.files |= {f"{MANIFESTS}/{name}": text for name, text in files.items()}
     (found,) = asyncio.run(look(host, DEFAULTS)).plugins
+    assert found.restart_policy == policy
+
+
+@pytest.mark.parametrize(("allowed", "policy"), [((GPU0, CTL), ""), ((GPU0,), "Never")])
+def test_one_that_lost_its_access_while_all_is_listed_is_looked_at_too(allowed: Any, policy: str) -> None:
+    of, box = container(ID), sandbox(annotations={APPLIED: '{"spec": {"restartPolicy": "Never"}}'})
+    whole = replace(access_scene(verdicts=(verdict(allowed),)), runtime=seen(Runtime((box,), (of,))))
+    (found,) = asyncio.run(plugins(with_plugin(of), DEFAULTS, whole))["plugins"]
+    assert value(found.access).allowed is (CTL in allowed)
     assert found.restart_policy == policy
 
 
