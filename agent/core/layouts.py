@@ -38,12 +38,17 @@ class Layout:
     "those of the units that carry a control plane too: never ordered by default, and never held for long"
     apiserver: str = "kube-apiserver.yaml"
     "in the folder of static pods, where a control plane runs as such"
+    driver_root: str = ""
+    "where the driver is kept, where that is not /"
 
 
 LAYOUTS = (
-    Layout("kubeadm, ACK, TKE, AKS, GKE, kind", ("kubelet.service",), (CONTAINERD,),
+    Layout("kubeadm, ACK, TKE, AKS, kind", ("kubelet.service",), (CONTAINERD,),
            "kubeadm cmd/kubeadm/app/constants: KubernetesDir, ManifestsSubDirName; AgentBaker kubelet.service; "
-           "GKE node's kubelet flags; a static plugin on ACK is there too (its document on upgrades to 1.32)"),
+           "a static plugin on ACK is there too (its document on upgrades to 1.32)"),
+    Layout("GKE", ("kubelet.service",), (CONTAINERD,),
+           "container-engine-accelerators cmd/nvidia_gpu/nvidia_gpu.go: host-path; nvidia-driver-installer/cos",
+           driver_root="/home/kubernetes/bin/nvidia"),
     Layout("EKS", ("kubelet.service", "snap.kubelet-eks.daemon.service"), (CONTAINERD,),
            "amazon-eks-ami; Ubuntu's EKS images carry the kubelet as a snap", manifests=""),
     Layout("Bottlerocket", ("kubelet.service",), (CONTAINERD, "/run/dockershim.sock"),
@@ -155,6 +160,8 @@ SOCKETS = _unique(socket for layout in LAYOUTS for socket in layout.sockets)
 POD_RESOURCES = _unique(f"{layout.root}/pod-resources/kubelet.sock" for layout in LAYOUTS)
 CONTROL_PLANE_UNITS = _unique(unit for layout in LAYOUTS for unit in layout.control_plane)
 PLUGIN_UNITS = _unique(unit for kind in KINDS for unit in kind.units)
+DRIVER_ROOTS = _unique(["/run/nvidia/driver", *(layout.driver_root for layout in LAYOUTS)])
+"""The GPU Operator's driver container has the first one (gpu-driver-container), on any layout."""
 PREFERRED = ("nvidia.com/*",)
 """Guarded where no plugin was found that says otherwise."""
 

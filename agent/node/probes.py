@@ -16,12 +16,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 
+from ..core.layouts import DRIVER_ROOTS
 from ..model.scene import ProbeEnd, ProbeReport, ProbeState, Remains
 from ..wire.child import Child, ChildProblem
 from .probe_line import report_of
 
 PROGRAM = Path(__file__).with_name("nvml_probe.py")
-DRIVER_ROOTS = ("/run/nvidia/driver", "/home/kubernetes/bin/nvidia")
 LIBRARY_PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64", "lib")
 SONAME = "libnvidia-ml.so.1"
 DRIVER_VERSION = "/proc/driver/nvidia/version"

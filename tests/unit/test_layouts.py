@@ -94,6 +94,10 @@ def test_every_row_says_where_it_comes_from() -> None:
     assert len({row.name for row in (*LAYOUTS, *KINDS)}) == len(LAYOUTS) + len(KINDS)
 
 
+def test_where_drivers_are_kept_beside_the_root() -> None:
+    assert layouts.DRIVER_ROOTS == ("/run/nvidia/driver", "/home/kubernetes/bin/nvidia")
+
+
 # --- overruled
 
 
@@ -168,6 +172,18 @@ def test_each_label_image_and_name_of_a_row_leads_to_it(kind: Kind) -> None:
         assert kind_of(container(name="x", image=image.replace("*", "r")), sandbox(labels={})) == kind
     for name in set(kind.containers) - set(layouts.COMMON):
         assert kind_of(container(name=name, image="sha256:1"), None) == kind
+
+
+@pytest.mark.parametrize(("name", "socket"), [
+    ("NVIDIA's", "nvidia-gpu.sock"), ("NVIDIA's", "nvidia-mig-1g.10gb.sock"), ("NVIDIA's", "nvidia-gpu.shared.sock"),
+    ("NVIDIA's", "nvidia.sock"), ("GKE's", "nvidiaGPU-1795955834.sock"), ("HAMi's", "nvidia-gpu.sock"),
+    ("Volcano's", "volcano.sock"), ("Volcano's", "nvidia-gpu-memory.sock"),
+    ("Alibaba's gpushare", "aliyungpushare.sock"), ("Tencent's GPU manager", "vcore.sock")])
+def test_the_sockets_that_a_plugin_makes(name: str, socket: str) -> None:
+    kind = next(k for k in KINDS if k.name == name)
+    assert layouts.matches(socket, kind.sockets)
+    for other in ("kubelet.sock", "DEPRECATION", "kubelet_internal_checkpoint", "kubevirt-kvm.sock", "rdma.sock"):
+        assert not layouts.matches(other, kind.sockets)
 
 
 def test_a_name_that_anybody_may_have_says_nothing_without_its_pods_label() -> None:
