@@ -121,6 +121,14 @@ def is_anothers(owner: SocketOwner, sight: PluginSight) -> bool:
     return bool(owner.container_id or owner.unit) and owner.container_id != sight.container.id
 
 
+def is_not_of_unit(scene: Scene, owner: SocketOwner, name: str) -> bool:
+    """A container of a pod or another unit serves it. One that no pod has may be the unit's own: docker run."""
+    known = scene.runtime.value.containers if isinstance(scene.runtime, Seen) else ()
+    if owner.container_id:
+        return any(c.id == owner.container_id for c in known)
+    return owner.unit not in ("", name)
+
+
 def owner_name(scene: Scene, owner: SocketOwner) -> str:
     if not owner.container_id:
         return owner.unit or "a process of no container and no unit"

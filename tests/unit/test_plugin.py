@@ -467,6 +467,17 @@ def test_whose_socket_another_serves_is_not_removed(owner: SocketOwner, named_as
     assert (told.verdict, told.blocks) == (Verdict.FAILS if named_as else Verdict.HOLDS, False)
 
 
+@pytest.mark.parametrize(("container_id", "service", "barred"), [
+    ("c2", "", True), ("c9", "docker.service", False), ("", "other.service", True), ("", HOST_UNIT.name, False),
+    ("", "", False)])
+def test_a_unit_whose_socket_a_pod_serves_is_not_restarted(container_id: str, service: str, barred: bool) -> None:
+    owner = SocketOwner("nvidia-gpu.sock", 77, container_id, service)
+    said = fault(scene(plugins=(), units=seen((HOST_UNIT,)), runtime=seen(OTHER), socket_owners=(owner,)), DEFAULTS,
+                 short=True)
+    assert said is not None and (said.barred, said.cure, said.unit) == (barred, Cure.TIME, HOST_UNIT.name)
+    assert said.reason == ("AnotherServes" if barred else "NotRegistered")
+
+
 def test_who_serves_is_named_where_nothing_looks_like_the_plugin() -> None:
     owner = SocketOwner("nvidia-gpu.sock", 77, "c2", "")
     said = fault(scene(plugins=(), runtime=seen(OTHER), socket_owners=(owner,)), DEFAULTS, short=True)

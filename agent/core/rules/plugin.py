@@ -10,7 +10,7 @@ from dataclasses import replace
 from ...model.fault import Cure, Fault
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
-from ...model.runtime import ContainerState, PluginLog, PluginSays, PluginSight
+from ...model.runtime import ContainerState, PluginLog, PluginSays, PluginSight, SocketOwner
 from ...model.scene import Scene, Unit
 from ...model.settings import Settings
 from .. import plugin, plugin_log
@@ -108,14 +108,18 @@ def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:
         return found
     other = next((o for o in scene.socket_owners if plugin.is_anothers(o, sight)), None)
     if other is not None:
-        return replace(found, reason="AnotherServes", barred=True, because=f"{found.because}; but "
-                       f"{other.socket} is served by {plugin.owner_name(scene, other)}, pid {other.pid}",
-                       next_step="[Plugin] Containers= or Unit= names the right one; remove the other")
+        return _served_by(scene, found, other)
     if sight.restart_policy in plugin.ENDS_FOR_GOOD:
         return replace(found, reason="NeverStartedAgain", barred=True, because=f"{found.because}; its pod's "
                        f"restartPolicy is {sight.restart_policy}: a container that is stopped does not come back",
                        next_step="make it restartPolicy: Always, as in a DaemonSet, and create the pod again")
     return found
+
+
+def _served_by(scene: Scene, found: Fault, other: SocketOwner) -> Fault:
+    return replace(found, reason="AnotherServes", barred=True, because=f"{found.because}; but {other.socket} is "
+                   f"served by {plugin.owner_name(scene, other)}, pid {other.pid}",
+                   next_step="[Plugin] Containers= or Unit= names the right one; remove the other")
 
 
 def _served(scene: Scene) -> str:
@@ -132,8 +136,10 @@ def _unit_fault(scene: Scene, unit: Unit | None, settings: Settings) -> Fault:
     if unit.active_since is not None and unit.active_since < kernel_log.loaded_at(scene):
         return Fault(OLDER, f"{name} was started before the nvidia module was loaded", Cure.FRESH_START,
                      f"systemctl restart {name}", unit=name, invocation=unit.invocation_id)
-    return Fault("NotRegistered", f"{name} is active and the kubelet lists no GPU of it", Cure.TIME,
-                 f"systemctl restart {name}", unit=name, invocation=unit.invocation_id)
+    found = Fault("NotRegistered", f"{name} is active and the kubelet lists no GPU of it", Cure.TIME,
+                  f"systemctl restart {name}", unit=name, invocation=unit.invocation_id)
+    other = next((o for o in scene.socket_owners if plugin.is_not_of_unit(scene, o, name)), None)
+    return found if other is None else _served_by(scene, found, other)
 
 
 def _container_fault(scene: Scene, sight: PluginSight, partly: bool) -> Fault:
