@@ -445,7 +445,7 @@ def test_whether_a_removed_container_would_come_back(annotations: dict[str, str]
 def test_one_that_lost_its_access_while_all_is_listed_is_looked_at_too(allowed: Any, policy: str) -> None:
     of, box = container(ID), sandbox(annotations={APPLIED: '{"spec": {"restartPolicy": "Never"}}'})
     whole = replace(access_scene(verdicts=(verdict(allowed),)), runtime=seen(Runtime((box,), (of,))))
-    (found,) = asyncio.run(plugins(with_plugin(of), DEFAULTS, whole))["plugins"]
+    (found,) = asyncio.run(plugins(with_plugin(of), DEFAULTS, whole)).plugins
     assert value(found.access).allowed is (CTL in allowed)
     assert found.restart_policy == policy
 
