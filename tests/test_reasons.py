@@ -11,7 +11,7 @@ NO_REASONS = {  # conditions, which docs/terms.md explains
     "FabricManagerActive", "NvmlComplete", "AsBefore", "KubeletActive", "PluginSocket", "PluginRegistered",
     "AllocationWorks", "MigConfigured",
     "PluginWell", "Checkpoint", "NotPaused", "CdiSpec", "RuntimeHandler", "RuntimeAnswers", "PluginLaunched",
-    "SocketOwner", "NodeResources", "WorkloadAccess", "AccessAfterReload",
+    "SocketOwner", "NodeResources", "WorkloadAccess", "AccessAfterReload", "AccessKept",
     "FabricReady", "GpusAtEase", "KernelLogQuiet",
 }  # fmt: skip
 KUBERNETES = {"True", "False", "Unknown", "NoSchedule"}

@@ -20,7 +20,8 @@ VERBS = """
   run              the agent (started by gpu-gate.service)
   status           what the agent sees now; exit 0 only when ready
   doctor [BUNDLE]  look once, here or in an evidence bundle, and name the broken link
-  access           who holds GPUs, may they open them now, and after the next daemon-reload
+  access           who holds GPUs, may they open them now, and after the next daemon-reload;
+                   --prevent: once and now, what they may open is made to outlive a reload
   evidence [DIR]   keep what one look saw as a folder of plain files
   probe            ask NVML once
   wait             hold a unit back until the gate releases it (gpu-gate-wait.service)
@@ -61,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|DIR")
     parser.add_argument("--json", action="store_true", help="JSON, versioned")
     parser.add_argument("--check", action="store_true", help="config: exit 1 where something is wrong")
+    parser.add_argument("--prevent", action="store_true",
+                        help="access: make what containers with GPUs may open outlive a daemon-reload")
     parser.add_argument("--for", dest="span", metavar="30m", help="pause: it ends by itself after this")
     parser.add_argument("--why", metavar="TEXT", help="pause: said wherever the pause is shown")
     parser.add_argument("--npd", action="store_true", help="status: as node-problem-detector wants it")
@@ -85,9 +88,7 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
     if verb == "status":
         return _npd(config) if options.npd else _status(config, options.json)
     if verb == "access":
-        from . import access
-
-        return access.run(config.settings, options.json)
+        return _access(config, options.json, options.prevent)
     if verb == "config":
         return _config(config, options.json, options.check)
     if verb in ("pause", "resume", "forget"):
@@ -103,6 +104,16 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
     if verb == "evidence":
         return doctor.evidence(config.settings, options.target)
     return doctor.probe(config.settings, options.json)
+
+
+def _access(config: configuration.Config, as_json: bool, prevents: bool) -> int:
+    if prevents:
+        from . import prevent
+
+        return prevent.run(config.settings)
+    from . import access
+
+    return access.run(config.settings, as_json)
 
 
 def _daemon(config: configuration.Config, verbose: bool) -> int:

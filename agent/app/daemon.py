@@ -15,10 +15,23 @@ from ..core.look.watched import watched_folders, watched_units
 from ..core.mend import refuse
 from ..core.phases import Gate, Phase, Step
 from ..core.rules import diagnose
+from ..model.access import Allowed
 from ..model.errors import HandFailed
-from ..model.plan import Action, CheckAccess, DropProbe, Rebuild, Release, RestartUnit, SendHup, StartProbe
+from ..model.plan import (
+    Action,
+    Allowance,
+    AllowDevices,
+    CheckAccess,
+    DropProbe,
+    Rebuild,
+    Release,
+    RestartUnit,
+    SendHup,
+    StartProbe,
+)
 from ..model.settings import Settings
 from ..node.access import AccessChecks
+from ..node.allow import Allow
 from ..node.hands import Hands
 from ..node.launch import Launcher
 from ..node.live import LiveHost, clock_now
@@ -33,7 +46,7 @@ from .log import facts
 from .metrics import Counts, View, render
 from .milestones import Milestones
 from .status import Snapshot, status
-from .tell import tell, tell_troubles
+from .tell import tell, tell_added, tell_troubles
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +59,8 @@ VERDICT_S = 5.0
 CONNECT_S = 0.5
 """The first look waits so long for systemd's answer to be had."""
 HAND_RETRY_S = 60.0
+RELOADED = {"systemd reloading false", "systemd owner"}
+"""What systemd says after a daemon-reload; after a daemon-reexec its name has changed hands besides."""
 RELEASE_RETRY_S = 2.0
 
 
@@ -62,7 +77,8 @@ class Daemon:
         self.host = LiveHost(self.sources.bus, self.probes, checks=self.checks)
         self.mender = Mender(self.host, self.sources.bus, self._hand_ended)
         self.launcher = Launcher(self.sources.bus, self._hand_ended)
-        self.hands = Hands(self.host, self.probes, self.mender, self.launcher, self.checks)
+        self.allow = Allow(self.sources.bus, self.checks, self._added)
+        self.hands = Hands(self.host, self.probes, self.mender, self.launcher, self.checks, self.allow)
         self.http = Http(self)
         self.systemd = Notify()
         self.host.sources = [self.sources.bus, self.sources.uevents, self.sources.inotify, self.http]
@@ -73,6 +89,7 @@ class Daemon:
         self._hand_failed: dict[Action, float] = {}
         self._acted: set[Action] = set()
         self._rewatch = False
+        self._scopes: tuple[str, ...] = ()
         self._stop = asyncio.Event()
 
     @property
@@ -106,6 +123,7 @@ class Daemon:
             self.sources.close()
             await self.mender.close()
             await self.launcher.close()
+            await self.allow.close()
             await self.checks.close()
             await self.probes.close()
 
@@ -120,6 +138,28 @@ class Daemon:
         self.wakes.wake("reload")
         self.systemd.ready()
 
+    def _added(self, done: tuple[Allowed, ...]) -> None:
+        tell_added(done)
+        self.wakes.wake("access added")
+
+    def _hurry(self, reasons: dict[str, int]) -> None:
+        """A reload has just ended, or a scope's properties were set: what that took is given back before the look
+        that will tell of it."""
+        diagnosis = self.seen.diagnosis
+        if diagnosis is None or diagnosis.paused:
+            return
+        everyone = not reasons.keys().isdisjoint(RELOADED)
+        of = tuple(a for a in diagnosis.guarded if everyone or f"systemd unit {a.scope}" in reasons)
+        if of:
+            self.allow.begin(AllowDevices(of, prevent=False))
+
+    async def _follow_scopes(self, guarded: tuple[Allowance, ...]) -> None:
+        """systemd tells when a scope's properties are set, which makes its device program anew."""
+        scopes = tuple(allowance.scope for allowance in guarded)
+        if self._rewatch or scopes != self._scopes:
+            self._rewatch, self._scopes = False, scopes
+            await self.sources.bus.watch([*watched_units(self.settings), *scopes])
+
     def _hand_ended(self, said: str) -> None:
         log.info("%s", said)
         self.wakes.wake("a hand ended")
@@ -130,6 +170,7 @@ class Daemon:
         while True:
             await self.cycle(reasons)
             reasons = await self.wakes.wait(self._wake_at - boottime())
+            self._hurry(reasons)
             if any(r != "timer" and not r.startswith(("probe ", "access")) for r in reasons):
                 await asyncio.sleep(GATHER_S)
             for reason, count in self.wakes.take().items():
@@ -141,9 +182,7 @@ class Daemon:
         lag_s = max(0.0, began - self._wake_at) if "timer" in reasons and self._wake_at else 0.0
         recorder: Recorder | None = None
         diagnosis, scene = self.seen.diagnosis, self.seen.scene
-        if self._rewatch:
-            self._rewatch = False
-            await self.sources.bus.watch(watched_units(self.settings))
+        await self._follow_scopes(diagnosis.guarded if diagnosis else ())
         self.sources.refresh()
         await self.http.keep()
         self.host.is_quiet = reasons.keys() <= {"timer"} and self.seen.gate.ready \
@@ -158,7 +197,8 @@ class Daemon:
             log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
             recorder = None
             if diagnosis is not None:  # the deadline counts on; nothing else may be begun on an old look
-                diagnosis = replace(diagnosis, probe_busy=True, additive=(), mending=None, access_check=None)
+                diagnosis = replace(diagnosis, probe_busy=True, additive=(), mending=None, access_check=None,
+                                    allow=None)
         if scene is not None:
             tell_troubles(self.seen.scene.trouble if self.seen.scene else (), scene.trouble)
         now = boottime()
@@ -214,7 +254,7 @@ class Daemon:
                             extra=facts(action=type(action).__name__))
                 continue
             self.counts.actions[type(action).__name__, "done"] += 1
-            if not isinstance(action, (StartProbe, DropProbe, CheckAccess)):
+            if not isinstance(action, (StartProbe, DropProbe, CheckAccess, AllowDevices)):
                 changed = True
                 acted.add(action)
                 # The release has its own line, with its own MESSAGE_ID.

@@ -15,6 +15,7 @@ GATE_HELD = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e504"
 PROBE_HUNG = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e505"
 ACCESS_LOST = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e506"
 ACCESS_BACK = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e507"
+ALLOW_SURPRISE = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e508"
 
 _LEVELS = {"emerg": 50, "alert": 50, "crit": 50, "err": 40, "warning": 30, "notice": 20, "info": 20, "debug": 10}
 

@@ -6,8 +6,19 @@ import logging
 from typing import Any
 
 from ..core.phases import Gate, Phase, Step
+from ..model.access import Allowed
 from ..model.finding import Diagnosis
-from .log import ACCESS_BACK, ACCESS_LOST, GATE_CLOSED, GATE_HELD, GATE_OPENED, KUBELET_RELEASED, PROBE_HUNG, facts
+from .log import (
+    ACCESS_BACK,
+    ACCESS_LOST,
+    ALLOW_SURPRISE,
+    GATE_CLOSED,
+    GATE_HELD,
+    GATE_OPENED,
+    KUBELET_RELEASED,
+    PROBE_HUNG,
+    facts,
+)
 from .status import Snapshot
 
 log = logging.getLogger(__name__)
@@ -49,6 +60,27 @@ def _tell_access(before: Diagnosis | None, now: Diagnosis) -> None:
         elif holder.id in lost and holder.verdict and not holder.denied:
             log.info("%s/%s %s may open its GPUs again", holder.namespace, holder.pod, holder.name,
                      extra=facts(ACCESS_BACK, **values))
+
+
+def tell_added(done: tuple[Allowed, ...]) -> None:
+    """What came of adding to the device lists of scopes; the first surprise is said as loudly as can be."""
+    for one in done:
+        values = {"pod": one.who.partition(" ")[0], "container": one.who.rpartition(" ")[2],
+                  "container_id": one.container_id, "unit": one.scope}
+        if one.lost:
+            log.error("%s LOST %s when devices were added to its scope: nothing is added to any scope until the next "
+                      "boot", one.who, ", ".join(one.lost),
+                      extra=facts(ALLOW_SURPRISE, reason="AllowStopped", **values))
+        elif one.problem:
+            log.warning("the device list of %s could not be helped: %s", one.who, one.problem,
+                        extra=facts(reason="AccessDenied" if one.still_denied else "AccessUnknown", **values))
+        elif one.given_back:
+            log.warning("%s had lost %s and has it back after %.3f s: its scope's DeviceAllow= names it",
+                        one.who, ", ".join(one.given_back), one.took_s,
+                        extra=facts(ACCESS_BACK, reason="AccessDenied", **values))
+        elif one.named:
+            log.info("%s keeps its devices at a daemon-reload: %s named in its scope's DeviceAllow=", one.who,
+                     ", ".join(one.named), extra=facts(reason="AccessAtRisk", **values))
 
 
 def tell_troubles(before: tuple[str, ...], now: tuple[str, ...]) -> None:

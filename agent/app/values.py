@@ -157,6 +157,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "manifest_dir": _absolute,
     "repair": _one_of("yes", "report"),
     "repair_partial": _yes,
+    "prevent": _one_of("on", "report", "off"),
+    "heal": _yes,
     "strict_access": _yes,
     "register_within_s": _span(1, 3600),
     "verify_within_s": _span(5, 3600),

@@ -266,6 +266,8 @@ def _actions(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings,
         actions += diagnosis.additive
         if diagnosis.access_check is not None:
             actions.append(diagnosis.access_check)
+        if diagnosis.allow is not None:
+            actions.append(diagnosis.allow)
     if gate.released and not diagnosis.released_before:
         actions.append(Release(gate.released, word))
     if not keeps_probe(gate, diagnosis):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from ..model.access import (
+    Allowed,
     Claim,
     Device,
     Driver,
@@ -62,7 +63,12 @@ def _holder(of: View, container: Container, sandbox: Sandbox | None,
         is_plugin=any(Claim.PLUGIN in claims for claims in claimed.values()), gpus=of.allocated.get(key, ()),
         process=process, driver=driver, unit=unit, all_devices=is_all, devices=devices, scope=scope,
         scope_at=row.at if row else 0.0, verdict=verdict, risk_why=why)
-    return _explained(of.scene, holder, seen)
+    return replace(_explained(of.scene, holder, seen), added=_added(of.scene, container.id))
+
+
+def _added(scene: Scene, container_id: str) -> Allowed | None:
+    rows = scene.access.value.added if isinstance(scene.access, Seen) else ()
+    return next((row for row in rows if row.container_id == container_id), None)
 
 
 def scope_of(of: View, unit: str, process: Process | None) -> Reading[ScopeDevices]:

@@ -188,6 +188,30 @@ class ScopeDevices:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowed:
+    """What came of adding to one scope's device list."""
+
+    container_id: str
+    scope: str
+    who: str
+    "namespace/pod container"
+    at: float
+    "boottime, seconds"
+    rules: str = ""
+    "of its container afterwards; while they stand, an addition that was in vain is not tried again"
+    named: tuple[str, ...] = ()
+    "what the list was given: /dev/char/195:0 rw"
+    given_back: tuple[str, ...] = ()
+    "what was denied, and is allowed now"
+    still_denied: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    "allowed before and denied after: nothing is added any more in this boot"
+    problem: str = ""
+    took_s: float = 0.0
+    "from the batch's begin"
+
+
+@dataclass(frozen=True, slots=True)
 class AccessState:
     """What the access program has said so far, beside the cycle. Memory of this agent only."""
 
@@ -198,6 +222,10 @@ class AccessState:
     asked_by: tuple[tuple[float, str], ...] = ()
     "(boottime of a reload, who asked for it by systemd's own log)"
     asking_since: float | None = None
+    adding_since: float | None = None
+    "device lists are being added to"
+    added: tuple[Allowed, ...] = ()
+    "what came of it, the newest of each container that still runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +281,8 @@ class GpuContainer:
     "what was observed of the loss, a sentence"
     cure: str = ""
     "what keeps it from coming again"
+    added: Allowed | None = None
+    "what came of adding to its scope's device list, where that was done"
 
     @property
     def denied(self) -> tuple[GivenDevice, ...]:

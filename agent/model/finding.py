@@ -8,7 +8,7 @@ from enum import Enum
 from .access import GpuContainer
 from .cdi import Refresh
 from .fault import Mending
-from .plan import Action, CheckAccess, LaunchUnit, PlaceManifest
+from .plan import Action, Allowance, AllowDevices, CheckAccess, LaunchUnit, PlaceManifest
 from .scene import ProbeReport
 
 
@@ -122,6 +122,10 @@ class Diagnosis:
     gpu_containers: tuple[GpuContainer, ...] = ()
     access_check: CheckAccess | None = None
     "what the access program is to be asked now"
+    allow: AllowDevices | None = None
+    "scopes whose device lists are to be added to now"
+    guarded: tuple[Allowance, ...] = ()
+    "all whose lists may be added to: what a reload takes from them is given back at once"
     access_due: float | None = None
     "boottime of the look that access asks for besides"
     additive: tuple[Action, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
-from .access import Question
+from .access import Device, Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,35 @@ class LoadModule:
     """Additive, opt-in (Load=auto): modprobe -b nvidia; an admin's blacklist holds."""
 
     sentence = "loaded the nvidia module (Load=auto)"
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """One container whose scope's device list may be added to."""
+
+    scope: str
+    container_id: str
+    pid: int
+    started: str
+    "in ticks: tells a pid used again apart"
+    who: str
+    "namespace/pod container"
+    give: tuple[tuple[Device, str], ...]
+    "what was given to it, and is given back where it is denied; each with the name people know it by"
+
+
+@dataclass(frozen=True, slots=True)
+class AllowDevices:
+    """Additive: name devices in DeviceAllow= of containers' scopes, so that a daemon-reload takes nothing away, or
+    what it took comes back. What exactly is named is read when it is done."""
+
+    allowances: tuple[Allowance, ...]
+    prevent: bool
+    "also where nothing is denied yet"
+
+    @property
+    def sentence(self) -> str:
+        return f"looking after the device lists of {', '.join(a.who for a in self.allowances)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,5 +215,5 @@ class PlaceManifest:
 
 
 Disruptive = Union[RestartUnit, SendHup, Rebuild]
-Action = Union[StartProbe, DropProbe, CheckAccess, Release, LinkDevChar, MakeNodes, LoadModule, Learn, RestartUnit,
-               SendHup, Rebuild, NoteOutcome, RefreshCdi, LaunchUnit, PlaceManifest]
+Action = Union[StartProbe, DropProbe, CheckAccess, Release, LinkDevChar, MakeNodes, LoadModule, AllowDevices, Learn,
+               RestartUnit, SendHup, Rebuild, NoteOutcome, RefreshCdi, LaunchUnit, PlaceManifest]

@@ -234,6 +234,8 @@ class Scene:
     "the wait unit's first start of this boot: deadlines count from here"
     launched: Reading[Mark] = NOT_ASKED
     "the plugin was launched in this boot (Launch=): it is launched once"
+    allow_stopped: Reading[Mark] = NOT_ASKED
+    "adding to a device list took something away, and is done no more in this boot"
     control_plane: bool = False
     "static pods of a control plane are on this node"
     plugin_sockets: Reading[tuple[Entry, ...]] = NOT_ASKED

@@ -114,6 +114,12 @@ class Settings:
         "Plugin", "VerifyWithinSec", 60.0, "after a repair the kubelet must list the GPUs within this", unit="s")
     repairs_per_hour: int = _key("Plugin", "RepairsPerHour", 3, "disruptive actions in one hour")
     repairs_per_boot: int = _key("Plugin", "RepairsPerBoot", 6, "disruptive actions in one boot")
+    prevent: str = _key(
+        "Access", "Prevent", "on",
+        "on: what a container may open is named in its scope's DeviceAllow= before a daemon-reload can take it away; "
+        "report: it is only said who would lose; off: not even that")
+    heal: bool = _key(
+        "Access", "Heal", True, "what a running container has lost is given back in place, by the same call")
     strict_access: bool = _key(
         "Access", "StrictAccess", False,
         "yes: the node is not ready while a container may not open the GPUs it was given; no: it is only said, since "

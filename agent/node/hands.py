@@ -14,6 +14,7 @@ from ..model.errors import HandFailed
 from ..model.host import Host
 from ..model.plan import (
     Action,
+    AllowDevices,
     CheckAccess,
     DropProbe,
     LaunchUnit,
@@ -33,6 +34,7 @@ from ..model.plan import (
 from ..model.reading import unreachable
 from ..wire.child import run_once
 from .access import AccessChecks
+from .allow import Allow
 from .launch import Launcher
 from .marks import write_mark, write_whole
 from .mender import Mender
@@ -46,19 +48,20 @@ class Hands:
     """The hands of one agent. `root` is for nodes that are a folder."""
 
     def __init__(self, host: Host, probes: Probes, mender: Mender, launcher: Launcher, checks: AccessChecks,
-                 root: str = "/") -> None:
+                 allow: Allow, root: str = "/") -> None:
         self._host = host
         self._mender = mender
         self._launcher = launcher
         self._checks = checks
+        self._allow = allow
         self._probes = probes
         self._root = Path(root)
 
     async def act(self, action: Action, tape: Tape | None = None, socket: str = "") -> None:
         """Do it, or raise HandFailed. `tape` and `socket`: the recorded look behind a repair, and its runtime."""
         match action:
-            case StartProbe() | DropProbe() | CheckAccess():
-                self._ask(action)
+            case StartProbe() | DropProbe() | CheckAccess() | AllowDevices():
+                self._begin(action)
             case Release():
                 self._release(action)
             case LinkDevChar():
@@ -82,12 +85,14 @@ class Hands:
         if not (self._root / RUN.lstrip("/") / "released").exists():  # whoever came first had the reason
             write_mark(self._root, "released", action.reason, action.word)
 
-    def _ask(self, action: StartProbe | DropProbe | CheckAccess) -> None:
-        """Programs beside the cycle: nothing of the node is changed."""
+    def _begin(self, action: StartProbe | DropProbe | CheckAccess | AllowDevices) -> None:
+        """Programs beside the cycle."""
         if isinstance(action, StartProbe):
             self._probes.start(action.overlap)
         elif isinstance(action, CheckAccess):
             self._checks.start(action)
+        elif isinstance(action, AllowDevices):
+            self._allow.begin(action)
         else:
             self._probes.drop()
             if action.forget:

@@ -76,6 +76,8 @@ GOOD: list[tuple[str, str, Any]] = [
     ("Plugin.RepairsPerHour", "1", 1),
     ("Plugin.RepairsPerBoot", "20", 20),
     ("Http.Listen", "[::1]:80", "[::1]:80"),
+    ("Access.Prevent", "report", "report"),
+    ("Access.Heal", "no", False),
     ("Access.StrictAccess", "yes", True),
     ("Node.Kubeconfig", "/etc/kubernetes/node.conf", "/etc/kubernetes/node.conf"),
     ("Node.Name", "gpu-7.example.com", "gpu-7.example.com"),

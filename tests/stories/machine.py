@@ -17,6 +17,7 @@ from agent.model.errors import HandFailed
 from agent.model.finding import Diagnosis
 from agent.model.plan import (
     Action,
+    AllowDevices,
     CheckAccess,
     DropProbe,
     Learn,
@@ -91,7 +92,7 @@ class Machine:
         self._done: set[Action] = set()
         self._is_quiet = False
         "nothing but the timer has woken us"
-        self.checks = Checks(self.world, self._on_probe)
+        self.checks = Checks(self.world, self._on_probe, lambda text: self.say(f"  {text}"))
         self.world.checks = lambda: self.checks.state
         self.mender = Mender(self.world, self._passes, self._on_mended)
         self.due_at = now
@@ -200,7 +201,7 @@ class Machine:
                 return False
             if not did:
                 continue
-            if not isinstance(action, (StartProbe, DropProbe, CheckAccess)):
+            if not isinstance(action, (StartProbe, DropProbe, CheckAccess, AllowDevices)):
                 changed = True
                 acted.add(action)
                 if not isinstance(action, (Release, Learn)):
@@ -223,6 +224,8 @@ class Machine:
                 self._start_probe(action)
             case CheckAccess():
                 self.checks.start(action)
+            case AllowDevices():
+                self.checks.allow(action)
             case NoteOutcome():
                 self.mender.note(action)
             case RestartUnit() | SendHup() | Rebuild():

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from agent.core.containers import NOBODYS, remember
-from agent.model.access import AccessState, Allocation, Device, Now, Process, ScopeDevices, Verdict
-from agent.model.plan import CheckAccess
+from agent.model.access import AccessState, Allocation, Allowed, Device, Now, Process, ScopeDevices, Verdict
+from agent.model.plan import AllowDevices, CheckAccess
 from agent.model.reading import Reading, Refusal, Seen, Why
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ class Held:
     "by a hook, behind the runtime's back: systemd does not know, and a reload takes it"
     cgroupfs: bool = False
     lost: bool = False
+    named: bool = False
+    "in its scope's device list by now"
+    runtimes: bool = False
+    "the runtime's own program denies it"
     turn: int = 0
     "counts the programs that were put into force"
 
@@ -61,16 +65,25 @@ class Workloads:
         for held in self.held.values():
             if not held.cgroupfs:
                 held.turn += 1
-                held.lost |= held.behind
+                held.lost |= held.behind and not held.named
 
     def update(self, name: str) -> None:
         """runc makes its own program anew, as cpu-manager has it do: no reload, no signal."""
         self.held[name].turn += 1
-        self.held[name].lost = True
+        self.held[name].lost = self.held[name].runtimes = True
 
     def again(self, name: str) -> None:
         self.held[name].turn += 1
-        self.held[name].lost = False
+        self.held[name].lost = self.held[name].runtimes = False
+
+    def allow(self, name: str) -> str:
+        """All that it was given is named in its scope's device list; why that did not help, or ""."""
+        held = self.held.get(name)
+        if held is None:  # the device plugin's own container
+            return "a device program that is not systemd's denies it"
+        held.turn, held.named = held.turn + 1, True
+        held.lost = held.runtimes
+        return "a device program that is not systemd's denies it" if held.lost else ""
 
     def may(self, box: Box) -> tuple[Device, ...]:
         if box.plugin is not None:
@@ -118,8 +131,8 @@ class Workloads:
 class Checks:
     """The access program of one agent, and what it remembers."""
 
-    def __init__(self, world: World, on_done: Callable[[], None]) -> None:
-        self._world, self._on_done = world, on_done
+    def __init__(self, world: World, on_done: Callable[[], None], say: Callable[[str], None]) -> None:
+        self._world, self._on_done, self._say = world, on_done, say
         self._life = object()
         self.state = AccessState()
 
@@ -148,12 +161,33 @@ class Checks:
             sightings += remember(self.state.sightings, verdict, question.other_until, action.reload_at)
         rows = tuple(self._scope(unit, rules) for unit, rules in action.scopes)
         others = tuple(s for s in self.state.scopes if s.unit not in {row.unit for row in rows})
-        self.state = AccessState(tuple(verdicts.values()), tuple(sightings), (*others, *rows))
+        self.state = replace(self.state, verdicts=tuple(verdicts.values()), sightings=tuple(sightings),
+                             scopes=(*others, *rows), asking_since=None)
+        self._on_done()
+
+    def allow(self, action: AllowDevices) -> None:
+        self.state = replace(self.state, adding_since=self._world.now)
+        life = self._life
+        self._world.time.after(TOOK_S, lambda: self._allowed(action) if life is self._life else None)
+
+    def _allowed(self, action: AllowDevices) -> None:
+        world, work = self._world, self._world.workloads
+        rows = {row.container_id: row for row in self.state.added}
+        for of in action.allowances:
+            box = world.cri.boxes.get(of.container_id)
+            if box is None or not box.is_running:
+                continue
+            problem = work.allow(box.made.name)
+            rows[of.container_id] = Allowed(of.container_id, of.scope, of.who, world.now, work.rules(box),
+                                            ("/dev/char/195:0 rw",), problem=problem)
+            self._say(f"{of.who}: its devices are named in its scope{': ' + problem if problem else ''}")
+        self.state = replace(self.state, added=tuple(rows.values()), adding_since=None)
         self._on_done()
 
     def _scope(self, unit: str, rules: str) -> ScopeDevices:
         box = next(b for b in self._world.cri.boxes.values() if b.made.id in unit)
         held = self._world.workloads.held.get(box.made.name)
-        known = () if held and held.behind else self._world.workloads.may(box)
+        known = held.devices if held and (held.named or not held.behind) else () if held \
+            else self._world.workloads.may(box)
         return ScopeDevices(unit, rules, self._world.now, "strict",
                             (("/dev/char/1:3", "rwm"), ("char-*", "m"), *((d.path, "rw") for d in known)))

@@ -9,8 +9,10 @@ from ...model.host import Host
 from ...model.reading import Reading, Refusal, Seen
 from ...model.scene import NOT_ASKED, Scene
 from ...model.settings import Settings
-from .. import containers
+from .. import containers, parse
 from ..layouts import pod_resources_sockets
+from ..paths import ALLOW_STOPPED, RUN
+from .files import parsed_file
 from .watched import running_kubelet
 
 
@@ -23,6 +25,7 @@ async def workloads(host: Host, settings: Settings, scene: Scene) -> dict[str, A
         "allocations": await _allocations(host, settings, scene),
         "processes": await host.processes(scene.runtime_socket, ids),
         "access": await host.access_state(),
+        "allow_stopped": await parsed_file(host, f"{RUN}/{ALLOW_STOPPED}", parse.mark),
     }
 
 

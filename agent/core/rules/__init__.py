@@ -50,7 +50,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
         registered=registered,
         registered_at=scene.allocatable.at if isinstance(scene.allocatable, Seen) else 0.0,
         mending=kubelet.mending(scene, settings, fault, listed) if registered else None,
-        **access.parts(of, held),
+        **access.parts(of, settings, held),
         additive=device_nodes.additive(scene, settings, gpus, judged) + driver.additive(scene, settings, gpus),
         refresh=toolkit.refresh(scene, cdi),
         launch=launch.wanted(scene, settings, kubelet.is_active(scene, settings)),

@@ -7,13 +7,14 @@ from typing import Any
 
 from ...model.access import GpuContainer, Now, Risk
 from ...model.finding import Finding, Heals, Verdict
-from ...model.plan import CheckAccess
+from ...model.plan import AllowDevices, CheckAccess
 from ...model.reading import Refusal, Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
-from .. import containers
+from .. import allow, containers
 from ..containers import View
 from ..holders import at, scope_of
+from ..paths import ALLOW_STOPPED, RUN
 from .driver import disturbed_at
 
 NAMED = 3
@@ -32,7 +33,7 @@ def findings(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) 
             if scene.processes.is_telling else ()
     if not holders:
         return ()
-    return (_now(scene, settings, holders), *_next(holders))
+    return (_now(scene, settings, holders), *_next(settings, holders), *_stopped(scene))
 
 
 def _now(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> Finding:
@@ -59,9 +60,10 @@ def _now(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> F
                    f"{_number(len(holders))} with GPUs may open what was given{unheard}", blocks=False)
 
 
-def _next(holders: Sequence[GpuContainer]) -> tuple[Finding, ...]:
+def _next(settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding, ...]:
     """After the next daemon-reload."""
-    risky = [h for h in holders if any(d.risk is Risk.YES and d.access is Now.ALLOWED for d in h.devices)]
+    risky = [h for h in holders if settings.prevent != "off"
+             and any(d.risk is Risk.YES and d.access is Now.ALLOWED for d in h.devices)]
     if not risky:
         return ()
     return (Finding(
@@ -70,6 +72,24 @@ def _next(holders: Sequence[GpuContainer]) -> tuple[Finding, ...]:
         + ", ".join(who(h) for h in risky[:NAMED]) + _more(risky) + f": {risky[0].risk_why}",
         "AccessAtRisk", tuple(who(h) for h in risky)[:64], Heals.CONFIGURATION,
         "gpu-gate access; " + risky[0].cure, blocks=False),)
+
+
+def _stopped(scene: Scene) -> tuple[Finding, ...]:
+    """Adding to a device list took something away: said in every look of this boot."""
+    mark = scene.allow_stopped
+    if isinstance(mark, Refusal) and (mark.is_missing or not mark.is_telling):
+        return ()
+    why = mark.value.reason if isinstance(mark, Seen) else f"{RUN}/{ALLOW_STOPPED} is there and cannot be read"
+    return (Finding(12, "AccessKept", Verdict.FAILS, why, "AllowStopped", blocks=False, heals=Heals.CONFIGURATION,
+                    next_step=f"start that pod anew; report it; rm {RUN}/{ALLOW_STOPPED} lets gpu-gate go on"),)
+
+
+def _allow(scene: Scene, heal: bool, prevent: bool, holders: tuple[GpuContainer, ...]) -> AllowDevices | None:
+    """Which scopes' device lists are to be added to now. Nothing after a surprise, nor while one is at work."""
+    if not isinstance(scene.access, Seen) or scene.access.value.adding_since is not None or _stopped(scene):
+        return None
+    due = allow.due(holders, heal, prevent, scene.clock.boottime)
+    return AllowDevices(due, prevent) if due else None
 
 
 def who(holder: GpuContainer) -> str:
@@ -92,10 +112,12 @@ def _more(some: Sequence[GpuContainer]) -> str:
     return f" and {len(some) - NAMED} more" if len(some) > NAMED else ""
 
 
-def parts(of: View, holders: tuple[GpuContainer, ...]) -> dict[str, Any]:
+def parts(of: View, settings: Settings, holders: tuple[GpuContainer, ...]) -> dict[str, Any]:
     """What a Diagnosis carries of this link."""
-    return {"gpu_containers": holders, "access_check": check(of, holders),
-            "access_due": due_at(of, holders, disturbed_at(of.scene))}
+    prevent = settings.prevent == "on"
+    return {"gpu_containers": holders, "allow": _allow(of.scene, settings.heal, prevent, holders),
+            "guarded": allow.guarded(holders) if settings.heal and not _stopped(of.scene) else (),
+            "access_check": check(of, holders), "access_due": due_at(of, holders, disturbed_at(of.scene))}
 
 
 def check(of: View, holders: Sequence[GpuContainer]) -> CheckAccess | None:
