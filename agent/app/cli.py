@@ -97,12 +97,14 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
         return switch.run(verb, options.span, options.why)
     if verb == "run":
         return _daemon(config, options.verbose)
+    if verb == "evidence":
+        from . import evidence
+
+        return evidence.evidence(config.settings, options.target)
     from . import doctor
 
     if verb == "doctor":
         return doctor.doctor(config.settings, options.target, options.json)
-    if verb == "evidence":
-        return doctor.evidence(config.settings, options.target)
     return doctor.probe(config.settings, options.json)
 
 

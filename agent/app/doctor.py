@@ -1,4 +1,4 @@
-"""`doctor`, `evidence` and `probe`: one look at a node, live or on tape, by the same look and diagnose."""
+"""`doctor` and `probe`: one look at a node, live or on tape, by the same look and diagnose."""
 
 from __future__ import annotations
 
@@ -10,87 +10,16 @@ from typing import Any
 
 from .. import __version__
 from ..core.look import look
-from ..core.look.watched import watched_units
 from ..core.rules import diagnose
-from ..model.errors import BundleError
 from ..model.finding import Diagnosis
-from ..model.host import Host
-from ..model.reading import Reading, Seen
-from ..model.scene import ProbeState, Scene
+from ..model.scene import ProbeState
 from ..model.settings import Settings
 from ..node import bundle
-from ..node.access import AccessChecks
-from ..node.codec import decode, encode
-from ..node.live import LiveHost
-from ..node.probes import Probes, boottime
-from ..node.tape import Recorder, Replay
-from ..wire.bus import SystemdBus
-from . import ask
+from ..node.codec import encode
+from ..node.probes import Probes
+from ..node.tape import Replay
 from .chain import chain, printable
-
-CONNECT_S = 2.0
-
-
-class _OneLook(LiveHost):
-    """A live host whose NVML word is the agent's last one, where an agent runs: one probe at a time is enough."""
-
-    def __init__(self, bus: SystemdBus, probes: Probes, agents: ProbeState | None) -> None:
-        self.checks = AccessChecks(lambda _: None, bus)
-        super().__init__(bus, probes, checks=self.checks)
-        self._agents = agents
-
-    async def probe(self) -> Reading[ProbeState]:
-        return Seen(self._agents, boottime()) if self._agents is not None else await super().probe()
-
-
-async def _live(settings: Settings, record: bool) -> tuple[Scene, Recorder | None]:
-    connected = asyncio.Event()
-    bus = SystemdBus(lambda kind, _: connected.set() if kind == "connected" else None)
-    probes = Probes(lambda _: None, settings.probe_timeout_s, settings.driver_root)
-    await bus.watch(watched_units(settings))
-    supervisor = asyncio.get_running_loop().create_task(bus.run())
-    try:
-        agents = _agents_probe(settings)
-        host = _OneLook(bus, probes, agents)
-        if agents is None:
-            await _probe_if_loaded(host, probes)
-        try:
-            await asyncio.wait_for(connected.wait(), CONNECT_S)
-        except asyncio.TimeoutError:
-            print(f"systemd was not asked: {bus.problem}", file=sys.stderr)
-        await _check_access(host, settings)
-        recorder = Recorder(host) if record else None
-        return await look(recorder or host, settings), recorder
-    finally:
-        supervisor.cancel()
-        await asyncio.gather(supervisor, return_exceptions=True)
-        await probes.close()
-
-
-async def _check_access(host: _OneLook, settings: Settings) -> None:
-    """What the agent does beside its cycle, done before the one look: the verdicts, then the scopes' device lists."""
-    for _ in range(2):
-        wanted = diagnose(await look(host, settings), settings).access_check
-        if wanted is None:
-            return
-        host.checks.start(wanted)
-        await host.checks.finished()
-
-
-def _agents_probe(settings: Settings) -> ProbeState | None:
-    try:
-        found: ProbeState = decode(ProbeState, ask.status(listen=settings.listen).get("probe"))
-    except (ask.NoAgent, BundleError):
-        return None
-    return found if found.last or found.running_since is not None or found.remains else None
-
-
-async def _probe_if_loaded(host: Host, probes: Probes) -> None:
-    """Never where the driver is not loaded: NVML would load it."""
-    version = await host.file("/proc/driver/nvidia/version")
-    if isinstance(version, Seen):
-        probes.start(overlap=False)
-        await probes.finished()
+from .one_look import one_look
 
 
 def doctor(settings: Settings, source: str, as_json: bool) -> int:
@@ -99,7 +28,7 @@ def doctor(settings: Settings, source: str, as_json: bool) -> int:
         tape = bundle.read(Path(source))
         scene = asyncio.run(look(Replay(tape), settings))
     else:
-        scene, _ = asyncio.run(_live(settings, record=False))
+        scene, _ = asyncio.run(one_look(settings))
     diagnosis = diagnose(scene, settings)
     if as_json:
         print(json.dumps(_report(diagnosis), indent=1))
@@ -135,16 +64,6 @@ def _exit_code(diagnosis: Diagnosis) -> int:
     if diagnosis.first_broken():
         return 1
     return 4 if _first_unknown(diagnosis) else 0
-
-
-def evidence(settings: Settings, target: str) -> int:
-    """Write the tape of one look."""
-    scene, recorder = asyncio.run(_live(settings, record=True))
-    assert recorder is not None
-    folder = Path(target) if target else Path(f"gpu-gate-evidence-{scene.clock.realtime:.0f}")
-    bundle.write(recorder.tape, folder)
-    print(f"{folder}: {len(recorder.tape.answers)} answers; read it with: gpu-gate doctor {folder}")
-    return 0
 
 
 def probe(settings: Settings, as_json: bool) -> int:
