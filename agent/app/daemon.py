@@ -11,7 +11,7 @@ from typing import Any
 from .. import __version__
 from ..core.gate import step
 from ..core.look import look
-from ..core.look.watched import watched_folders, watched_units
+from ..core.look.watched import scope_folder, watched_folders, watched_units
 from ..core.mend import refuse
 from ..core.phases import Gate, Phase, Step
 from ..core.rules import diagnose
@@ -133,7 +133,6 @@ class Daemon:
         self.config = configuration.load(last_good=self.settings)
         self._say_config()
         self.probes.timeout_s, self.probes.driver_root = self.settings.probe_timeout_s, self.settings.driver_root
-        self.sources.inotify.watch(watched_folders(self.settings))
         self._rewatch = True
         self.wakes.wake("reload")
         self.systemd.ready()
@@ -149,16 +148,20 @@ class Daemon:
         if diagnosis is None or diagnosis.paused:
             return
         everyone = not reasons.keys().isdisjoint(RELOADED)
-        of = tuple(a for a in diagnosis.guarded if everyone or f"systemd unit {a.scope}" in reasons)
+        of = tuple(a for a in diagnosis.guarded if everyone or f"inotify {scope_folder(a.scope)}" in reasons)
         if of:
             self.allow.begin(AllowDevices(of, prevent=False))
 
     async def _follow_scopes(self, guarded: tuple[Allowance, ...]) -> None:
-        """systemd tells when a scope's properties are set, which makes its device program anew."""
+        """systemd sends no signal when a scope's properties are set, which makes its device program anew (252, 257);
+        but it writes them down."""
         scopes = tuple(allowance.scope for allowance in guarded)
+        if self._rewatch:
+            await self.sources.bus.watch(watched_units(self.settings))
         if self._rewatch or scopes != self._scopes:
             self._rewatch, self._scopes = False, scopes
-            await self.sources.bus.watch([*watched_units(self.settings), *scopes])
+            self.sources.inotify.watch({**watched_folders(self.settings),
+                                        **{scope_folder(scope): () for scope in scopes}})
 
     def _hand_ended(self, said: str) -> None:
         log.info("%s", said)

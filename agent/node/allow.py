@@ -22,6 +22,7 @@ from ..model.plan import Allowance, AllowDevices
 from ..wire.bus import SystemdBus
 from ..wire.child import ChildProblem
 from ..wire.dbus import BusError
+from ..wire.devcgroup import started
 from ..wire.dialogue import Dialogue
 from ..wire.unit_devices import allow_devices, device_policy
 from .access import AccessChecks
@@ -135,6 +136,8 @@ class Allow:
             await allow_devices(self._bus, of.scope, named, CALL_WITHIN_S)
             after, rules = await _sweep(program, of)
         except (Untold, ChildProblem, BusError) as problem:
+            if started(of.pid) != of.started:  # it has ended meanwhile
+                return None
             return _said(of, named=_words(named), problem=str(problem))
         verified = allow.verify(before, after, denied)
         missing = tuple(Device(*number) for number in verified.missing)

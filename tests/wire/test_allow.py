@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from agent.model.access import Allowed, Device
 from agent.model.plan import Allowance, AllowDevices
 from agent.node import allow
 from agent.node.access import AccessChecks
+from agent.wire.devcgroup import started
 
 from .test_bus import World
 
@@ -39,7 +42,8 @@ WITH = {**BASE, "c:195:0": "rw", "c:10:229": "rw"}
 
 
 def of(scope: str = A) -> Allowance:
-    return Allowance(scope, scope[15:16], 4711, "99", f"default/gpu {scope[15:16]}", ((GPU0, "/dev/nvidia0"),))
+    return Allowance(scope, scope[15:16], os.getpid(), started(os.getpid()), f"default/gpu {scope[15:16]}",
+                     ((GPU0, "/dev/nvidia0"),))
 
 
 class Rig:
@@ -122,7 +126,7 @@ def test_the_first_surprise_is_the_last(with_rig):
     (("junk",), True, "the sweep printed junk"),
     ((["a list"],), True, "the sweep printed junk"),
     (({"v": 2},), True, "the sweep printed junk (another version or process)"),
-    (({"detail": "Process 4711 is gone."},), True, "Process 4711 is gone."),
+    (({"detail": "It is in no cgroup that can be seen."},), True, "It is in no cgroup that can be seen."),
     (("dies",), True, "it ended without an answer"),
     (("hangs",), True, "gave no answer within 2 s"),
     ((WITH, "dies"), True, "it ended without an answer"),
@@ -168,8 +172,18 @@ def test_what_is_asked_for_meanwhile_follows(with_rig):
 
 def test_the_same_trouble_is_told_once(with_rig):
     async def story(rig: Rig):
-        gone = {"detail": "Process 4711 is gone."}
+        gone = {"detail": "It is in no cgroup that can be seen."}
         assert len(await rig.did(gone)) == 1
         assert await rig.did(gone) == ()
+
+    with_rig(story)
+
+
+def test_a_container_that_ends_meanwhile_is_no_trouble(with_rig):
+    async def story(rig: Rig):
+        (rig._folder / "sweep.py.json").write_text(json.dumps([{"detail": "Process 4711 is gone."}]))
+        rig.hand.begin(AllowDevices((replace(of(), started="5"),), True))
+        await rig.hand.finished()
+        assert rig.told == [()]
 
     with_rig(story)

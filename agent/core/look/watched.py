@@ -44,6 +44,11 @@ def running_kubelet(units: Reading[tuple[Unit, ...]], settings: Settings) -> str
     return min(found, key=names.index, default="")
 
 
+def scope_folder(scope: str) -> str:
+    """Where systemd keeps what was set of a container's scope: its drop-ins."""
+    return f"/run/systemd/transient/{scope}.d"
+
+
 def watched_folders(settings: Settings) -> dict[str, tuple[str, ...]]:
     """Folders to be woken by, each with the name prefixes that matter there (none: every name).
 

@@ -1,0 +1,74 @@
+"""Act 3 of the demo: device access. What a daemon-reload takes from a running container, and what gpu-gate does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gate
+import tree
+from gpu_containers import CTL, Container, Rig
+from nspawn import Node
+
+ONLY_HEAL = "[Access]\nPrevent=report\n"
+
+
+def access(package: Path) -> bool:
+    """True where everything went as it should."""
+    with Node(tree.layers("bookworm", package)) as node:
+        node.put(gate.CONF, gate.QUICK + ONLY_HEAL)
+        node.boot()
+        gate.wait_ready(node)
+        rig = Rig(node, "bookworm")
+        done = [_without(rig), _healed(rig), _kept(rig)]
+        print("\n    Who holds GPUs now (gpu-gate access):\n")
+        for line in node.run(["gpu-gate", "access"], check=False).stdout.rstrip().splitlines():
+            print(f"      {line}"[:150])
+    return all(done)
+
+
+def _without(rig: Rig) -> bool:
+    rig.node.systemctl("stop", "gpu-gate")
+    lost = rig.legacy("trainer-a", 2)
+    with rig.feeling(lost, CTL) as feel:
+        rig.take_away(lost)
+        gate.until(lambda: feel.changes(CTL)[-1:] == [False], "trainer-a still has its GPUs", 5)
+        print("    without gpu-gate   daemon-reload: trainer-a may not open /dev/nvidiactl any more, for good")
+        rig.node.systemctl("start", "gpu-gate")
+        gate.until(lambda: feel.changes(CTL)[-1:] == [True], lambda: gate.said(rig.node), 15)
+        print("                       gpu-gate is started: trainer-a has it back, and was never stopped")
+    return True
+
+
+def _healed(rig: Rig) -> bool:
+    container = rig.legacy("trainer-b", 1)
+    _wait(rig, container, "lost")
+    with rig.feeling(container, CTL) as feel:
+        rig.take_away(container)
+        gate.until(lambda: bool(feel.gaps_s(CTL)), lambda: gate.said(rig.node), 15)
+        gap_ms = feel.gaps_s(CTL)[0] * 1000
+        print(f"    healing only       daemon-reload: trainer-b lost it, and has it back {gap_ms:.0f} ms later")
+    return True
+
+
+def _kept(rig: Rig) -> bool:
+    rig.node.put(gate.CONF, gate.QUICK)
+    rig.node.systemctl("reload", "gpu-gate")
+    container = rig.legacy("trainer-c", 1, "c:10:229:rw")
+    _wait(rig, container, "allowed")
+    devices = (CTL, *container.gpus, "c:10:229")
+    with rig.feeling(container, *devices) as feel:
+        rig.storm(container)
+        felt = [feel.changes(device) for device in devices]
+    came = "kept everything, /dev/fuse too" if felt == [[True]] * 3 else f"felt {felt}"
+    print(f"    as installed       20 daemon-reloads, a daemon-reexec, a set-property: trainer-c {came}")
+    return felt == [[True]] * 3
+
+
+def _wait(rig: Rig, container: Container, after: str) -> None:
+    def row() -> dict[str, str]:
+        rows = gate.status(rig.node).get("access", ())
+        return next((row for row in rows if row["id"] == container.id), {})
+
+    gate.until(lambda: (row().get("now"), row().get("after_reload")) == ("allowed", after), row)
+
+
