@@ -131,9 +131,9 @@ spec:
         else:
             self.node.systemctl("set-property", "--runtime", container.scope, "CPUWeight=50")
 
-    def storm(self, *containers: Container) -> None:
+    def storm(self, *containers: Container, reloads: int = 20) -> None:
         """All that makes systemd apply the device lists of scopes again, and again."""
-        for _ in range(20):
+        for _ in range(reloads):
             self.node.systemctl("daemon-reload")
         self.node.systemctl("daemon-reexec")
         for container in containers:
