@@ -52,6 +52,11 @@ def guarded(holders: Iterable[GpuContainer]) -> tuple[Allowance, ...]:
     return tuple(found)
 
 
+def exposed(holders: Iterable[GpuContainer]) -> tuple[Allowance, ...]:
+    """Of those, the ones that a reload may take something from: where the list names everything, it cannot."""
+    return guarded(h for h in holders if any(d.risk is not Risk.NO for d in h.devices))
+
+
 def may_add(policy: str, allow: Sequence[tuple[str, str]]) -> bool:
     return policy in ("strict", "closed") and bool(allow)
 

@@ -125,7 +125,7 @@ class Diagnosis:
     allow: AllowDevices | None = None
     "scopes whose device lists are to be added to now"
     guarded: tuple[Allowance, ...] = ()
-    "all whose lists may be added to: what a reload takes from them is given back at once"
+    "those a reload may take something from: it is given back at once"
     access_due: float | None = None
     "boottime of the look that access asks for besides"
     additive: tuple[Action, ...] = ()

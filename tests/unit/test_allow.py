@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.allow import due, entries, guarded, may_all, verify
+from agent.core.allow import due, entries, exposed, guarded, may_all, verify
 from agent.core.device_list import ANY, grants, rights_of
 from agent.model.access import (
     Allowed,
@@ -131,6 +131,14 @@ def test_a_container_at_risk_is_prevented_from_losing():
 ])
 def test_when_something_is_due(what, heal, prevent, wanted):
     assert len(due([what], heal, prevent, 9.0)) == wanted
+
+
+@pytest.mark.parametrize(("what", "wanted"), [
+    (container(), 1), (container(risk=Risk.UNKNOWN), 1), (container(risk=Risk.NO), 0),
+    (container(scope=scope_of("auto")), 0),
+])
+def test_whom_a_reload_may_take_something_from(what, wanted):
+    assert len(exposed([what])) == wanted
 
 
 @pytest.mark.parametrize("never", [

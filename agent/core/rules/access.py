@@ -116,7 +116,7 @@ def parts(of: View, settings: Settings, holders: tuple[GpuContainer, ...]) -> di
     """What a Diagnosis carries of this link."""
     prevent = settings.prevent == "on"
     return {"gpu_containers": holders, "allow": _allow(of.scene, settings.heal, prevent, holders),
-            "guarded": allow.guarded(holders) if settings.heal and not _stopped(of.scene) else (),
+            "guarded": allow.exposed(holders) if settings.heal and not _stopped(of.scene) else (),
             "access_check": check(of, holders), "access_due": due_at(of, holders, disturbed_at(of.scene))}
 
 
