@@ -184,7 +184,7 @@ class Daemon:
         began = boottime()
         lag_s = max(0.0, began - self._wake_at) if "timer" in reasons and self._wake_at else 0.0
         recorder: Recorder | None = None
-        diagnosis, scene = self.seen.diagnosis, self.seen.scene
+        diagnosis, scene, stalled = self.seen.diagnosis, self.seen.scene, False
         await self._follow_scopes(diagnosis.guarded if diagnosis else ())
         self.sources.refresh()
         await self.http.keep()
@@ -193,12 +193,12 @@ class Daemon:
         self.host.reuse_s = VERDICT_S if all(reason.startswith("access") for reason in reasons) else 0.0
         try:
             # A look that may lead to a repair is recorded: it is the evidence of it.
-            recorder = Recorder(self.host) if self.seen.gate.mend.suspect else None
+            recorder = Recorder(self.host) if self.seen.gate.mend.is_armed else None
             scene = await asyncio.wait_for(look(recorder or self.host, self.settings), CYCLE_S)
             diagnosis = diagnose(scene, self.settings)
         except asyncio.TimeoutError:
             log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
-            recorder = None
+            recorder, stalled = None, True
             if diagnosis is not None:  # the deadline counts on; nothing else may be begun on an old look
                 diagnosis = replace(diagnosis, probe_busy=True, additive=(), mending=None, access_check=None,
                                     allow=None)
@@ -212,7 +212,7 @@ class Daemon:
             tell(self.seen, decided, reasons, diagnosis)
             self._wake_at = decided.wake_at
             tape = recorder.tape if recorder else None
-            if await self._act(decided, tape, scene.runtime_socket if scene else ""):
+            if await self._act(decided, tape, scene.runtime_socket if scene else "", stalled):
                 self._wake_at = min(self._wake_at, now + 0.1)
         self.seen = replace(self.seen, diagnosis=diagnosis, scene=scene, cycles=self.seen.cycles + 1,
                             cycle_ended_at=boottime(), cycle_took_s=boottime() - began, cycle_lag_s=lag_s,
@@ -231,13 +231,16 @@ class Daemon:
         self.systemd.status(f"{gate.phase.value}{', ready' if gate.ready else ''}: {gate.why}")
         self.systemd.watchdog()
 
-    async def _act(self, decided: Step, tape: Tape | None, socket: str) -> bool:
-        """True where a hand changed the node: look again soon, what we did is learned by looking."""
+    async def _act(self, decided: Step, tape: Tape | None, socket: str, stalled: bool) -> bool:
+        """True where a hand changed the node: look again soon, what we did is learned by looking. A look that
+        stalled has seen no effect of any hand, and says nothing of it."""
         changed = False
-        acted: set[Action] = set()
+        acted: set[Action] = set(self._acted) if stalled else set()
         self.seen.gate = decided.gate
         for action in decided.actions:
             if self._hand_failed.get(action, 0.0) > boottime():
+                continue
+            if action in self._acted and stalled:
                 continue
             if action in self._acted:
                 self._hand_failed[action] = boottime() + HAND_RETRY_S
@@ -253,8 +256,9 @@ class Daemon:
                 if isinstance(action, (RestartUnit, SendHup, Rebuild)):
                     gate = decided.gate
                     self.seen.gate = replace(gate, mend=refuse(gate.mend, failed.sentence, boottime()))
-                log.warning("a hand did not take: %s", failed.sentence,
-                            extra=facts(action=type(action).__name__))
+                is_news = failed.sentence != decided.gate.mend.held  # what is held is said once
+                log.log(logging.WARNING if is_news else logging.DEBUG, "a hand did not take: %s", failed.sentence,
+                        extra=facts(action=type(action).__name__))
                 continue
             self.counts.actions[type(action).__name__, "done"] += 1
             if not isinstance(action, (StartProbe, DropProbe, CheckAccess, AllowDevices)):

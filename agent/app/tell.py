@@ -36,7 +36,8 @@ def tell(seen: Snapshot, decided: Step, reasons: dict[str, int], diagnosis: Diag
     if before.paused != gate.paused:
         log.info("%s", gate.paused or "no longer paused", extra=facts(**values))
     _tell_access(seen.diagnosis, diagnosis)
-    same = (before.phase, before.reason, before.ready) == (gate.phase, gate.reason, gate.ready)
+    is_worse = not gate.ready and len(gate.troubles) > len(before.troubles)
+    same = not is_worse and (before.phase, before.reason, before.ready) == (gate.phase, gate.reason, gate.ready)
     if same and before.why != gate.why and diagnosis.report and before.counted != gate.counted:
         log.debug("probe %d: %s", gate.counted, gate.why, extra=facts(**values))
     elif not same:

@@ -22,6 +22,7 @@ from . import mend as mending
 from .deadline import hold_limit_s
 from .pace import AGREE, DOUBT_S, HOLD_AFTER_S, backoff, keeps_probe, probe_due, stands_for_s, wake_at, wants_probe
 from .phases import Gate, Phase, Step
+from .troubles import told, why_not
 
 STALE_S = 150.0
 "the kubelet's answer is good for so long: a quiet node asks every fourth heartbeat, one whose looks stall never"
@@ -34,7 +35,7 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     phase, why, reason = _phase(moved, diagnosis, settings, now)
     moved, mended = _mend(moved, diagnosis, phase, now, settings)
     launched = launching.step(moved.launch, diagnosis, moved.open_since if phase is Phase.OPEN else None, now)
-    phase, why, reason = _with_mend(moved, phase, why, reason)
+    phase, why, reason = _with_mend(moved, bool(gate.mend.acting), phase, why, reason)
     if phase is not moved.phase:
         moved = replace(moved, phase=phase, since=now)
     moved = replace(moved, why=why, reason=reason, launch=launched.launch)
@@ -44,10 +45,11 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     pause = diagnosis.paused
     moved = replace(moved, ready=ready, ready_why=f"{ready_why}; {pause.why}" if pause else ready_why,
                     paused=pause.why if pause else "", paused_until=pause.until if pause else None)
+    moved = told(moved, gate, diagnosis, now)
     actions = _actions(moved, diagnosis, now, settings, word) + launched.actions + mended.actions
     wakes = [wake_at(moved, diagnosis, now, settings),
              *(max(now, w) for w in (mended.wake_at, launched.wake_at) if w is not None)]
-    return Step(moved, actions, min(wakes))
+    return Step(replace(moved, answered_at=diagnosis.registered_at), actions, min(wakes))
 
 
 def _mend(gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float,
@@ -55,13 +57,15 @@ def _mend(gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float,
     """Count the kubelet's answers, then let the mender decide, who may act only while NVML is stable."""
     stable = gate.good >= settings.stable_probes
     gate = replace(gate, open_since=(gate.open_since if gate.open_since is not None else now) if stable else None)
-    registered = diagnosis.registered
-    if registered is None or registered.verdict is not Verdict.HOLDS:
+    registered, fault = diagnosis.registered, diagnosis.mending.fault if diagnosis.mending else None
+    if fault is not None and fault.access_denied:  # what it offers is of no use, and no later look may count it
+        gate = replace(gate, listed=0, listed_at=diagnosis.registered_at)
+    elif registered is None or registered.verdict is not Verdict.HOLDS:
         gate = replace(gate, listed=0)
     elif diagnosis.registered_at > gate.listed_at:
         gate = replace(gate, listed=gate.listed + 1, listed_at=diagnosis.registered_at)
     open_since = gate.open_since if phase is Phase.OPEN else None
-    mended = mending.step(gate.mend, diagnosis, open_since, now, settings)
+    mended = mending.step(gate.mend, diagnosis, open_since, gate.listed, now, settings)
     report = diagnosis.report
     if mended.mend.acting and not gate.mend.acting and report is not None and report.ended_at < now - DOUBT_S:
         # NVML itself may be the plugin's trouble, and was asked long ago.
@@ -69,12 +73,13 @@ def _mend(gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float,
     return replace(gate, mend=mended.mend), mended
 
 
-def _with_mend(gate: Gate, phase: Phase, why: str, reason: str) -> tuple[Phase, str, str]:
+def _with_mend(gate: Gate, was_acting: bool, phase: Phase, why: str, reason: str) -> tuple[Phase, str, str]:
+    """REPAIRING is said once the hand did begin: it may refuse."""
     if phase not in (Phase.OPEN, Phase.REVALIDATING):
         return phase, why, reason
-    if gate.mend.acting:
-        return Phase.REPAIRING, f"the device plugin was started afresh ({gate.mend.acting}); the kubelet's word " \
-            "is awaited", "Repairing"
+    if gate.mend.acting and was_acting:
+        return Phase.REPAIRING, f"the device plugin is being started afresh ({gate.mend.acting}); the kubelet's " \
+            "word is awaited", "Repairing"
     if gate.mend.held and phase is Phase.OPEN:
         return Phase.HELD, gate.mend.held, gate.mend.held_reason
     return phase, why, reason
@@ -116,6 +121,8 @@ def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
         return gate
     in_a_row = report.number == gate.counted + 1  # else a look was missed, and with it a probe nobody judged
     gate = replace(gate, counted=report.number)
+    if report.end is ProbeEnd.ANSWERED:
+        gate = replace(gate, slowest_s=max(gate.slowest_s, report.ended_at - report.started_at))
     if diagnosis.fingerprint:
         same = in_a_row and diagnosis.fingerprint == gate.fingerprint
         good = gate.good + 1 if same else 1
@@ -242,16 +249,15 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     if gate.phase is Phase.REVALIDATING:
         if diagnosis.paused:
             return False, f"not validated since {diagnosis.disturbed_by}"
-        if now > diagnosis.disturbed_at + stands_for_s(diagnosis, settings):
+        if now > diagnosis.disturbed_at + stands_for_s(gate, settings):
             return False, f"no verdict for {now - diagnosis.disturbed_at:.0f} s after {diagnosis.disturbed_by}"
     elif gate.phase is not Phase.OPEN:
         return False, gate.why
-    broken = diagnosis.first_broken(own=True)
-    if broken:
+    broken, registered = diagnosis.first_broken(own=True), diagnosis.registered
+    if broken and broken != registered:
         return False, broken.because
-    registered = diagnosis.registered
     if registered and registered.verdict is not Verdict.HOLDS:
-        return False, registered.because
+        return False, why_not(registered, diagnosis)
     if registered and gate.listed < AGREE:
         return False, f"{registered.because}, once so far"
     if registered and now - diagnosis.registered_at > STALE_S:

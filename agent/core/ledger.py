@@ -11,10 +11,18 @@ from ..model.runtime import LedgerEntry
 from . import parse
 
 OUTCOME = "outcome"
+NVML_FAILED = "nvml-failed"
+"""NVML failed after the action of that number: a later failure of the plugin is news."""
+HUP = "hup"
 CURED = "the kubelet lists every GPU"
+NOT_CURED = "not cured"
+DID_NOT_TAKE = "did not take"
+"""How the outcome of a hand begins that failed and changed nothing."""
 BACKOFF_S = 60.0
 """After an action that did not cure; doubled with each further one."""
 MAX_BACKOFF_S = 3600.0
+MAX_TRY_S = 300.0
+"""The same after one that did not take: it changed nothing, and the runtime may be well again any time."""
 
 
 def read(data: bytes) -> tuple[LedgerEntry, ...] | None:
@@ -39,35 +47,58 @@ def read(data: bytes) -> tuple[LedgerEntry, ...] | None:
 
 def actions(entries: tuple[LedgerEntry, ...], boot_id: str) -> tuple[LedgerEntry, ...]:
     """The actions of this boot, oldest first."""
-    return tuple(e for e in entries if e.boot_id == boot_id and e.what != OUTCOME)
+    return tuple(e for e in entries if e.boot_id == boot_id and e.what not in (OUTCOME, NVML_FAILED))
 
 
 def outcome_of(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> str:
-    """How an action ended, "" where nobody wrote it down yet."""
-    return next((e.outcome for e in entries if e.what == OUTCOME and e.number == action.number), "")
+    """How an action ended, by the last word on it; "" where nobody wrote one down yet."""
+    return next((e.outcome for e in reversed(entries) if e.what == OUTCOME and e.number == action.number), "")
+
+
+def did_take(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> bool:
+    """False only where it was written down that the hand changed nothing."""
+    return not outcome_of(entries, action).startswith(DID_NOT_TAKE)
+
+
+def nvml_failed_since(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> bool:
+    return any(e.what == NVML_FAILED and e.number >= action.number for e in entries)
 
 
 def next_number(entries: tuple[LedgerEntry, ...]) -> int:
     return max((e.number for e in entries), default=0) + 1
 
 
+def is_next_rung(done: tuple[LedgerEntry, ...], cause: str, target: str) -> bool:
+    """The last action was a SIGHUP for this very cause and container: what follows is the same attempt."""
+    return bool(done) and done[-1].what == HUP and (done[-1].cause, done[-1].target) == (cause, target)
+
+
 def allowed_at(entries: tuple[LedgerEntry, ...], boot_id: str, per_hour: int, per_boot: int) -> float | None:
-    """Realtime, seconds, from which one more action is within the budget; None: not again in this boot."""
-    done = actions(entries, boot_id)
-    if len(done) >= per_boot:
+    """Realtime, seconds, from which one more action is within the budget; None: not again in this boot. What did
+    not take is not charged, but it is not tried again at once."""
+    tries = _tries(actions(entries, boot_id))
+    charged = [a for a in tries if did_take(entries, a)]
+    if len(charged) >= per_boot:
         return None
-    earliest, uncured = 0.0, _uncured(entries, done)
+    earliest, uncured = 0.0, _uncured(entries, tries)
     if uncured:
-        earliest = done[-1].at + min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** (uncured - 1))
-    if len(done) >= per_hour:
-        earliest = max(earliest, done[-per_hour].at + 3600.0)
+        limit = MAX_BACKOFF_S if did_take(entries, tries[-1]) else MAX_TRY_S
+        earliest = tries[-1].at + min(limit, BACKOFF_S * 2.0 ** (uncured - 1))
+    if len(charged) >= per_hour:
+        earliest = max(earliest, charged[-per_hour].at + 3600.0)
     return earliest
 
 
-def _uncured(entries: tuple[LedgerEntry, ...], done: tuple[LedgerEntry, ...]) -> int:
-    """Actions in a row, up to the last one, that nobody saw cure anything."""
+def _tries(done: tuple[LedgerEntry, ...]) -> list[LedgerEntry]:
+    """A ladder counts once, by its last rung."""
+    return [a for a, after in zip(done, (*done, None)[1:], strict=True)
+            if after is None or not is_next_rung((a,), after.cause, after.target)]
+
+
+def _uncured(entries: tuple[LedgerEntry, ...], tries: list[LedgerEntry]) -> int:
+    """Attempts in a row, up to the last one, that nobody saw cure anything."""
     count = 0
-    for action in reversed(done):
+    for action in reversed(tries):
         if outcome_of(entries, action) == CURED:
             break
         count += 1

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..model.fault import Cure, Fault
-from ..model.finding import Diagnosis, Verdict
-from ..model.plan import Action, NoteOutcome, Rebuild, RestartUnit, SendHup
+from ..model.fault import Cure, Fault, Mending
+from ..model.finding import Diagnosis
+from ..model.plan import Action, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
 from ..model.reading import Seen
-from ..model.runtime import LedgerEntry
+from ..model.runtime import ContainerState, LedgerEntry
 from ..model.settings import Settings
 from . import ledger, plugin
 
 HUP_WITHIN_S = 10.0
 """A plugin that answers SIGHUP registers again within a tenth of a second (v0.14.5 … v0.20.0, seen)."""
+HUP_HEARD_S = 2.0
+"""One that after so long still says that NVML failed has asked again in vain; one that asks NVML says so."""
 REFUSED_S = 60.0
 AGREE_S = 1.0
 """Two looks that agree lie at least so far apart, in seconds."""
 TWICE = 2
 AGAIN_S = 0.6
 """Until the kubelet's second answer: it is not asked more often than twice a second."""
+UNDONE_S = 40.0
+"""No hand takes longer (a unit's restart 30 s, a container's stop and removal 20 s)."""
+QUICK_S = 10.0
+"""So long after an act, or the kubelet's start, its next answer is awaited as eagerly as the second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +39,13 @@ class Mend:
     suspect: str = ""
     "the cause the last looks agree on"
     suspect_since: float = 0.0
+    is_armed: bool = False
+    "the next look may lead to an act, so it is recorded: it is the evidence"
     acting: str = ""
     "the cause that was last acted on and is not settled"
+    acted_at: float = 0.0
     settle_by: float = 0.0
     "boottime: by then the kubelet must list everything"
-    listed: int = 0
-    "answers of the kubelet in a row that list everything"
-    listed_at: float = 0.0
-    "boottime of the last of them"
     held: str = ""
     "why nothing is done, with the remedy"
     held_reason: str = ""
@@ -59,38 +64,80 @@ class Mended:
     wake_at: float | None = None
 
 
-def step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, now: float, settings: Settings) -> Mended:
-    """`open_since`: boottime since which NVML is stable, None while it is not."""
+def step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, listed: int, now: float,
+         settings: Settings) -> Mended:
+    """`open_since`: boottime since which NVML is stable, None while it is not; `listed`: answers of the kubelet in
+    a row that list everything."""
+    decided = _step(mend, diagnosis, open_since, listed, now, settings)
+    view = diagnosis.mending
+    if view is None:
+        return decided
+    return replace(decided, actions=decided.actions + _news(mend, view) + _undone(mend, view, now))
+
+
+def _step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, listed: int, now: float,
+          settings: Settings) -> Mended:
     view = diagnosis.mending
     if mend.acting:
-        return _settle(mend, diagnosis, now)
+        return _settle(mend, view, listed, now)
     if open_since is None or view is None or diagnosis.paused or not view.may_act:
-        return Mended(replace(mend, suspect="", held="", held_reason=""))
+        return Mended(_free(mend))
     fault = view.fault
     if fault is None:
-        return _calm(mend, diagnosis, now)
+        return _calm(mend, view, listed, now)
     if now < mend.refused_until:
         return Mended(mend, wake_at=mend.refused_until)
     if fault.cure is Cure.WAIT:
-        return Mended(replace(mend, suspect="", held="", held_reason=""))
+        return Mended(_free(mend))
     if fault.cure is Cure.PERSON:
-        return Mended(_held(mend, fault, fault.because, fault.next_step))
+        return _person(mend, fault.reason, f"{fault.because}; next step: {fault.next_step}", now)
     due = _due(fault, view.kubelet_since, open_since, view.offset, now, settings)
     if now < due:
-        return Mended(replace(mend, suspect="", held="", held_reason=""), wake_at=due)
+        return Mended(_free(mend), wake_at=due)
     if fault.barred:
-        return Mended(_held(mend, fault, fault.because, fault.next_step))
+        return _person(mend, fault.reason, f"{fault.because}; next step: {fault.next_step}", now)
     if view.listed > 0 and not (fault.access_denied or settings.repair_partial):
-        partly = replace(fault, reason="PartlyRegistered")
-        return Mended(_held(mend, partly, f"the kubelet lists some GPUs; {fault.because}",
-                            "a fresh start may find all of them: [Plugin] RepairPartial=yes, or crictl stop and rm"))
-    return _act(mend, diagnosis, fault, now, settings)
+        return _person(mend, "PartlyRegistered", f"the kubelet lists some GPUs; {fault.because}; next step: a fresh "
+                       "start may find all of them: [Plugin] RepairPartial=yes, or crictl stop and rm", now)
+    return _act(mend, view, fault, now, settings)
 
 
 def refuse(mend: Mend, sentence: str, now: float) -> Mend:
     """The hand did not do it: held, with its sentence, for a while."""
-    return replace(mend, acting="", suspect="", held=sentence, held_reason="RepairRefused",
+    return replace(mend, acting="", suspect="", is_armed=False, held=sentence, held_reason="RepairRefused",
                    refused_until=now + REFUSED_S)
+
+
+def _free(mend: Mend) -> Mend:
+    """Nothing is suspected, and nothing held."""
+    return Mend(refused_until=mend.refused_until, bad_probe_at=mend.bad_probe_at)
+
+
+def _news(mend: Mend, view: Mending) -> tuple[Action, ...]:
+    """NVML that failed since the last action is news, and must outlive this agent's memory."""
+    done = ledger.actions(view.entries, view.boot_id)
+    if not done or mend.bad_probe_at is None or mend.bad_probe_at <= done[-1].at:
+        return ()
+    return () if ledger.nvml_failed_since(view.entries, done[-1]) else (NoteNvmlFailed(done[-1].number),)
+
+
+def _undone(mend: Mend, view: Mending, now: float) -> tuple[Action, ...]:
+    """An agent that was killed before it could act: what it was to end runs on, long after."""
+    done = ledger.actions(view.entries, view.boot_id)
+    if mend.acting or not done or view.fault is None or done[-1].what == ledger.HUP \
+            or not _runs_on(view.fault, done[-1]) or ledger.outcome_of(view.entries, done[-1]) \
+            or now + view.offset < done[-1].at + UNDONE_S:
+        return ()
+    return _outcome(view, f"{ledger.DID_NOT_TAKE}: nobody ended what it was to end")
+
+
+def _person(mend: Mend, reason: str, sentence: str, now: float) -> Mended:
+    """Held once two looks agree: two plugins are there for a moment in every rolling update."""
+    agreed_at = (mend.suspect_since if mend.suspect == reason else now) + AGREE_S
+    if mend.held_reason == reason or now >= agreed_at:
+        return Mended(replace(mend, suspect="", is_armed=False, held=sentence, held_reason=reason))
+    return Mended(replace(mend, suspect=reason, suspect_since=agreed_at - AGREE_S, is_armed=False),
+                  wake_at=agreed_at)
 
 
 def _due(fault: Fault, kubelet_since: float, open_since: float, offset: float, now: float,
@@ -104,31 +151,30 @@ def _due(fault: Fault, kubelet_since: float, open_since: float, offset: float, n
     return max(started, kubelet_since, open_since) + settings.register_within_s
 
 
-def _act(mend: Mend, diagnosis: Diagnosis, fault: Fault, now: float, settings: Settings) -> Mended:
-    view = diagnosis.mending
-    assert view is not None
-    target = fault.sight.container.id if fault.sight else f"{fault.unit} {fault.invocation[:12]}"
-    cause = f"{fault.reason} {_whose(fault)} kubelet {view.kubelet_invocation[:12]}"
+def _act(mend: Mend, view: Mending, fault: Fault, now: float, settings: Settings) -> Mended:
+    target, cause = _target(fault), f"{fault.reason} {_whose(fault)} kubelet {view.kubelet_invocation[:12]}"
     if mend.suspect != f"{cause} {target}":
-        return Mended(replace(mend, suspect=f"{cause} {target}", suspect_since=now, held="", held_reason=""),
+        # What was held stays so until this is agreed on.
+        return Mended(replace(mend, suspect=f"{cause} {target}", suspect_since=now, is_armed=True),
                       wake_at=now + AGREE_S)
     if now < mend.suspect_since + AGREE_S:
         return Mended(mend, wake_at=mend.suspect_since + AGREE_S)
-    refusal = _refusal(mend, view.entries, view.boot_id, cause, target, now + view.offset, settings)
-    if view.ledger_problem:
-        refusal = ("LedgerUnreadable", f"the ledger could not be read ({view.ledger_problem}): mv it away", None)
-    elif settings.repair == "report":
-        refusal = ("RepairOff", "Repair=report: gpu-gate would start the plugin afresh", None)
+    refusal = _refusal(view, cause, target, now + view.offset, settings)
     if refusal is not None:
         reason, sentence, later = refusal
-        held = replace(mend, held=f"{fault.because}; {sentence}", held_reason=reason)
+        held = replace(mend, is_armed=False, held=f"{fault.because}; {sentence}", held_reason=reason)
         return Mended(held, wake_at=later - view.offset if later is not None else None)
-    hupped = any(e.what == "hup" and e.target == target and e.cause == cause for e in view.entries)
+    if not mend.is_armed:  # nothing is in the way any more, but this look was not recorded
+        return Mended(replace(mend, is_armed=True), wake_at=now)
+    hupped = any(e.what == ledger.HUP and (e.target, e.cause) == (target, cause) for e in view.entries)
     action = _hand(fault, cause, ledger.next_number(view.entries), hupped)
     within_s = HUP_WITHIN_S if isinstance(action, SendHup) else settings.verify_within_s
-    acting = replace(mend, acting=cause, settle_by=now + within_s, listed=0, listed_at=diagnosis.registered_at,
-                     held="", held_reason="", suspect="")
-    return Mended(acting, (action,), now + 1.0)
+    acting = replace(mend, acting=cause, acted_at=now, settle_by=now + within_s, suspect="", is_armed=False)
+    return Mended(acting, (action,), now + AGAIN_S)
+
+
+def _target(fault: Fault) -> str:
+    return fault.sight.container.id if fault.sight else f"{fault.unit} {fault.invocation[:12]}"
 
 
 def _whose(fault: Fault) -> str:
@@ -137,21 +183,32 @@ def _whose(fault: Fault) -> str:
     return f"{plugin.pod_name(fault.sight)}/{fault.sight.container.name}"
 
 
-def _refusal(mend: Mend, entries: tuple[LedgerEntry, ...], boot_id: str, cause: str, target: str, realtime: float,
+def _refusal(view: Mending, cause: str, target: str, realtime: float,
              settings: Settings) -> tuple[str, str, float | None] | None:
     """(reason word, sentence, realtime to try again) of why nothing may be done; None where it may."""
-    same = [e for e in ledger.actions(entries, boot_id) if e.cause == cause]
-    if same and same[-1].target != target:
-        news = mend.bad_probe_at is not None and mend.bad_probe_at > same[-1].at
-        if not news:
-            return ("SameCauseAgain", "a fresh start for this cause did not cure it; evidence: "
-                    f"{same[-1].evidence or 'none'}", None)
-    at = ledger.allowed_at(entries, boot_id, settings.repairs_per_hour, settings.repairs_per_boot)
+    if view.ledger_problem:
+        return ("LedgerUnreadable", f"the ledger could not be read ({view.ledger_problem}); next step: mv it away",
+                None)
+    if settings.repair == "report":
+        return "RepairOff", "Repair=report: gpu-gate would start the plugin afresh", None
+    entries, done = view.entries, ledger.actions(view.entries, view.boot_id)
+    same = [e for e in done if e.cause == cause]
+    if same and same[-1].target != target and not ledger.nvml_failed_since(entries, same[-1]):
+        return ("SameCauseAgain", "a fresh start for this cause did not cure it; evidence: "
+                f"{same[-1].evidence or 'none'}; next step: crictl logs {target[:12]}; once the cause is gone, "
+                f"crictl stop and rm {target[:12]}", None)
+    if ledger.is_next_rung(done, cause, target):
+        return None
+    at = ledger.allowed_at(entries, view.boot_id, settings.repairs_per_hour, settings.repairs_per_boot)
     if at is None:
-        return "BudgetSpent", f"{settings.repairs_per_boot} actions in this boot are all that is allowed", None
-    if realtime < at:
+        return ("BudgetSpent", f"{settings.repairs_per_boot} actions in this boot are all that is allowed; next "
+                "step: see why one does not last, then [Plugin] RepairsPerBoot=", None)
+    if realtime >= at:
+        return None
+    if ledger.did_take(entries, done[-1]):
         return "BudgetSpent", f"the next action is allowed in {at - realtime:.0f} s", at
-    return None
+    return ("DidNotTake", f"repair {done[-1].number} {ledger.outcome_of(entries, done[-1])}; it is tried again in "
+            f"{at - realtime:.0f} s; next step: systemctl status containerd; crictl stop {target[:12]}", at)
 
 
 def _hand(fault: Fault, cause: str, number: int, hupped: bool) -> Action:
@@ -166,50 +223,56 @@ def _hand(fault: Fault, cause: str, number: int, hupped: bool) -> Action:
     return Rebuild(number, container.id, cause, fault.because)
 
 
-def _settle(mend: Mend, diagnosis: Diagnosis, now: float) -> Mended:
+def _settle(mend: Mend, view: Mending | None, listed: int, now: float) -> Mended:
     """After an action: the kubelet must list everything in two answers, or the action did not cure it."""
-    view = diagnosis.mending
-    mend = _count_listed(mend, diagnosis)
-    if view is not None and mend.listed >= TWICE:
-        return Mended(Mend(bad_probe_at=mend.bad_probe_at), _outcome(view.entries, view.boot_id, True))
-    if mend.listed:
+    if view is not None and listed >= TWICE:
+        return Mended(Mend(bad_probe_at=mend.bad_probe_at), _outcome(view, ledger.CURED))
+    if listed:
         return Mended(mend, wake_at=now + AGAIN_S)
-    if now < mend.settle_by:
-        return Mended(mend, wake_at=min(now + 1.0, mend.settle_by))
-    noted = _outcome(view.entries, view.boot_id, False) if view is not None else ()
+    if now < mend.settle_by and not _is_in_vain(mend, view, now):
+        soon = AGAIN_S if now < mend.acted_at + QUICK_S else 2.0
+        return Mended(mend, wake_at=min(now + soon, mend.settle_by))
+    noted = _outcome(view, ledger.NOT_CURED) if view is not None else ()
     return Mended(Mend(bad_probe_at=mend.bad_probe_at), noted, wake_at=now)
 
 
-def _calm(mend: Mend, diagnosis: Diagnosis, now: float) -> Mended:
+def _is_in_vain(mend: Mend, view: Mending | None, now: float) -> bool:
+    """It is known before its time that the action did nothing: the hand failed and the same container runs on, or
+    SIGHUP was heard and NVML failed the plugin again."""
+    fault = view.fault if view is not None else None
+    done = ledger.actions(view.entries, view.boot_id) if view is not None else ()
+    if view is None or fault is None or not done:
+        return False
+    if not _runs_on(fault, done[-1]):
+        return False
+    if not ledger.did_take(view.entries, done[-1]):
+        return True
+    return done[-1].what == ledger.HUP and fault.cure is Cure.FRESH_START and now >= mend.acted_at + HUP_HEARD_S
+
+
+def _runs_on(fault: Fault, action: LedgerEntry) -> bool:
+    """What the action was to end is still there, and running."""
+    if fault.sight is None:
+        return bool(fault.invocation) and action.target.endswith(fault.invocation[:12])
+    container = fault.sight.container
+    return container.id == action.target and container.state is ContainerState.RUNNING
+
+
+def _calm(mend: Mend, view: Mending, listed: int, now: float) -> Mended:
     """Nothing is wrong with the plugin, or nothing can be said about it. An action whose end nobody saw (the agent
     was restarted) was a cure only where the kubelet now lists everything."""
-    view = diagnosis.mending
-    assert view is not None
-    mend = _count_listed(replace(mend, suspect="", held="", held_reason=""), diagnosis)
-    noted = _outcome(view.entries, view.boot_id, True) if mend.listed else ()
-    if noted and mend.listed < TWICE:
-        return Mended(mend, wake_at=now + AGAIN_S)
-    return Mended(mend, noted)
+    noted = _outcome(view, ledger.CURED) if listed else ()
+    if noted and listed < TWICE:
+        return Mended(_free(mend), wake_at=now + AGAIN_S)
+    return Mended(_free(mend), noted)
 
 
-def _count_listed(mend: Mend, diagnosis: Diagnosis) -> Mend:
-    """The same answer counts once, however often it is looked at."""
-    registered, view = diagnosis.registered, diagnosis.mending
-    denied = view is not None and view.fault is not None and view.fault.access_denied  # listed, and of no use
-    if registered is None or registered.verdict is not Verdict.HOLDS or denied:
-        return replace(mend, listed=0)
-    if diagnosis.registered_at <= mend.listed_at:
-        return mend
-    return replace(mend, listed=mend.listed + 1, listed_at=diagnosis.registered_at)
-
-
-def _outcome(entries: tuple[LedgerEntry, ...], boot_id: str, cured: bool) -> tuple[Action, ...]:
-    """Write the last action's outcome down, once."""
-    done = ledger.actions(entries, boot_id)
-    if not done or ledger.outcome_of(entries, done[-1]):
+def _outcome(view: Mending, outcome: str) -> tuple[Action, ...]:
+    """Write the last action's outcome down, once. What did not take at first may have taken after all."""
+    done = ledger.actions(view.entries, view.boot_id)
+    if not done:
         return ()
-    return (NoteOutcome(done[-1].number, ledger.CURED if cured else "not cured", done[-1].evidence),)
-
-
-def _held(mend: Mend, fault: Fault, because: str, next_step: str) -> Mend:
-    return replace(mend, suspect="", held=f"{because}; next step: {next_step}", held_reason=fault.reason)
+    known = ledger.outcome_of(view.entries, done[-1])
+    if known and (ledger.did_take(view.entries, done[-1]) or outcome != ledger.CURED):
+        return ()
+    return (NoteOutcome(done[-1].number, outcome, done[-1].evidence),)

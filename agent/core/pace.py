@@ -19,6 +19,9 @@ FABRIC_S = 2.0
 FIRST_FAILURES_S = 60.0
 "failing probes are repeated at the stable interval for so long, then ever more rarely: each costs the driver work"
 MAX_BACKOFF_S = 60.0
+UNREADY_S = 2.0
+HELD_S = 10.0
+"the shortest time between two looks at a node that is not ready, and at one where a person is needed"
 DOUBT_S = 10.0
 "NVML's word may be so old where a repair is made; and it is asked so often while one settles"
 
@@ -35,12 +38,11 @@ def backoff(settings: Settings, failures: int, failing_for_s: float, hung: bool,
     return min(MAX_BACKOFF_S, max(settings.stable_interval_s, late / 4))
 
 
-def stands_for_s(diagnosis: Diagnosis, settings: Settings) -> float:
+def stands_for_s(gate: Gate, settings: Settings) -> float:
     """How long the last verdict stands, in seconds: a driver without persistence answers slowly, and the probe that
-    was under way when the reload came does not count."""
-    report = diagnosis.report
-    took_s = report.ended_at - report.started_at if report else 0.0
-    return max(settings.revalidate_s, 2.0 * took_s + settings.stable_interval_s + 1.0)
+    was under way when the reload came does not count. One that others keep awake answers at once: the slowest
+    probe counts, not the last."""
+    return max(settings.revalidate_s, 2.0 * gate.slowest_s + settings.stable_interval_s + 1.0)
 
 
 def keeps_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
@@ -82,6 +84,8 @@ def wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) ->
         instants.append(gate.deadline_at)
         if not diagnosis.may_probe:
             instants.append(now + REFUSED_S)
+    elif not diagnosis.released_before:  # the mark is not there yet
+        instants.append(now + UNREADY_S)
     if diagnosis.access_due is not None:
         instants.append(diagnosis.access_due)
     if wants_probe(gate, diagnosis) and not diagnosis.probe_busy:
@@ -93,10 +97,21 @@ def wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) ->
     if gate.fabric_since is not None:
         instants.append(gate.fabric_since + settings.fabric_within_s)
     if gate.phase is Phase.REVALIDATING:
-        instants.append(diagnosis.disturbed_at + stands_for_s(diagnosis, settings) + 0.01)
+        instants.append(diagnosis.disturbed_at + stands_for_s(gate, settings) + 0.01)
     broken = diagnosis.first_broken()
     if gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.HELD) and not gate.ready and gate.good \
-            and (broken is None or broken.link != 6 or gate.listed < AGREE):
-        # The kubelet sends no signal when a plugin registers; a broken CDI spec that is written again does.
-        instants.append(now + (mending.AGAIN_S if 0 < gate.listed < AGREE else 2.0))
+            and (broken is None or broken.link != 6 or gate.listed < AGREE):  # a CDI spec that is written wakes us
+        instants.append(now + _listens_again_s(gate, diagnosis, now, settings))
     return max(now, min(i for i in instants if i > now or i == instants[0]))
+
+
+def _listens_again_s(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
+    """Until the kubelet is asked again by a node that is not ready. It sends no signal when a plugin registers, but
+    it writes its checkpoint, which does wake us: the longer nothing comes, the more rarely."""
+    kubelet_since = diagnosis.mending.kubelet_since if diagnosis.mending else 0.0
+    # An answer that was given a second time says nothing of what woke us.
+    is_old = diagnosis.registered_at == gate.answered_at > 0.0
+    if 0 < gate.listed < AGREE or now < kubelet_since + mending.QUICK_S or is_old:
+        return mending.AGAIN_S
+    least_s = HELD_S if gate.phase is Phase.HELD else UNREADY_S
+    return min(settings.heartbeat_s, max(least_s, (now - gate.unready_since) / 10))

@@ -41,6 +41,12 @@ class Gate:
     'why the kubelet may start, "" while it may not'
     ready: bool = False
     ready_why: str = "not looked yet"
+    unready_since: float = 0.0
+    "boottime"
+    troubles: tuple[str, ...] = ()
+    "reason words of what was wrong with the plugin or its runtime since then, not counting its first moments"
+    answered_at: float = 0.0
+    "boottime of the kubelet's answer that the last look saw"
     counted: int = 0
     "number of the last probe that was judged"
     good: int = 0
@@ -69,8 +75,12 @@ class Gate:
     listed: int = 0
     "answers of the kubelet in a row that list every GPU"
     listed_at: float = 0.0
+    "boottime of the last of them"
+    slowest_s: float = 0.0
+    "what the slowest probe that answered took"
     mend: Mend = field(default_factory=Mend)
     launch: Launch = field(default_factory=Launch)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

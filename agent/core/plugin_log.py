@@ -32,7 +32,8 @@ _MARKS: tuple[tuple[re.Pattern[str], PluginSays], ...] = (
 _VERSION = re.compile(r'Starting NVIDIA Device Plugin" version=(?:"v?([\w.-]+)"|<)')
 # What the plugin's container lacks, whatever the host has: starting it afresh cannot give it the library.
 _NO_LIBRARY = re.compile(r"ERROR_LIBRARY_NOT_FOUND|could not load NVML library|cannot open shared object|Not Found"
-                         r"|Incompatible|Driver/library version mismatch", re.I)
+                         r"|Incompatible", re.I)
+_OLD_LIBRARY = re.compile(r"Driver/library version mismatch", re.I)
 
 
 def read(tail: bytes) -> PluginLog:
@@ -66,3 +67,9 @@ def _after(says: PluginSays, error: str, meaning: PluginSays, mark: re.Match[str
 def lacks_the_library(log: PluginLog) -> bool:
     """The failure is one of the container's own view, which a fresh start of the same container keeps."""
     return log.says is PluginSays.INIT_FAILED and bool(_NO_LIBRARY.search(f"{log.error} {log.line}"))
+
+
+def has_an_old_library(log: PluginLog) -> bool:
+    """Its container was given the library of another driver than the one that is loaded; a new one is given the
+    host's."""
+    return log.says is PluginSays.INIT_FAILED and bool(_OLD_LIBRARY.search(f"{log.error} {log.line}"))

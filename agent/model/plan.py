@@ -214,6 +214,17 @@ class PlaceManifest:
         return f"placed {self.target}: NVML is stable (Launch=manifest)"
 
 
+@dataclass(frozen=True, slots=True)
+class NoteNvmlFailed:
+    """Write down that NVML failed after an action: a plugin that fails again since then is a new case."""
+
+    number: int
+
+    @property
+    def sentence(self) -> str:
+        return f"noted in the ledger: NVML failed after action {self.number}"
+
+
 Disruptive = Union[RestartUnit, SendHup, Rebuild]
 Action = Union[StartProbe, DropProbe, CheckAccess, Release, LinkDevChar, MakeNodes, LoadModule, AllowDevices, Learn,
-               RestartUnit, SendHup, Rebuild, NoteOutcome, RefreshCdi, LaunchUnit, PlaceManifest]
+               RestartUnit, SendHup, Rebuild, NoteOutcome, NoteNvmlFailed, RefreshCdi, LaunchUnit, PlaceManifest]

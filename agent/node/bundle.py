@@ -6,7 +6,7 @@
     documents/…     CDI specs as JSON
     journal.txt     with the evidence of a repair: the journal that led to it
 
-A bundle is written whole or not at all (a folder is renamed into place), readable by root only.
+A bundle is written whole or not at all (a folder is renamed into place), fsynced, readable by root only.
 """
 
 from __future__ import annotations
@@ -43,10 +43,26 @@ def write(tape: Tape, folder: Path, beside: dict[str, bytes] | None = None) -> N
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
         for name, data in (beside or {}).items():
             (temporary / name).write_bytes(data)
+        _sync(temporary)
         temporary.rename(folder)
+        _sync_one(folder.parent)
     except OSError as exc:
         shutil.rmtree(temporary, ignore_errors=True)
         raise BundleError(f"{folder} could not be written ({exc.strerror}): df {folder.parent}") from exc
+
+
+def _sync(folder: Path) -> None:
+    """On disk, with its names, before it is renamed into place: what a power failure cuts off is no evidence."""
+    for path in (*folder.rglob("*"), folder):
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _stored(key: str, answer: Any, folder: Path) -> dict[str, Any]:

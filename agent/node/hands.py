@@ -22,6 +22,7 @@ from ..model.plan import (
     LinkDevChar,
     LoadModule,
     MakeNodes,
+    NoteNvmlFailed,
     NoteOutcome,
     PlaceManifest,
     Rebuild,
@@ -72,7 +73,7 @@ class Hands:
                 await _run(["modprobe", "-b", "nvidia"])
             case Learn():
                 await self._learn(action)
-            case NoteOutcome():
+            case NoteOutcome() | NoteNvmlFailed():
                 await self._mender.note(action)
             case RefreshCdi() | LaunchUnit() | PlaceManifest():
                 self._launcher.begin(action)

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+from ..core.ledger import DID_NOT_TAKE
 from ..core.paths import STATE
 from ..model.errors import BundleError, HandFailed
 from ..model.runtime import LedgerEntry
@@ -92,12 +93,21 @@ def note_outcome(root: Path, evidence: str, outcome: str) -> None:
 
 
 def _forget_oldest(folder: Path) -> None:
-    bundles = sorted((p for p in folder.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime, reverse=True)
+    """The oldest go first; before them those of repairs that changed nothing, which may be many."""
+    bundles = sorted((p for p in folder.iterdir() if p.is_dir()), reverse=True,
+                     key=lambda p: (not _did_not_take(p), p.stat().st_mtime))
     total = 0
     for number, path in enumerate(bundles, 1):
         total += sum(f.stat().st_size for f in path.rglob("*") if f.is_file() and not f.is_symlink())
         if number >= EVIDENCE_KEPT or total > EVIDENCE_BYTES:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _did_not_take(folder: Path) -> bool:
+    try:
+        return (folder / "outcome").read_text().startswith(DID_NOT_TAKE)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _state(root: Path) -> Path:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ..core import parse
 from ..core.layouts import KUBELET_UNITS, PLUGIN_UNITS
-from ..core.ledger import OUTCOME
+from ..core.ledger import DID_NOT_TAKE, HUP, NVML_FAILED, OUTCOME
 from ..core.look.watched import DRIVER_UNITS, RUNTIME_UNITS
 from ..model.errors import HandFailed
 from ..model.host import Host
-from ..model.plan import Disruptive, NoteOutcome, Rebuild, RestartUnit, SendHup
+from ..model.plan import Disruptive, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
 from ..model.reading import Seen, unreachable
 from ..model.runtime import LedgerEntry
 from ..wire.bus import SystemdBus
@@ -69,12 +69,15 @@ class Mender:
             # Nothing was done, and it will be tried again: its bundles must not push out those of what was done.
             shutil.rmtree(kept, ignore_errors=True)
             raise
-        self._task = asyncio.get_running_loop().create_task(self._do(action, socket))
+        self._task = asyncio.get_running_loop().create_task(self._do(action, socket, shown))
 
-    async def note(self, action: NoteOutcome) -> None:
-        boot_id = await self._boot_id()
-        ledger.append(self._root, LedgerEntry(clock_now().realtime, boot_id, action.number, OUTCOME, "", "",
-                                              action.evidence, action.outcome))
+    async def note(self, action: NoteOutcome | NoteNvmlFailed) -> None:
+        boot_id, now = await self._boot_id(), clock_now().realtime
+        if isinstance(action, NoteNvmlFailed):
+            ledger.append(self._root, LedgerEntry(now, boot_id, action.number, NVML_FAILED, "", "", ""))
+            return
+        ledger.append(self._root, LedgerEntry(now, boot_id, action.number, OUTCOME, "", "", action.evidence,
+                                              action.outcome))
         ledger.note_outcome(self._root, action.evidence, action.outcome)
 
     async def close(self) -> None:
@@ -83,7 +86,8 @@ class Mender:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def _do(self, action: Disruptive, socket: str) -> None:
+    async def _do(self, action: Disruptive, socket: str, evidence: str) -> None:
+        """Do it, and say so. A hand that failed is an outcome, written down at once."""
         try:
             match action:
                 case RestartUnit():
@@ -92,16 +96,24 @@ class Mender:
                 case SendHup():
                     said = await self._hup(action)
                 case Rebuild():
-                    await cri.stop_container(socket, action.container_id, STOP_GRACE_S, STOP_WITHIN_S)
-                    await cri.remove_container(socket, action.container_id, REMOVE_WITHIN_S)
-                    said = f"container {action.container_id[:12]} removed"
+                    said = await _rebuild(action, socket)
                 case _:
                     unreachable(action)
         except (RpcError, BusError) as exc:
-            said = f"repair {action.number} did not take: {exc.detail}"
+            said = await self._did_not_take(action, exc.detail, evidence)
+        except HandFailed as exc:
+            said = await self._did_not_take(action, exc.sentence, evidence)
         except OSError as exc:
-            said = f"repair {action.number} did not take: {exc.strerror}"
+            said = await self._did_not_take(action, exc.strerror or str(exc), evidence)
         self._on_done(said)
+
+    async def _did_not_take(self, action: Disruptive, why: str, evidence: str) -> str:
+        said = f"repair {action.number} {DID_NOT_TAKE}: {why}"
+        try:
+            await self.note(NoteOutcome(action.number, f"{DID_NOT_TAKE}: {why}", evidence))
+        except HandFailed as exc:
+            return f"{said}; {exc.sentence}"
+        return said
 
     async def _hup(self, action: SendHup) -> str:
         """Only to a process that is still in the container's cgroup: a pid alone may be anybody's by now."""
@@ -109,7 +121,8 @@ class Mender:
         try:
             cgroup = await self._host.file(f"/proc/{action.pid}/cgroup")
             if not isinstance(cgroup, Seen) or action.container_id not in parse.text(cgroup.value):
-                return f"pid {action.pid} is no longer of container {action.container_id[:12]}: nothing was sent"
+                raise HandFailed(f"pid {action.pid} is no longer of container {action.container_id[:12]}: nothing "
+                                 "was sent")
             signal.pidfd_send_signal(pidfd, signal.SIGHUP)
         finally:
             os.close(pidfd)
@@ -118,6 +131,17 @@ class Mender:
     async def _boot_id(self) -> str:
         found = await self._host.file("/proc/sys/kernel/random/boot_id")
         return parse.text(found.value) if isinstance(found, Seen) else ""
+
+
+async def _rebuild(action: Rebuild, socket: str) -> str:
+    """A container that was stopped is started again by the kubelet, removed or not: only the stop can fail it."""
+    short = action.container_id[:12]
+    await cri.stop_container(socket, action.container_id, STOP_GRACE_S, STOP_WITHIN_S)
+    try:
+        await cri.remove_container(socket, action.container_id, REMOVE_WITHIN_S)
+    except RpcError as exc:
+        return f"container {short} stopped, and not removed ({exc.detail})"
+    return f"container {short} removed"
 
 
 async def _journal() -> dict[str, bytes]:
@@ -134,7 +158,7 @@ def _named(action: Disruptive) -> tuple[str, str]:
         case RestartUnit():
             return "restart-unit", f"{action.unit} {action.invocation[:12]}"
         case SendHup():
-            return "hup", action.container_id
+            return HUP, action.container_id
         case Rebuild():
             return "rebuild", action.container_id
         case _:

@@ -185,6 +185,17 @@ def test_no_more_than_so_much_is_kept(tmp_path: Path) -> None:
     assert kept(tmp_path) == ["2-1", "3-1"]
 
 
+def test_those_of_repairs_that_changed_nothing_go_first(tmp_path: Path) -> None:
+    """A runtime that is stuck for a day must not push out what was done before."""
+    ledger.keep_evidence(tmp_path, tape(), "0-1", {})
+    for n in range(1, ledger.EVIDENCE_KEPT + 5):
+        folder = ledger.keep_evidence(tmp_path, tape(), f"{n}-1", {})
+        (folder / "outcome").write_text("did not take: no answer within 15.0 s\n")
+        os.utime(folder, (n, n))
+    assert {"0-1", folder.name} <= set(kept(tmp_path))
+    assert "1-1" not in kept(tmp_path)
+
+
 def test_what_a_killed_agent_left_half_written_goes_as_well(tmp_path: Path) -> None:
     evidence = tmp_path / STATE / "evidence"
     for n in range(ledger.EVIDENCE_KEPT):

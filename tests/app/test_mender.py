@@ -15,7 +15,7 @@ from agent.app import config, daemon
 from agent.core import ledger as reading
 from agent.core.phases import Gate, Phase
 from agent.model.errors import HandFailed
-from agent.model.plan import NoteOutcome, Rebuild, RestartUnit, SendHup
+from agent.model.plan import NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
 from agent.model.runtime import LedgerEntry
 from agent.model.settings import Settings
 from agent.node.live import LiveHost
@@ -91,13 +91,27 @@ def test_evidence_then_ledger_then_the_act(tmp_path: Path) -> None:
     assert bus.restarted == ["RestartUnit dp.service"]
 
 
-@pytest.mark.parametrize(("bus", "says"), [
-    (Bus(result="failed"), "dp.service: failed"),
-    (Bus(result=BusError("timed-out", "systemd did not answer")), "repair 4 did not take: systemd did not answer"),
+@pytest.mark.parametrize(("bus", "says", "outcomes"), [
+    (Bus(result="failed"), "dp.service: failed", []),
+    (Bus(result=BusError("timed-out", "systemd did not answer")), "repair 4 did not take: systemd did not answer",
+     ["did not take: systemd did not answer"]),
 ])
-def test_what_did_not_take_is_told(tmp_path: Path, bus: Bus, says: str) -> None:
+def test_what_did_not_take_is_an_outcome(tmp_path: Path, bus: Bus, says: str, outcomes: list[str]) -> None:
     assert done(tmp_path, RESTART, bus=bus) == [says]
-    assert len(entries(tmp_path)) == 1, "it was begun"
+    first, *rest = entries(tmp_path)
+    assert first.what == "restart-unit", "it was begun"
+    assert [(e.what, e.number, e.outcome) for e in rest] == [("outcome", 4, said) for said in outcomes]
+    for said in outcomes:
+        assert (tmp_path / first.evidence.lstrip("/") / "outcome").read_text() == f"{said}\n"
+
+
+def test_that_nvml_failed_since_is_written(tmp_path: Path) -> None:
+    async def main() -> None:
+        mender = Mender(LiveHost(), Bus(), lambda _: None, str(tmp_path))  # type: ignore[arg-type]
+        await mender.note(NoteNvmlFailed(4))
+
+    asyncio.run(main())
+    assert [(e.what, e.number) for e in entries(tmp_path)] == [("nvml-failed", 4)]
 
 
 def test_without_a_runtime_a_rebuild_does_not_take(tmp_path: Path) -> None:

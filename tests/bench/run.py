@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "node"))
 
 import boots
+import mending
 import nogpu
 import report
 import steady
@@ -31,6 +32,7 @@ MEASUREMENTS = {
     "reload": steady.reload,
     "verdict": steady.verdict,
     "workloads": workloads.workloads,
+    "mending": mending.mending,
 }
 
 

@@ -116,7 +116,7 @@ def would_do(scene: Scene, diagnosis: Diagnosis, settings: Settings = DEFAULTS) 
     now, memory = scene.clock.boottime, mend.Mend()
     stable_since = now - 30 if diagnosis.fingerprint else None
     for _ in range(20):
-        mended = mend.step(memory, diagnosis, stable_since, now, settings)
+        mended = mend.step(memory, diagnosis, stable_since, 0, now, settings)
         memory = mended.mend
         for action in mended.actions:
             return WORDS[type(action)]

@@ -114,6 +114,7 @@ def test_a_crash_loop_is_the_kubelets(node: Node) -> None:
     mend.with_agent(node)
     gate.until(lambda: mend.finding(node, "PluginWell").get("reason") == "PluginExited", lambda: gate.status(node))
     assert "exit status 1" in mend.finding(node, "PluginWell")["because"]
+    assert gate.wait_why(node, "exit status 1") == gate.readyz(node)[1]
     mend.goes_on(node)
     assert mend.actions(node) == [] and not gate.gate(node)["ready"]
 
@@ -160,6 +161,18 @@ def test_sighup_where_it_answers(node: Node) -> None:
     mend.ends_well(node, ["hup"])
     assert mend.plugin(node) == broken
     assert "Received SIGHUP, restarting." in mend.log(node, broken["id"])
+
+
+def test_sighup_in_vain_is_followed_by_a_new_container(node: Node) -> None:
+    """The whole ladder at once, and within a budget of one an hour."""
+    own = mend.with_nvml_of_its_own(node, "init error=999")
+    broken = mend.gave_up(node, mend.manifest(node, **own))
+    mend.with_agent(node, "RepairsPerHour=1\n")
+    gate.until(lambda: "only deploy this plugin" in mend.log(node, broken["id"]).partition("Received SIGHUP")[2],
+               lambda: mend.log(node, broken["id"]))
+    node.run("cat /run/simgpu/nvml >/run/simgpu/own")
+    mend.ends_well(node, ["hup", "rebuild"])
+    assert mend.plugin(node)["id"] != broken["id"]
 
 
 def test_report_only(node: Node) -> None:

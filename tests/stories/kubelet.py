@@ -119,6 +119,7 @@ class Kubelet:
         registered = {"RegisteredDevices": {"nvidia.com/gpu": list(uuids)}}
         self.world.disk.write(f"{SOCKETS}/{CHECKPOINT}", json.dumps({"Data": registered}), self.world.realtime)
         self.world.say(f"the plugin registers {len(uuids)} GPUs")
+        self.world.signal("inotify")  # it writes its checkpoint (kubernetes pkg/kubelet/cm/devicemanager)
 
     def sees_xid(self, uuid: str) -> None:
         """A GPU is lost: the plugin's health check says so."""

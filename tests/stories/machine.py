@@ -21,6 +21,7 @@ from agent.model.plan import (
     CheckAccess,
     DropProbe,
     Learn,
+    NoteNvmlFailed,
     NoteOutcome,
     Rebuild,
     Release,
@@ -178,15 +179,18 @@ class Machine:
             self.laws.mending.looked(None)
             return None
         self.laws.before_look()
-        recorder = Recorder(world) if self.gate.mend.suspect else None
+        recorder = Recorder(world) if self.gate.mend.is_armed else None
         self.diagnosis = diagnose(finish(look(recorder or world, world.settings)), world.settings)
         self.laws.mending.looked(self.diagnosis.mending)
         return recorder.tape if recorder else None
 
     def _act(self, decided: Step, tape: Tape | None) -> bool:
-        changed, acted = False, set()
+        stalled = self.looked_s >= CYCLE_S
+        changed, acted = False, set(self._done) if stalled else set()
         for action in decided.actions:
             if self._failed.get(action, 0.0) > self.world.now:
+                continue
+            if action in self._done and stalled:
                 continue
             if action in self._done:
                 self._failed[action] = self.world.now + HAND_RETRY_S
@@ -226,7 +230,7 @@ class Machine:
                 self.checks.start(action)
             case AllowDevices():
                 self.checks.allow(action)
-            case NoteOutcome():
+            case NoteOutcome() | NoteNvmlFailed():
                 self.mender.note(action)
             case RestartUnit() | SendHup() | Rebuild():
                 self.mender.begin(action, tape, "")
@@ -239,9 +243,11 @@ class Machine:
     def _refused(self, action: Action, failed: HandFailed) -> None:
         rests_s = RELEASE_RETRY_S if isinstance(action, Release) else HAND_RETRY_S
         self._failed[action] = self.world.now + rests_s
+        is_news = failed.sentence != self.gate.mend.held
         if isinstance(action, (RestartUnit, SendHup, Rebuild)):
             self.gate = replace(self.gate, mend=refuse(self.gate.mend, failed.sentence, self.world.now))
-        self.say(f"  a hand did not take: {failed.sentence}")
+        if is_news:
+            self.say(f"  a hand did not take: {failed.sentence}")
 
     def _start_probe(self, action: StartProbe) -> None:
         self.laws.before_probe()
@@ -261,7 +267,8 @@ class Machine:
             self.ready_at = None
         elif self.ready_at is None:
             self.ready_at = self.world.now
-        if (before.phase, before.reason, before.ready) != (gate.phase, gate.reason, gate.ready):
+        is_worse = not gate.ready and len(gate.troubles) > len(before.troubles)
+        if is_worse or (before.phase, before.reason, before.ready) != (gate.phase, gate.reason, gate.ready):
             stands = f"{gate.phase.value}: {gate.why}"
             self.say(stands)
             if gate.ready or gate.ready_why not in (stands, gate.why):

@@ -65,6 +65,8 @@ class MendLaws:
         self._looks: list[Saw] = []
         self.acts: list[Act] = []
         self.saw: Saw | None = None
+        self._failed_at = 0.0
+        "when a probe of any agent last found NVML not well"
 
     def looked(self, view: Mending | None) -> None:
         """After every look; None where it stalled."""
@@ -123,7 +125,7 @@ class MendLaws:
         assert tape is not None
         clock = tape.answers[Tape.key("clock")]
         hold(clock["boottime"] == saw.at, "the evidence is of another look")
-        numbers = [e["number"] for e in self._entries() if e["what"] != ledger.OUTCOME]
+        numbers = [e["number"] for e in self._entries() if e["what"] not in (ledger.OUTCOME, ledger.NVML_FAILED)]
         hold(len(numbers) == len(set(numbers)), f"one number twice in the ledger: {numbers}")
 
     def _agreed(self, saw: Saw, target: str) -> None:
@@ -137,17 +139,21 @@ class MendLaws:
         hold(saw.at - first >= APART_S - 1e-6, f"looks that agree lie only {saw.at - first:.2f} s apart")
 
     def _in_budget(self) -> None:
+        """A SIGHUP and the new container after it are one try; what changed nothing is not charged, and waits."""
         world = self._machine.world
         entries = self._entries()
-        done = [e for e in entries if e["what"] != ledger.OUTCOME]
-        lately = [e for e in done if e["at"] > world.realtime - 3600.0]
+        done = [e for e in entries if e["what"] not in (ledger.OUTCOME, ledger.NVML_FAILED)]
+        said = {e["number"]: e["outcome"] for e in entries if e["what"] == ledger.OUTCOME}
+        tries = [e for n, e in enumerate(done, 1) if not (e["what"] == "hup" and n < len(done) and all(
+            e[key] == done[n][key] for key in ("cause", "target")))]
+        charged = [e for e in tries if not said.get(e["number"], "").startswith(ledger.DID_NOT_TAKE)]
+        lately = [e for e in charged if e["at"] > world.realtime - 3600.0]
         hold(len(lately) <= world.settings.repairs_per_hour, f"{len(lately)} repairs in one hour")
-        hold(len(done) <= world.settings.repairs_per_boot, f"{len(done)} repairs in one boot")
-        if len(done) > 1:
-            before = done[-2]
-            cured = any(e["number"] == before["number"] and e["outcome"] == CURED for e in entries)
+        hold(len(charged) <= world.settings.repairs_per_boot, f"{len(charged)} repairs in one boot")
+        if len(tries) > 1:
+            before = tries[-2]
             gap = world.realtime - before["at"]
-            hold(cured or gap >= BACKOFF_S, f"{gap:.1f} s after a repair that did not cure")
+            hold(said.get(before["number"]) == CURED or gap >= BACKOFF_S, f"{gap:.1f} s after one that did not cure")
 
     def _is_plugins(self, action: Disruptive, target: str, saw: Saw) -> None:
         world = self._machine.world
@@ -162,7 +168,7 @@ class MendLaws:
         hold(not saw.listed or denied or world.settings.repair_partial, f"{saw.listed} are listed, and it is touched")
 
     def _is_news(self, act: Act) -> None:
-        """Never twice for one cause, unless this agent saw NVML fail in between, or the first did not take."""
+        """Never twice for one cause, unless NVML failed in between, or the first did not take."""
         same = [a for a in self.acts if a.cause == act.cause]
         if not same:
             return
@@ -170,13 +176,14 @@ class MendLaws:
         if last.target == act.target:
             hold(act.what != "hup" or last.what != "hup", "SIGHUP twice for one cause")
             return
-        reports = [r for r in self._machine.asking.reports if r.ended_at > last.at]
-        wanted = len(self._machine.world.hardware.cards)
-        failed = [r for r in reports if r.end is not ProbeEnd.ANSWERED or r.errors or len(r.gpus) < wanted]
-        hold(bool(failed), f"twice for {act.cause}, and NVML was well in between")
+        hold(self._failed_at > last.at, f"twice for {act.cause}, and NVML was well in between")
 
     def check(self) -> None:
         """After every cycle."""
+        wanted = len(self._machine.world.hardware.cards)
+        for report in self._machine.asking.reports[-3:]:
+            if report.end is not ProbeEnd.ANSWERED or report.errors or len(report.gpus) < wanted:
+                self._failed_at = max(self._failed_at, report.ended_at)
         boxes = self._machine.world.cri.boxes.values()
         well = sum(b.plugin is None and b.is_running and b.made.name != "nvidia-device-plugin-ctr" for b in boxes)
         hold(well == WORKLOADS, "a workload was touched")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from agent.core.ledger import OUTCOME
+from agent.core.ledger import DID_NOT_TAKE, NVML_FAILED, OUTCOME
 from agent.core.paths import STATE
 from agent.model.errors import HandFailed
-from agent.model.plan import Disruptive, NoteOutcome, Rebuild, RestartUnit, SendHup
+from agent.model.plan import Disruptive, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
 from agent.model.runtime import LedgerEntry
 from agent.node.mender import STOP_GRACE_S
 from agent.node.tape import Tape
@@ -59,9 +59,13 @@ class Mender:
         self.busy = True
         self._do(action)
 
-    def note(self, action: NoteOutcome) -> None:
-        self._append(LedgerEntry(self._world.realtime, self._world.boot_id, action.number, OUTCOME, "", "",
-                                 action.evidence, action.outcome))
+    def note(self, action: NoteOutcome | NoteNvmlFailed) -> None:
+        world = self._world
+        if isinstance(action, NoteNvmlFailed):
+            self._append(LedgerEntry(world.realtime, world.boot_id, action.number, NVML_FAILED, "", "", ""))
+        else:
+            self._append(LedgerEntry(world.realtime, world.boot_id, action.number, OUTCOME, "", "", action.evidence,
+                                     action.outcome))
 
     def kill(self) -> None:
         self.gone = True
@@ -98,13 +102,24 @@ class Mender:
                 self._passes("stop")
             except Died:
                 return
-            wrong = "" if world.cri.works else "connection refused"
+            if not world.cri.works:
+                self._done(f"container {action.container_id[:12]} stopped, and not removed (connection refused)")
+                return
         if wrong:
-            self._done(f"repair {action.number} did not take: {wrong}")
+            self._did_not_take(action, wrong)
             return
         world.cri.remove(action.container_id)
         world.kubelet.removed(action.container_id)
         self._done(f"container {action.container_id[:12]} removed")
+
+    def _did_not_take(self, action: Rebuild, why: str) -> None:
+        outcome = f"{DID_NOT_TAKE}: {why}"
+        sentence = f"repair {action.number} {outcome}"
+        try:
+            self.note(NoteOutcome(action.number, outcome, ""))
+        except HandFailed as failed:
+            sentence = f"{sentence}; {failed.sentence}"
+        self._done(sentence)
 
     def _done(self, sentence: str) -> None:
         self.busy = False

@@ -11,6 +11,8 @@ from .pods import HostUnit, Pod
 from .world import World
 
 DENIED_LEDGER = Refusal(Why.FAILED, "Input/output error: ledger.jsonl")
+LOGS = "/var/log/pods"
+NO_LOG = Refusal(Why.FAILED, "Input/output error: /var/log/pods")
 
 
 def _kind(world: World, words: list[str]) -> None:
@@ -80,6 +82,14 @@ def _pod_resources(world: World, words: list[str]) -> None:
     world.kubelet.silent = words[0] == "silent"
 
 
+def _logs(world: World, words: list[str]) -> None:
+    """logs unreadable|readable"""
+    if words[0] == "unreadable":
+        world.disk.refuse(LOGS, NO_LOG)
+    else:
+        world.disk.allow(LOGS)
+
+
 def _ledger(world: World, words: list[str]) -> None:
     """ledger unwritable|unreadable|torn|well"""
     world.ledger_mood = words[0] if words[0] == "unwritable" else ""
@@ -116,5 +126,5 @@ def admin(world: World, words: list[str]) -> None:
 
 PLUGIN_VERBS: dict[str, Any] = {
     "access": _access, "trainer": _trainer, "plugin": plugin, "cdi": cdi, "admin": admin, "cri": _cri,
-    "pod-resources": _pod_resources, "ledger": _ledger, "disk": _disk,
+    "pod-resources": _pod_resources, "ledger": _ledger, "logs": _logs, "disk": _disk,
 }

@@ -126,6 +126,8 @@ class Plugin:
         """(what NVML's start said, one GPU is lost, UUIDs)."""
         if not self.kind.library:
             return "ERROR_LIBRARY_NOT_FOUND", False, ()
+        if self.kind.own_error == 18:
+            return "Driver/library version mismatch", False, ()
         if self.kind.own_error or not self.allowed:
             return "Unknown Error", False, ()
         said = self._world.hardware.enumerate()

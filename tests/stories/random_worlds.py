@@ -17,8 +17,9 @@ PLUGIN_EVENTS = (
     "plugin restarts", "plugin overlaps", "plugin denied", "plugin denied", "plugin allowed", "plugin joined",
     "plugin leaves", "plugin hears", "cri silent", "cri refusing", "cri stuck", "cri slow", "cri back", "cri back",
     "pod-resources silent", "pod-resources answers", "ledger unwritable", "ledger unreadable", "ledger torn",
-    "ledger well", "disk full", "disk empty", "containerd stops", "containerd starts", "kubelet restarts", "nvml 999",
-    "nvml ok", "nvml ok", "agent dies", "agent dies-after evidence", "agent dies-after ledger",
+    "ledger well", "logs unreadable", "logs readable", "disk full", "disk empty", "containerd stops",
+    "containerd starts", "kubelet restarts", "nvml 999", "nvml ok",
+    "nvml ok", "agent dies", "agent dies-after evidence", "agent dies-after ledger",
     "agent dies-after stop")
 
 

@@ -80,6 +80,7 @@ class Cri:
                          labels)
         box = Box(made, None, 1000 + self._made, Kind(**vars(self._world.kubelet.kind)))
         self.boxes[made.id] = box
+        self._world.disk.write(box.log_path, b"")
         return box
 
     def write(self, box: Box, line: str) -> None:

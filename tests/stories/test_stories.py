@@ -26,18 +26,11 @@ from .world import SIGNALS
 
 REWRITE = bool(os.environ.get("REWRITE"))
 FOLDER = Path(__file__).parent
-KNOWN = {
-    "daemon_reload_slow_probes": "readiness is lost for as long as the next probe takes longer than the last one",
-    "mend_nvml_flaps": "that NVML failed after a repair is not remembered by the next agent: the same cause again",
-}
-"""What a story says must be, and is not yet."""
 
 
-def every_story(*broken: str, but: Iterable[str] = ()) -> pytest.MarkDecorator:
-    """Each story, by name; the `broken` ones are known to fail."""
-    names = sorted({path.stem for path in FOLDER.glob("*.txt")} - set(but))
-    marks = {n: [pytest.mark.xfail(reason=KNOWN[n], strict=True)] for n in names if n in broken and not REWRITE}
-    return pytest.mark.parametrize("name", [pytest.param(n, marks=marks.get(n, [])) for n in names])
+def every_story(but: Iterable[str] = ()) -> pytest.MarkDecorator:
+    """Each story, by name."""
+    return pytest.mark.parametrize("name", sorted({path.stem for path in FOLDER.glob("*.txt")} - set(but)))
 
 
 OTHERWISE = ("mend_budget", "mend_cri_stuck")
@@ -49,7 +42,7 @@ LATE_S = QUIET_S + 65.0
 """What lost signals may cost in all: answers that are given again on a quiet node, two heartbeats, a probe or two."""
 
 
-@every_story("daemon_reload_slow_probes")
+@every_story()
 def test_story(name: str) -> None:
     path = FOLDER / f"{name}.txt"
     text = path.read_text()
@@ -96,7 +89,7 @@ def moments(acted: list[Action]) -> list[int]:
     return chosen
 
 
-@every_story("mend_nvml_flaps", but=OTHERWISE)
+@every_story(but=OTHERWISE)
 def test_an_agent_killed_after_any_action_ends_in_the_same_place(name: str) -> None:
     calm = end_of(name)
     for number in moments(calm.acted):
@@ -104,7 +97,7 @@ def test_an_agent_killed_after_any_action_ends_in_the_same_place(name: str) -> N
         assert killed.outcome() == calm.outcome(), f"killed after action {number}: {calm.acted[number - 1]}"
 
 
-@every_story("mend_nvml_flaps", but=OTHERWISE)
+@every_story(but=OTHERWISE)
 def test_an_agent_killed_within_any_repair_ends_in_the_same_place(name: str) -> None:
     calm = end_of(name)
     for number, moment in enumerate(calm.moments):

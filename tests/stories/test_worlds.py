@@ -18,14 +18,12 @@ from .timeline import BOOT
 
 WORLDS = 2000
 BLOCK = 200
-FOR_A_PERSON = {"RepairOff", "PartlyRegistered", "PluginSawUnhealthy", "PluginLacksLibrary"}
+FOR_A_PERSON = {"RepairOff", "PartlyRegistered", "PluginSawUnhealthy", "PluginLacksLibrary", "PluginLogUnread"}
 "reasons of HELD that stay when all but the plugin's process is well"
-AFTER_REPAIRS = {"SameCauseAgain", "BudgetSpent"}
+AFTER_REPAIRS = {"SameCauseAgain", "BudgetSpent", "DidNotTake"}
 "the same, where there were repairs before"
 STAYS_S = 130.0
 "so long HELD for one of them, beyond the pauses between repairs, and it is the end"
-RUNGS = 2
-"of the ladder: SIGHUP, and a new container"
 
 
 def play(seed: int) -> Machine:
@@ -54,8 +52,7 @@ def _heals(machine: Machine, made: Recipe) -> None:
     """A node that is well is ready in time, by itself or by the mender; or it is said why a person is needed."""
     world, repairs = machine.world, len(machine.laws.mending.acts)
     within_s = well_within_s(world) + (mended_within_s(world) if made.healed == "everything heals" else 0.0)
-    is_bound = repairs or world.settings.repairs_per_hour < RUNGS
-    excuses = FOR_A_PERSON | (AFTER_REPAIRS if is_bound else set())
+    excuses = FOR_A_PERSON | (AFTER_REPAIRS if repairs else set())
     machine.run(world.now + within_s, lambda m: m.gate.ready or (
         m.gate.reason in excuses and world.now - m.gate.since > STAYS_S))
     if machine.gate.ready:

@@ -295,7 +295,8 @@ def _everything(world: World, words: list[str]) -> None:
     if world.hardware.module:
         _nodes(world, ["appear"])
     _driver(world, ["loads"])
-    for verb, word in (("cri", "back"), ("pod-resources", "answers"), ("ledger", "well"), ("disk", "empty")):
+    for verb, word in (("cri", "back"), ("pod-resources", "answers"), ("ledger", "well"), ("disk", "empty"),
+                       ("logs", "readable")):
         PLUGIN_VERBS[verb](world, [word])
     while len(world.kubelet.pods) > 1:
         world.kubelet.pods.pop().leave()

@@ -14,7 +14,7 @@ from agent.core.gate import step
 from agent.core.phases import Gate
 from agent.core.rules import diagnose
 from agent.model.finding import Diagnosis
-from agent.model.plan import NoteOutcome, Rebuild, SendHup, StartProbe
+from agent.model.plan import NoteNvmlFailed, NoteOutcome, Rebuild, SendHup, StartProbe
 from agent.model.runtime import Access, LedgerEntry, PluginSight
 from agent.model.scene import Clock, Devices, Scene
 from agent.model.settings import Settings
@@ -123,6 +123,8 @@ class World:
                 self.next_at = min(self.next_at, self.now + 0.1)
             case NoteOutcome():
                 self._write(action.number, ledger.OUTCOME, "", "", action.outcome)
+            case NoteNvmlFailed():
+                self._write(action.number, ledger.NVML_FAILED, "", "", "")
             case Rebuild() | SendHup():
                 self.decided.append((self.now, action))
                 self._write(action.number, "rebuild" if isinstance(action, Rebuild) else "hup", action.container_id,
@@ -152,7 +154,7 @@ class World:
 
     @property
     def actions(self) -> list[LedgerEntry]:
-        return [e for e in self.entries if e.what != ledger.OUTCOME]
+        return [e for e in self.entries if e.what not in (ledger.OUTCOME, ledger.NVML_FAILED)]
 
     @property
     def outcomes(self) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from agent.core.deadline import MAX_HOLD_S, hold_limit_s
 from agent.core.gate import Gate, Phase, step
+from agent.core.mend import Mend
 from agent.core.pace import MAX_BACKOFF_S
 from agent.model.finding import Diagnosis, Finding, Heals, Scope, Verdict
 from agent.model.mark import Mark
@@ -303,11 +304,13 @@ def mended(changes: dict[str, Any], then: dict[str, Any], looks: int) -> Gate:
 # what is seen, what the last look sees otherwise, looks, phase, reason
 MENDS: list[tuple[str, dict[str, Any], dict[str, Any], int, Phase, str]] = [
     ("one look decides nothing", BROKEN, {}, 1, Phase.OPEN, ""),
-    ("a repair", BROKEN, {}, 2, Phase.REPAIRING, "Repairing"),
+    ("a repair that the hand may still refuse", BROKEN, {}, 2, Phase.OPEN, ""),
+    ("a repair", BROKEN, {}, 3, Phase.REPAIRING, "Repairing"),
     ("the word of the kubelet is awaited", BROKEN, {}, 5, Phase.REPAIRING, "Repairing"),
     ("a reload meanwhile", BROKEN, DISTURBED, 3, Phase.REPAIRING, "Repairing"),
     ("NVML fails meanwhile", BROKEN, {"probe": failing(999, number=4)}, 3, Phase.PROBING, "NvmlUnknown"),
-    ("held", {**BROKEN, **HELD_PLUGIN}, {}, 1, Phase.HELD, "TwoPlugins"),
+    ("one look holds nothing", {**BROKEN, **HELD_PLUGIN}, {}, 1, Phase.OPEN, ""),
+    ("held", {**BROKEN, **HELD_PLUGIN}, {}, 2, Phase.HELD, "TwoPlugins"),
     ("held, and a reload", {**BROKEN, **HELD_PLUGIN}, DISTURBED, 3, Phase.REVALIDATING, "Revalidating"),
     ("held, and NVML fails", {**BROKEN, **HELD_PLUGIN}, {"probe": failing(999, number=4)}, 3, Phase.PROBING,
      "NvmlUnknown"),
@@ -448,7 +451,8 @@ def test_processes_overlap_while_settling_and_nothing_is_held_once_open() -> Non
 def test_where_some_are_listed_nvml_is_asked_more_often(ids: Any, age: float, asks: bool, since: float) -> None:
     """A GPU may be lost."""
     partly = {**REGISTERED, "probe": probed(number=3), "allocatable": seen((Devices("nvidia.com/gpu", ids),))}
-    before = opened(validated_at=NOW - age, probe_after=NOW + 500, open_since=since)
+    held = Mend(held="some are listed", held_reason="PartlyRegistered") if since == NOW - 400 else Mend()
+    before = opened(validated_at=NOW - age, probe_after=NOW + 500, open_since=since, mend=held)
     done = step(before, diagnosed(**partly), NOW, DEFAULTS)
     assert (StartProbe in kinds(done.actions)) is asks
     if len(ids) == 1:

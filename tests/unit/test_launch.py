@@ -10,6 +10,7 @@ import pytest
 from agent.core.gate import step as gate_step
 from agent.core.launch import AGAIN_S, CDI_WITHIN_S, TRIES, Launch, step
 from agent.core.look.watched import CDI_UNIT
+from agent.core.mend import Mend
 from agent.core.phases import Gate, Phase
 from agent.model.cdi import Refresh
 from agent.model.fault import Cure, Fault
@@ -152,5 +153,6 @@ def test_a_held_plugin_does_not_keep_the_spec_from_being_written() -> None:
     assert calm.mending is not None
     fault = Fault("PluginLacksLibrary", "its container lacks NVML's library", Cure.PERSON)
     held = replace(calm, refresh=BROKEN, mending=replace(calm.mending, fault=fault, may_act=True))
-    done = gate_step(opened(calm).gate, held, NOW + 1, DEFAULTS)
+    before = replace(opened(calm).gate, mend=Mend(held="no library", held_reason=fault.reason))
+    done = gate_step(before, held, NOW + 1, DEFAULTS)
     assert done.gate.phase is Phase.HELD and ASKED[0] in done.actions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -12,9 +12,11 @@ from agent.core.ledger import (
     BACKOFF_S,
     CURED,
     MAX_BACKOFF_S,
+    MAX_TRY_S,
     OUTCOME,
     actions,
     allowed_at,
+    is_next_rung,
     next_number,
     outcome_of,
     read,
@@ -37,6 +39,24 @@ def done(*ago_s: float, **changes: str) -> tuple[LedgerEntry, ...]:
 
 def outcome(number: int, said: str = CURED) -> LedgerEntry:
     return LedgerEntry(NOW, BOOT_ID, number, OUTCOME, "", "", "", said)
+
+
+VAIN = "did not take: no answer within 15.0 s"
+
+
+def ladder(hupped_s: float, rebuilt_s: float, **changes: str) -> tuple[LedgerEntry, ...]:
+    """SIGHUP, and the new container after it."""
+    first, second = done(hupped_s, rebuilt_s, target="c1")
+    return replace(first, what="hup", **changes), second
+
+
+def test_the_next_rung_is_of_the_same_attempt() -> None:
+    hup, rebuild = ladder(9, 6)
+    assert is_next_rung((hup,), rebuild.cause, rebuild.target)
+    assert not is_next_rung((rebuild,), rebuild.cause, rebuild.target)
+    assert not is_next_rung((hup,), "another", rebuild.target)
+    assert not is_next_rung((hup,), rebuild.cause, "c2")
+    assert not is_next_rung((), rebuild.cause, rebuild.target)
 
 
 ONE, TWO = entry(1), entry(2, cause="é “cause” \u2028 with\nbreaks")
@@ -86,6 +106,7 @@ def test_actions_of_this_boot_only() -> None:
 def test_how_an_action_ended() -> None:
     assert outcome_of((ONE, outcome(1, "not cured")), ONE) == "not cured"
     assert outcome_of((ONE, outcome(2)), ONE) == ""
+    assert outcome_of((ONE, outcome(1, VAIN), outcome(1)), ONE) == CURED, "the last word counts"
 
 
 def test_numbers_go_on_over_boots() -> None:
@@ -112,6 +133,15 @@ BUDGET: list[tuple[tuple[LedgerEntry, ...], int, int, float | None]] = [
     (done(1), 3, 1, None),
     (done(9, 8, 7, 6, 5, 4, 3, 2, 1), 20, 20, MAX_BACKOFF_S - 1),     # and never longer than an hour
     (done(1, boot_id="before"), 3, 1, 0.0),
+    (ladder(9, 1), 2, 2, BACKOFF_S - 1),                              # a ladder counts once
+    ((*ladder(9, 1), outcome(2)), 2, 2, 0.0),
+    (ladder(9, 1), 1, 2, 3599.0),
+    (ladder(9, 1), 2, 1, None),
+    (ladder(9, 1, cause="another"), 3, 6, 2 * BACKOFF_S - 1),         # of another cause: two
+    ((*done(1), outcome(1, VAIN)), 1, 1, BACKOFF_S - 1),              # what did not take is not charged, but waits
+    ((*done(60), outcome(1, VAIN)), 1, 1, 0.0),
+    ((*done(9, 8, 7, 1), *(outcome(n, VAIN) for n in (1, 2, 3, 4))), 1, 1, MAX_TRY_S - 1),
+    ((*done(9, 8, 7, 1), *(outcome(n, VAIN) for n in (1, 2, 3))), 3, 6, 8 * BACKOFF_S - 1),
 ]
 
 

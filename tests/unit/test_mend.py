@@ -16,8 +16,8 @@ from agent.core.rules import diagnose
 from agent.model.fault import Cure
 from agent.model.finding import Diagnosis, Verdict
 from agent.model.mark import Mark
-from agent.model.plan import NoteOutcome, Rebuild, RestartUnit, SendHup
-from agent.model.reading import Seen
+from agent.model.plan import NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
+from agent.model.reading import Refusal, Seen
 from agent.model.runtime import ContainerState, LedgerEntry, SocketOwner
 from agent.model.scene import Clock, Devices, Scene
 from agent.model.settings import Settings
@@ -49,6 +49,8 @@ NONE_LISTED: dict[str, Any] = {"allocatable": seen(())}
 DISRUPTIVE = (Rebuild, SendHup, RestartUnit)
 PLUGIN_UNIT = "nvidia-device-plugin.service"
 NO_LIBRARY = b"2021/06/27 10:12:47 Failed to initialize NVML: could not load NVML library.\n"
+OLD_LIBRARY = b"2021/06/27 10:12:47 Failed to initialize NVML: Driver/library version mismatch.\n"
+ASKING_LOG = b"2021/06/27 10:12:47 Retreiving plugins.\n"
 TAKEN_OUT = b"2021/06/27 10:12:47 XidCriticalError: Xid=79 on Device=GPU-x; marking device as unhealthy.\n"
 CAUSE = "PluginInitFailed kube-system/nvidia-device-plugin-node/nvidia-device-plugin-ctr kubelet "
 """Of a plugin whose NVML failed, under a kubelet without an invocation."""
@@ -57,15 +59,16 @@ BROKEN: dict[str, Any] = {**NONE_LISTED, "plugins": (sight(FAILED_LOG),)}
 
 
 def look(changes: dict[str, Any], settings: Settings = DEFAULTS, mend: Mend | None = None, at: float = NOW,
-         open_since: float | None = OPEN_SINCE) -> Mended:
-    return step(mend or Mend(), diagnosed(settings, **changes), open_since, at, settings)
+         open_since: float | None = OPEN_SINCE, in_a_row: int = 0) -> Mended:
+    """`in_a_row`: answers of the kubelet that list everything."""
+    return step(mend or Mend(), diagnosed(settings, **changes), open_since, in_a_row, at, settings)
 
 
 def twice(changes: dict[str, Any], settings: Settings = DEFAULTS, apart: float = AGREE_S,
           open_since: float | None = OPEN_SINCE) -> Mended:
     """The second of two looks that saw the same."""
     first = look(changes, settings, open_since=open_since)
-    assert not first.actions, "never at the first look"
+    assert disruptive(first) is None, "never at the first look"
     return look(changes, settings, first.mend, NOW + apart, open_since)
 
 
@@ -108,6 +111,13 @@ DECISIONS: list[tuple[str, dict[str, Any], dict[str, Any], type | None, str]] = 
      {"repair_partial": True}, None, "PluginSawUnhealthy"),
     ("its status cannot be read", {**NONE_LISTED, "plugins": (replace(sight(FAILED_LOG), detail=TIMED_OUT),)}, {},
      None, ""),
+    ("its log cannot be read", {**NONE_LISTED, "plugins": (sight(TIMED_OUT),)}, {}, None, "PluginLogUnread"),
+    ("its log cannot be read, and it is young", {**NONE_LISTED, "plugins": (sight(TIMED_OUT, of=started(1.0)),)}, {},
+     None, ""),
+    ("its log cannot be read, its access is denied", {**NONE_LISTED, "plugins": (sight(TIMED_OUT, False),)}, {},
+     Rebuild, ""),
+    ("an older driver's library", {**NONE_LISTED, "plugins": (sight(OLD_LIBRARY, True, image="plugin:v0.17.1"),)}, {},
+     Rebuild, ""),
     ("two plugins", {**NONE_LISTED, "plugins": (sight(FAILED_LOG), sight(FAILED_LOG, of=container("c2")))}, {}, None,
      "TwoPlugins"),
     ("no plugin", {**NONE_LISTED, "plugins": ()}, {}, None, ""),
@@ -266,18 +276,35 @@ def test_when_to_look_again() -> None:
     assert spent.wake_at == pytest.approx(NOW + 50.0)
 
 
-@pytest.mark.parametrize("failed_at", [None, OFFSET + NOW - 200])
-def test_the_same_cause_again_needs_news(failed_at: float | None) -> None:
-    """The ledger's action is of 100 s ago; NVML that failed before it is no news."""
-    changes = {**BROKEN, "ledger": seen((entry(cause=CAUSE),))}
-    first = look(changes, mend=Mend(bad_probe_at=failed_at))
-    assert look(changes, mend=first.mend, at=NOW + 1).mend.held_reason == "SameCauseAgain"
+FAILED_SINCE = entry(what="nvml-failed")
 
 
-def test_nvml_that_failed_since_is_news() -> None:
-    changes = {**BROKEN, "ledger": seen((entry(cause=CAUSE),))}
-    first = look(changes, mend=Mend(bad_probe_at=OFFSET + NOW - 50))
-    assert disruptive(look(changes, mend=first.mend, at=NOW + 1))
+def test_the_same_cause_again_needs_news() -> None:
+    again = {**BROKEN, "ledger": seen((entry(cause=CAUSE),))}
+    assert twice(again).mend.held_reason == "SameCauseAgain"
+    older = replace(FAILED_SINCE, number=0)
+    assert twice({**BROKEN, "ledger": seen((older, entry(cause=CAUSE)))}).mend.held_reason == "SameCauseAgain"
+    assert disruptive(twice({**BROKEN, "ledger": seen((entry(cause=CAUSE), FAILED_SINCE))}))
+
+
+# the last failing probe, the ledger: is it written down that NVML failed since the last action (of 100 s ago)?
+NEWS: list[tuple[float | None, tuple[LedgerEntry, ...], bool]] = [
+    (None, (entry(),), False), (OFFSET + NOW - 200, (entry(),), False), (OFFSET + NOW - 50, (entry(),), True),
+    (OFFSET + NOW - 50, (entry(), FAILED_SINCE), False), (OFFSET + NOW - 50, (), False),
+    (OFFSET + NOW - 50, (entry(boot_id="before"),), False),
+    (OFFSET + NOW - 50, (entry(at=OFFSET + NOW - 900), FAILED_SINCE, entry(2)), True),
+]
+
+
+@pytest.mark.parametrize(("failed_at", "entries", "noted"), NEWS)
+@pytest.mark.parametrize("acting", ["", "some cause"])
+def test_that_nvml_failed_outlives_the_agent(failed_at: float | None, entries: tuple[LedgerEntry, ...], noted: bool,
+                                             acting: str) -> None:
+    """Also while NVML is not stable, and while an action is not settled."""
+    mend = Mend(bad_probe_at=failed_at, acting=acting, settle_by=NOW + 60)
+    done = look({**BROKEN, "ledger": seen(entries)}, mend=mend, open_since=None)
+    found = [a.number for a in done.actions if isinstance(a, NoteNvmlFailed)]
+    assert found == [e.number for e in entries[-1:]] * noted
 
 
 def test_a_unit_that_was_restarted_in_vain_is_not_restarted_again() -> None:
@@ -290,12 +317,11 @@ def test_a_unit_that_was_restarted_in_vain_is_not_restarted_again() -> None:
 
 # --- after an action
 
-ACTED = Mend(acting=CAUSE, settle_by=NOW + 60, listed_at=NOW)
+ACTED = Mend(acting=CAUSE, acted_at=NOW, settle_by=NOW + 60)
 DONE = (entry(number=3, at=OFFSET + NOW, cause=CAUSE),)
-
-
-def listed(at: float) -> dict[str, Any]:
-    return {"allocatable": seen((Devices("nvidia.com/gpu", UUIDS),), at), "ledger": seen(DONE)}
+HUPPED = (replace(DONE[0], what="hup", target="c1"),)
+NOT_TAKEN = entry(number=3, what="outcome", outcome="did not take: no answer within 15.0 s")
+LISTED: dict[str, Any] = {"ledger": seen(DONE)}
 
 
 def notes(done: Mended) -> list[str]:
@@ -303,29 +329,62 @@ def notes(done: Mended) -> list[str]:
 
 
 def test_two_answers_that_list_everything_settle_an_action() -> None:
-    first = look(listed(NOW + 1), mend=ACTED, at=NOW + 1)
+    first = look(LISTED, mend=ACTED, at=NOW + 1, in_a_row=1)
     assert (first.mend.acting, notes(first)) == (CAUSE, [])
-    second = look(listed(NOW + 2), mend=first.mend, at=NOW + 2)
+    second = look(LISTED, mend=first.mend, at=NOW + 2, in_a_row=2)
     assert (second.mend.acting, notes(second)) == ("", ["the kubelet lists every GPU"])
 
 
-@pytest.mark.parametrize("answer_at", [NOW, NOW + 1])
-def test_the_same_answer_counts_once(answer_at: float) -> None:
-    mend = ACTED
-    for n in range(5):
-        done = look(listed(answer_at), mend=mend, at=NOW + 1 + n / 10)
-        assert notes(done) == []
-        mend = done.mend
-    assert mend.acting == CAUSE
+# what the ledger says, the plugin now, seconds since the act: is it known to be in vain?
+VAIN: list[tuple[str, tuple[LedgerEntry, ...], dict[str, Any], float, bool]] = [
+    ("the hand failed, the same container runs on", (replace(DONE[0], target="c1"), NOT_TAKEN), {}, 15.0, True),
+    ("the hand failed, another one runs", (*DONE, NOT_TAKEN), {}, 15.0, False),
+    ("the hand failed, and it ended all the same", (replace(DONE[0], target="c1"), NOT_TAKEN), {
+        "plugins": (sight(FAILED_LOG, of=container(state=ContainerState.EXITED)),)}, 15.0, False),
+    ("the hand failed, the runtime is silent", (replace(DONE[0], target="c1"), NOT_TAKEN), {
+        "runtime": TIMED_OUT, "plugins": ()}, 15.0, False),
+    ("nobody said how it went", (replace(DONE[0], target="c1"),), {}, 15.0, False),
+    ("SIGHUP, just now", HUPPED, {}, 1.9, False),
+    ("SIGHUP, and NVML failed it again", HUPPED, {}, 2.0, True),
+    ("SIGHUP, and it asks NVML", HUPPED, {"plugins": (sight(ASKING_LOG),)}, 9.0, False),
+    ("SIGHUP ended it", HUPPED, {"plugins": (sight(FAILED_LOG, of=container("c2")),)}, 9.0, False),
+]
 
 
-@pytest.mark.parametrize("between", [NONE_LISTED, {"allocatable": TIMED_OUT}, {"allocatable": seen((
-    Devices("nvidia.com/gpu", UUIDS[:1]),))}])
-def test_two_answers_in_a_row(between: dict[str, Any]) -> None:
-    mend = look(listed(NOW + 1), mend=ACTED, at=NOW + 1).mend
-    mend = look({**between, "ledger": seen(DONE)}, mend=mend, at=NOW + 2).mend
-    done = look(listed(NOW + 3), mend=mend, at=NOW + 3)
-    assert notes(done) == [] and done.mend.acting
+@pytest.mark.parametrize(("entries", "changes", "after_s", "vain"), [r[1:] for r in VAIN], ids=[r[0] for r in VAIN])
+def test_what_is_known_to_be_in_vain_is_settled_at_once(entries: tuple[LedgerEntry, ...], changes: dict[str, Any],
+                                                        after_s: float, vain: bool) -> None:
+    done = look({**BROKEN, **changes, "ledger": seen(entries)}, mend=ACTED, at=NOW + after_s)
+    assert (done.mend.acting == "") is vain
+    assert notes(done) == (["not cured"] if vain and NOT_TAKEN not in entries else [])
+
+
+@pytest.mark.parametrize(("in_a_row", "noted"), [(1, []), (2, ["the kubelet lists every GPU"])])
+def test_what_did_not_take_may_have_taken_after_all(in_a_row: int, noted: list[str]) -> None:
+    assert notes(look({"ledger": seen((*DONE, NOT_TAKEN))}, in_a_row=in_a_row)) == noted
+
+
+@pytest.mark.parametrize(("ago_s", "changes", "mend", "noted"), [
+    (40, {}, Mend(), True), (39, {}, Mend(), False), (40, {"what": "hup"}, Mend(), False),
+    (40, {"target": "c0"}, Mend(), False), (40, {}, ACTED, False), (40, {"boot_id": "before"}, Mend(), False)])
+def test_an_agent_that_was_killed_before_it_could_act(ago_s: float, changes: dict[str, Any], mend: Mend,
+                                                      noted: bool) -> None:
+    """What it was to end runs on: that is seen, and costs no budget."""
+    last = replace(entry(target="c1", cause=CAUSE, at=OFFSET + NOW - ago_s), **changes)
+    done = look({**BROKEN, "ledger": seen((last,))}, mend=mend)
+    assert [said.startswith("did not take") for said in notes(done)] == [True] * noted
+    said = replace(NOT_TAKEN, number=1)
+    assert not notes(look({**BROKEN, "ledger": seen((last, said))}))
+
+
+def test_what_did_not_take_is_tried_again_after_a_while_and_says_so() -> None:
+    last = entry(target="c1", cause=CAUSE, at=OFFSET + NOW - 20)
+    said = replace(NOT_TAKEN, number=1)
+    done = twice({**BROKEN, "ledger": seen((last, said))}, Settings(repairs_per_hour=1, repairs_per_boot=1))
+    assert done.mend.held_reason == "DidNotTake"
+    assert "repair 1 did not take: no answer within 15.0 s" in done.mend.held and "next step: " in done.mend.held
+    old = (replace(last, at=OFFSET + NOW - 60), said)
+    assert disruptive(twice({**BROKEN, "ledger": seen(old)}, Settings(repairs_per_hour=1, repairs_per_boot=1)))
 
 
 def test_in_vain() -> None:
@@ -362,10 +421,8 @@ UNSEEN: list[tuple[str, dict[str, Any], bool]] = [
 def test_a_new_agent_notes_a_cure_it_sees(changes: dict[str, Any], noted: bool) -> None:
     mend, said = Mend(), []
     for n in range(4):
-        at = NOW + n
-        answer = changes.get("allocatable", listed(at)["allocatable"])
-        answer = replace(answer, at=at) if isinstance(answer, Seen) else answer
-        done = look({"ledger": seen(DONE), **changes, "allocatable": answer}, mend=mend, at=at)
+        done = look({"ledger": seen(DONE), **changes}, mend=mend, at=NOW + n,
+                    in_a_row=0 if "allocatable" in changes else n + 1)
         mend, said = done.mend, said + notes(done)
         assert n or not said, "twice, not once"
     assert set(said) == ({"the kubelet lists every GPU"} if noted else set())
@@ -379,6 +436,36 @@ def test_a_hand_that_refused_is_not_asked_again_for_a_while() -> None:
         assert not done.actions and done.mend.held and done.wake_at == NOW + REFUSED_S
     first = look(BROKEN, mend=mend, at=NOW + REFUSED_S)
     assert disruptive(look(BROKEN, mend=first.mend, at=NOW + REFUSED_S + 1))
+
+
+@pytest.mark.parametrize(("changes", "settings"), [
+    (BROKEN, {"repair": "report"}), ({**BROKEN, "ledger": seen((entry(cause=CAUSE),))}, {}),
+    ({**BROKEN, "ledger": FAILED}, {}), ({**NONE_LISTED, "plugins": (sight(NO_LIBRARY),)}, {}),
+])
+def test_what_is_held_is_not_recorded(changes: dict[str, Any], settings: dict[str, Any]) -> None:
+    """A tape costs: only a look that may lead to an act is one."""
+    done = twice(changes, Settings(**settings))
+    for n in range(2, 9):
+        assert done.mend.held and not done.mend.is_armed
+        done = look(changes, Settings(**settings), done.mend, NOW + n)
+
+
+def test_an_act_is_decided_by_a_look_that_was_recorded() -> None:
+    """What was in the way is gone, which no tape has seen: the next look is recorded, and acts."""
+    held = twice(BROKEN, Settings(repair="report")).mend
+    free = look(BROKEN, mend=held, at=NOW + 9)
+    assert not free.actions and free.mend.is_armed and free.mend.held, "and until then it is held"
+    assert disruptive(look(BROKEN, mend=free.mend, at=NOW + 9.1))
+
+
+@pytest.mark.parametrize("apart", [0.1, AGREE_S - 0.1])
+def test_a_person_is_not_called_for_what_one_look_saw(apart: float) -> None:
+    two = {**NONE_LISTED, "plugins": (sight(), sight(of=container("c2")))}
+    first = look(two)
+    assert not first.mend.held and first.wake_at == NOW + AGREE_S
+    early = look(two, mend=first.mend, at=NOW + apart)
+    assert not early.mend.held and not look(NONE_LISTED, mend=early.mend, at=NOW + 1).mend.held
+    assert look(two, mend=early.mend, at=NOW + AGREE_S).mend.held_reason == "TwoPlugins"
 
 
 def test_a_plugin_that_came_by_itself_clears_a_refusal() -> None:
@@ -464,10 +551,13 @@ def laws(found: Scene, dice: Dice, action: Any, before: Mend, agreed_s: float, s
     assert len(ids) < len(UUIDS) or denied
     if isinstance(action, SendHup):
         assert isinstance(one.access, Seen) and one.access.value.allowed and "v0.17" in one.detail.value.image
-    past = dice.entries
-    assert len(past) < dice.settings.repairs_per_boot
-    hour = [e for e in past if e.at > dice.now + OFFSET - 3600]
-    assert len(hour) < dice.settings.repairs_per_hour
+    past = [e for e in dice.entries if e.what != "nvml-failed"]
+    rung = bool(past) and (past[-1].what, past[-1].target, past[-1].cause) == ("hup", of.id, action.cause)
+    tries = [e for e, after in zip(past, (*past, None)[1:], strict=True) if after is None or not (
+        e.what == "hup" and (e.target, e.cause) == (after.target, after.cause))]
+    assert rung or len(tries) < dice.settings.repairs_per_boot
+    hour = [e for e in tries if e.at > dice.now + OFFSET - 3600]
+    assert rung or len(hour) < dice.settings.repairs_per_hour
     same = [e for e in past if e.cause == action.cause]
     if same and same[-1].target != of.id:
         assert dice.bad_probe_at is not None and dice.bad_probe_at > same[-1].at
@@ -487,8 +577,8 @@ def play(seed: int) -> list[Any]:
         diagnosis = diagnose(found, dice.settings)
         saw = seen_by(found, diagnosis)
         saw_since = saw_since if saw == before_saw else dice.now
-        decided = step(mend, diagnosis, open_since, dice.now, dice.settings)
-        assert decided == step(mend, diagnosis, open_since, dice.now, dice.settings), "pure"
+        decided = step(mend, diagnosis, open_since, 0, dice.now, dice.settings)
+        assert decided == step(mend, diagnosis, open_since, 0, dice.now, dice.settings), "pure"
         assert decided.wake_at is None or decided.wake_at >= dice.now
         action = disruptive(decided)
         if action is not None:
@@ -496,10 +586,13 @@ def play(seed: int) -> list[Any]:
             dice.note(action)
             done.append(action)
         mend = decided.mend
+        for noted in decided.actions:
+            if isinstance(noted, NoteNvmlFailed) and not isinstance(found.ledger, Refusal):
+                dice.entries.append(LedgerEntry(dice.now + OFFSET, BOOT_ID, noted.number, "nvml-failed", "", "", ""))
         if action is not None and dice.rng.random() < 0.1:
             mend = refuse(mend, "no disk", dice.now)
         if dice.rng.random() < 0.02:
-            mend, dice.bad_probe_at = Mend(), None
+            mend = Mend()
         before_saw = saw
     return done
 
@@ -530,7 +623,7 @@ def test_what_a_rebuild_does_not_cure_is_held() -> None:
     assert len(world.actions) == 1 and world.outcomes == ["not cured"]
 
 
-@pytest.mark.parametrize(("hup_cures", "whats", "within_s"), [(True, ["hup"], 6), (False, ["hup", "rebuild"], 80)])
+@pytest.mark.parametrize(("hup_cures", "whats", "within_s"), [(True, ["hup"], 6), (False, ["hup", "rebuild"], 8)])
 def test_the_ladder(hup_cures: bool, whats: list[str], within_s: float) -> None:
     world = open_world(version="v0.17.1", hup_cures=hup_cures).live(within_s)
     assert world.registered
@@ -543,6 +636,8 @@ def test_nvml_that_fails_again_is_a_new_cause() -> None:
     world = open_world(cures=lambda built: built > 1).live(200)
     assert world.gate.reason == "SameCauseAgain"
     world.gate = replace(world.gate, mend=replace(world.gate.mend, bad_probe_at=world.now + OFFSET))
+    world.look()
+    world.forget()
     world.live(300)
     assert world.registered and len(world.actions) == 2
 
@@ -618,8 +713,10 @@ def test_memory_that_is_dropped_again_and_again(seed: int) -> None:
             world.forget()
         if rng.random() < 0.02:
             world.restart_kubelet()
-    assert len(world.actions) <= world.settings.repairs_per_boot
-    hours = [sum(1 for other in world.actions if 0 <= other.at - e.at < 3600) for e in world.actions]
+    tries = [e for e, after in zip(world.actions, (*world.actions, None)[1:], strict=True)
+             if after is None or e.what != "hup" or (e.target, e.cause) != (after.target, after.cause)]
+    assert len(tries) <= world.settings.repairs_per_boot
+    hours = [sum(1 for other in tries if 0 <= other.at - e.at < 3600) for e in tries]
     assert max(hours, default=0) <= world.settings.repairs_per_hour
 
 

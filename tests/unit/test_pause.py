@@ -76,8 +76,10 @@ def test_how_long_is_said() -> None:
 
 def test_a_pause_wakes_at_its_end_and_then_probes() -> None:
     nothing = {"probe": probed(gpus=())}
-    paused = step(gate(), boot(paused=seen(Mark("x", 5.0, NOW + 7)), **nothing), NOW, DEFAULTS)
-    assert paused.wake_at == NOW + 7
+    nothing["paused"] = seen(Mark("x", 5.0, NOW + 7))
+    paused = step(gate(), boot(**nothing), NOW, DEFAULTS)
+    released = boot(released=seen(Mark("paused: x", 5.0)), **nothing)
+    assert step(paused.gate, released, NOW, DEFAULTS).wake_at == NOW + 7
     assert StartProbe not in kinds(paused.actions)
     assert (paused.gate.paused, paused.gate.paused_until) == ("paused: x", NOW + 7)
     assert paused.gate.released == "paused: x"

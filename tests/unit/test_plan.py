@@ -11,6 +11,7 @@ from agent.model.plan import (
     LinkDevChar,
     LoadModule,
     MakeNodes,
+    NoteNvmlFailed,
     NoteOutcome,
     Rebuild,
     Release,
@@ -29,6 +30,7 @@ from agent.model.plan import (
     (RestartUnit(1, "dp.service", "beef", "a cause", "it said so"), "restarting dp.service: it said so"),
     (SendHup(1, "0123456789abcdef", 4711, "a cause", "it said so"), "container 0123456789ab, pid 4711: it said so"),
     (Rebuild(1, "0123456789abcdef", "a cause", "it said so"), "removing container 0123456789ab: it said so"),
+    (NoteNvmlFailed(7), "after action 7"),
     (NoteOutcome(7, "not cured", "/e/7"), "action 7: not cured"),
 ])
 def test_sentence(action: Any, names: str) -> None:

@@ -325,8 +325,13 @@ FAULTS: list[tuple[str, PluginSight, str, Cure, bool]] = [
     ("asking, access verified, new: one that hangs in NVML hears no signal", sight(ASKING, True, image=NEW),
      "PluginAsking", Cure.TIME, False),
     ("took a GPU out", sight(UNHEALTHY, True, image=NEW), "PluginSawUnhealthy", Cure.PERSON, False),
-    ("took a GPU out, and lost its access since", sight(UNHEALTHY, False), "PluginAccessDenied", Cure.FRESH_START,
+    ("took a GPU out, and lost its access since", sight(UNHEALTHY, False), "PluginSawUnhealthy", Cure.PERSON, False),
+    ("its log cannot be read", sight(TIMED_OUT, True, image=NEW), "PluginLogUnread", Cure.TIME, False),
+    ("its log cannot be read, its access is denied", sight(TIMED_OUT, False), "PluginAccessDenied", Cure.FRESH_START,
      False),
+    ("an older driver's library: SIGHUP would keep it", sight(log(
+        "Failed to initialize NVML: Driver/library version mismatch."), True, image=NEW), "PluginInitFailed",
+     Cure.FRESH_START, False),
     ("its status cannot be read", replace(sight(FAILED_LOG), detail=TIMED_OUT, log=NOT_READ, access=NOT_READ),
      "PluginUnread", Cure.WAIT, False),
     ("registered, and forgotten", sight(WELL_LOG), "PluginForgotten", Cure.TIME, False),
@@ -349,6 +354,7 @@ def test_what_is_wrong_with_it(found: PluginSight, reason: str, cure: Cure, hup:
     assert said is not None
     assert (said.reason, said.cure, said.hup_answers) == (reason, cure, hup)
     assert said.access_denied is (reason == "PluginAccessDenied")
+    assert said.barred is (reason == "PluginLogUnread")
     assert said.sight == found
     assert said.next_step and "kube-system/nvidia-device-plugin-node" in said.because
 
@@ -368,7 +374,8 @@ def test_a_gpu_taken_out_after_an_xid_is_nobodys_fresh_start() -> None:
 def test_every_reason_word_of_a_container_is_tried() -> None:
     assert {row[2] for row in FAULTS} == {
         "PluginInitFailed", "PluginSawNoGpu", "PluginAccessDenied", "PluginLacksLibrary", "PluginAsking",
-        "PluginForgotten", "PluginSilent", "PluginNeverStarted", "PluginExited", "PluginSawUnhealthy", "PluginUnread"}
+        "PluginForgotten", "PluginSilent", "PluginNeverStarted", "PluginExited", "PluginSawUnhealthy", "PluginUnread",
+        "PluginLogUnread"}
 
 
 @pytest.mark.parametrize(("changes", "short"), [

@@ -33,9 +33,10 @@ def findings(scene: Scene, fault: Fault | None) -> tuple[Finding, ...]:
                              f"kubelet_internal_checkpoint tells nothing (a hint; {scene.checkpoint})",
                              "CheckpointUnreadable", blocks=False))
     if isinstance(scene.runtime, Refusal):
-        found.append(Finding(8, "PluginWell", Verdict.UNKNOWN, f"the container runtime gave no answer "
+        where = f" at {scene.runtime_socket}" if scene.runtime_socket else ""
+        found.append(Finding(8, "PluginWell", Verdict.UNKNOWN, f"the container runtime{where} gave no answer "
                              f"({scene.runtime})", "RuntimeSilent", blocks=False,
-                             next_step="systemctl status containerd; crictl ps -a"))
+                             next_step="systemctl status containerd; crictl ps -a; [Plugin] RuntimeSocket="))
     elif fault is not None:
         found.append(Finding(8, "PluginWell", Verdict.FAILS, fault.because, fault.reason, blocks=fault.access_denied,
                              heals=Heals.CONFIGURATION if fault.cure is Cure.PERSON or fault.barred else Heals.SOON,
@@ -161,21 +162,31 @@ def _container_fault(scene: Scene, sight: PluginSight, partly: bool) -> Fault:
     if older is not None:
         return older
     log = plugin.log_of(sight) or PluginLog(PluginSays.NOTHING, "")
-    allowed = isinstance(sight.access, Seen) and sight.access.value.allowed
-    hup = allowed and plugin.answers_sighup(sight)
-    if isinstance(sight.access, Seen) and not allowed:
+    denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
+    if log.says is PluginSays.UNHEALTHY:  # before all else: whatever else is wrong, the GPU would be offered again
+        return Fault("PluginSawUnhealthy", f"{who}: a fresh start would offer that GPU again", Cure.PERSON,
+                     "dmesg | grep Xid; drain the node, then reset the GPU or reboot", sight=sight)
+    if denied:
         return Fault("PluginAccessDenied", f"{who}: it may not open /dev/nvidiactl", Cure.FRESH_START,
                      REBUILD, access_denied=True, sight=sight)
+    if isinstance(sight.log, Refusal):  # a lost GPU or a lacking library may be what it says
+        return Fault("PluginLogUnread", f"{who}: its log could not be read ({sight.log}), so nobody knows why",
+                     Cure.TIME, f"crictl logs {sight.container.id[:12]}; then crictl stop and rm", barred=True,
+                     sight=sight)
     if plugin_log.lacks_the_library(log):
         return Fault("PluginLacksLibrary", f"{who}: its container lacks NVML's library", Cure.PERSON,
                      "the nvidia runtime did not prepare this container: crictl inspect, RuntimeClass, CDI spec",
                      sight=sight)
+    return _by_its_log(sight, who, log, partly)
+
+
+def _by_its_log(sight: PluginSight, who: str, log: PluginLog, partly: bool) -> Fault:
+    hup = isinstance(sight.access, Seen) and sight.access.value.allowed and plugin.answers_sighup(sight)
     if log.says in (PluginSays.INIT_FAILED, PluginSays.NO_DEVICES):
         reason = "PluginInitFailed" if log.says is PluginSays.INIT_FAILED else "PluginSawNoGpu"
-        return Fault(reason, who, Cure.FRESH_START, REBUILD, hup_answers=hup, sight=sight)
-    if log.says is PluginSays.UNHEALTHY:
-        return Fault("PluginSawUnhealthy", f"{who}: a fresh start would offer that GPU again", Cure.PERSON,
-                     "dmesg | grep Xid; drain the node, then reset the GPU or reboot", sight=sight)
+        # In place it would keep the library of the driver that was here before.
+        return Fault(reason, who, Cure.FRESH_START, REBUILD,
+                     hup_answers=hup and not plugin_log.has_an_old_library(log), sight=sight)
     reason = {PluginSays.ASKING: "PluginAsking", PluginSays.REGISTERED: "PluginForgotten"}.get(
         log.says, "PluginSilent")
     if partly and log.says is PluginSays.REGISTERED:
