@@ -89,7 +89,8 @@ class Rig:
         """A static pod of the kubelet's stand-in; `devices` come in the OCI spec, as CDI's do."""
         env = f'env: [{{name: LEGACY, value: "{legacy}"}}]' if legacy is not None else ""
         limits = f'resources: {{limits: {{nvidia.com/gpu: "{gpus}"}}}}' if gpus else "resources: {}"
-        self.node.put(f"/etc/kubernetes/manifests/{name}.yaml", f"""
+        # Moved in whole: what lies there under another name for a moment is another pod.
+        self.node.put(f"/opt/probe/{name}.yaml", f"""
 apiVersion: v1
 kind: Pod
 metadata: {{name: {name}, namespace: default, annotations: {{sim/devices: "{devices}"}}}}
@@ -104,6 +105,7 @@ spec:
       {env}
       {limits}
 """)
+        self.node.run(f"mv /opt/probe/{name}.yaml /etc/kubernetes/manifests/")
         gate.until(lambda: self.find(name), lambda: gate.plugins(self.node), 40)
         found = self.find(name)
         assert found is not None
