@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 
 from .. import __version__
 from ..core import ledger
+from ..model.access import Now
 from ..model.finding import Diagnosis, Verdict
 from ..model.reading import Seen
 from ..model.runtime import LedgerEntry
 from ..model.scene import ProbeState, Scene
 from ..model.settings import Settings
+from .access import after_of, now_of
 from .status import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -97,6 +99,7 @@ def families(view: View) -> Iterator[Family]:
     yield from _gpus(seen.diagnosis, seen.scene)
     yield "gpu_gate_boot_seconds", "gauge", "Seconds from boot until NVML was first complete, stable, the gate " \
         "open, the GPUs registered.", [((("milestone", name),), at) for name, at in view.milestones.items()]
+    yield from _containers(seen.diagnosis)
     yield from _repairs(view)
     yield from _agent(view)
 
@@ -120,6 +123,15 @@ def _gpus(diagnosis: Diagnosis | None, scene: Scene | None) -> Iterator[Family]:
     listed = scene.allocatable.value if scene and isinstance(scene.allocatable, Seen) else ()
     yield "gpu_gate_devices_registered", "gauge", "Devices that the kubelet lists as allocatable, by resource.", \
         [((("resource", d.resource),), len(d.ids)) for d in listed[:MOST_RESOURCES]]
+
+
+def _containers(diagnosis: Diagnosis | None) -> Iterator[Family]:
+    holders = diagnosis.gpu_containers if diagnosis else ()
+    now = Counter(now_of(h) for h in holders)
+    yield "gpu_gate_gpu_containers", "gauge", "Running containers that hold GPUs, by whether they may open them " \
+        "now: allowed, denied, unknown.", [((("access", w.value),), now[w]) for w in Now] if diagnosis else []
+    yield "gpu_gate_gpu_containers_at_risk", "gauge", "Containers that lose a GPU at the next daemon-reload.", \
+        [((), sum(1 for h in holders if after_of(h) == "lost"))] if diagnosis else []
 
 
 def _repairs(view: View) -> Iterator[Family]:
