@@ -21,7 +21,7 @@ from agent.model.settings import Settings
 
 REPO = Path(__file__).resolve().parent.parent
 DEB = REPO / "packaging" / "deb"
-SCRIPTS = ("build", "fetch-pynvml", "preinst", "postinst", "prerm", "postrm", "gpu-gate-node.prerm")
+SCRIPTS = ("build", "fetch-pynvml", "preinst", "postinst", "prerm", "postrm", "gpu-gate-node.prerm", "tests/smoke")
 KUBELETS = ("kubelet", "k3s-agent", "rke2-agent", "k0sworker")
 OPT_IN = ("k3s", "rke2-server", "k0scontroller", "snap.microk8s.daemon-kubelite")
 
@@ -29,6 +29,7 @@ EXPECTED = {
     "usr/bin/gpu-gate",
     "etc/gpu-gate/gpu-gate.conf",
     "usr/share/gpu-gate/pynvml.py",
+    "usr/share/lintian/overrides/gpu-gate",
     "usr/share/doc/gpu-gate/changelog.gz",
     "usr/share/doc/gpu-gate/copyright",
     "usr/share/man/man5/gpu-gate.conf.5.gz",
@@ -37,6 +38,7 @@ EXPECTED = {
     "usr/lib/systemd/system/gpu-gate.service",
     "usr/lib/systemd/system/gpu-gate-wait.service",
     "usr/lib/systemd/system/gpu-gate.target",
+    "usr/lib/systemd/system-preset/50-gpu-gate.preset",
     "usr/lib/tmpfiles.d/gpu-gate.conf",
     *(f"usr/lib/systemd/system/{unit}.service.d/10-gpu-gate.conf" for unit in KUBELETS),
     *(f"usr/share/doc/gpu-gate/examples/{unit}.service.d/10-gpu-gate.conf"
@@ -97,7 +99,8 @@ def test_files(deb: Path) -> None:
     tracked = run("git", "-c", f"safe.directory={REPO}", "ls-files", "agent/**.py", "agent/*.py").split()
     there = {path.removeprefix("agent/") for path in tracked if (REPO / path).exists()}
     assert program == {f"usr/share/gpu-gate/gpu_gate/{path}" for path in there}
-    assert paths - program == EXPECTED
+    images = run("git", "-c", f"safe.directory={REPO}", "ls-files", "packaging/images").split()
+    assert paths - program == EXPECTED | {f"usr/share/gpu-gate/{path.removeprefix('packaging/')}" for path in images}
     assert "etc/gpu-gate/gpu-gate.conf.d/" in folders
 
 
@@ -113,6 +116,7 @@ def test_the_barrier_is_a_package_of_its_own_and_off(barrier: Path) -> None:
     doc = "usr/share/doc/gpu-gate-node"
     assert paths == {
         "usr/lib/systemd/system/gpu-gate-node.service", "usr/lib/sysusers.d/gpu-gate-node.conf",
+        "usr/lib/systemd/system-preset/50-gpu-gate-node.preset",
         f"{doc}/examples/gpu-gate-node.yaml", f"{doc}/barrier.md.gz", f"{doc}/changelog.gz", f"{doc}/copyright"}
     depends = run("dpkg-deb", "--field", barrier, "Depends")
     assert f"gpu-gate (= {version()})" in depends and "python3-kubernetes" in depends
@@ -210,8 +214,8 @@ def test_manual_names_every_verb_and_no_other() -> None:
     page = (REPO / "docs" / "man" / "gpu-gate.8").read_text().replace("\\-", "-")
     verbs = page.partition(".SH VERBS")[2].partition(".SH OPTIONS")[0]
     heads = re.findall(r"^\.TP\n\.BR? (.*)$", verbs, re.MULTILINE)
-    named = {word for head in heads for word in re.findall(r"[a-z]+", head.partition("[")[0])}
-    wanted = re.findall(r"^  ([a-z]+(?:, [a-z]+)*) ", VERBS, re.MULTILINE)
+    named = {word for head in heads for word in re.findall(r"[a-z]+(?:-[a-z]+)*", head.partition("[")[0])}
+    wanted = re.findall(r"^  ([a-z]+(?:-[a-z]+)*(?:, [a-z]+)*) ", VERBS, re.MULTILINE)
     assert named == {verb for line in wanted for verb in line.split(", ")}
 
 
@@ -287,6 +291,15 @@ def test_life_of_the_package_on_a_running_node(node: Any) -> None:
     dpkg(node, "--install", "/root/gpu-gate.deb")
     assert node.show("gpu-gate.service", "InvocationID") != agent
     assert invocation(node) == before
+
+
+@pytest.mark.node
+def test_autopkgtest(node: Any) -> None:
+    """What a distribution's own test bed would run, on the machine on which the package was just installed."""
+    node.copy(DEB / "tests" / "smoke", "/root/smoke")
+    node.run("rm -r " + str(Path(HELD_PATH).parent))
+    node.systemctl("daemon-reload")
+    node.run("/root/smoke", timeout=120)
 
 
 @pytest.mark.node

@@ -1,7 +1,7 @@
 """`gpu-gate VERB`. Every verb imports only what it needs: wait and status start without asyncio.
 
 Exit status: 0 yes · 1 no (not ready, a broken link, a problem) · 2 wrong usage · 3 the agent does not answer ·
-4 unknown (doctor, access). `wait` always ends with 0.
+4 unknown (doctor, access, image-check). `wait` always ends with 0.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ VERBS = """
   config           every setting in force and where it came from; --check: exit 1 on a problem
   pause            no probe and no action, --for a while, --why; a waiting kubelet is released
   resume           end a pause
-  pause, resume    no probe and no action until resumed; a waiting kubelet is released
   node             tell the API server what the agent says (gpu-gate-node.service)
   forget           forget the set of GPUs that earlier boots showed
+  image-check      will a machine that boots from this image be guarded? --root DIR: of that folder
 """
 
 
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gpu-gate {__version__}")
     parser.add_argument("verb", metavar="VERB", choices=(
         "run", "status", "doctor", "access", "evidence", "probe", "wait", "config", "pause", "resume", "node",
-        "forget"))
+        "forget", "image-check"))
     parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|DIR")
     parser.add_argument("--json", action="store_true", help="JSON, versioned")
     parser.add_argument("--check", action="store_true", help="config: exit 1 where something is wrong")
@@ -66,19 +66,34 @@ def _parser() -> argparse.ArgumentParser:
                         help="access: make what containers with GPUs may open outlive a daemon-reload")
     parser.add_argument("--for", dest="span", metavar="30m", help="pause: it ends by itself after this")
     parser.add_argument("--why", metavar="TEXT", help="pause: said wherever the pause is shown")
+    parser.add_argument("--root", metavar="DIR", help="image-check: the image's folder; / unless given")
+    parser.add_argument("--sealed", action="store_true", help="image-check: judge a running machine as an image")
     parser.add_argument("--npd", action="store_true", help="status: as node-problem-detector wants it")
     parser.add_argument("--verbose", action="store_true", help="run: debug lines as well")
     return parser
 
 
-def _run(options: argparse.Namespace, config: configuration.Config) -> int:
+def _misused(options: argparse.Namespace) -> str:
+    """What was given to a verb that does not take it."""
     if options.target and options.verb not in ("doctor", "evidence", "node"):
-        print(f"gpu-gate: {options.verb} takes no {options.target!r}: gpu-gate --help", file=sys.stderr)
-        return 2
+        return f"{options.verb} takes no {options.target!r}"
+    for owner, words, given in (("pause", "--for and --why", options.span or options.why),
+                                ("image-check", "--root and --sealed", options.root or options.sealed)):
+        if given and options.verb != owner:
+            return f"{words} are of {owner}, not of {options.verb}"
+    return ""
+
+
+def _run(options: argparse.Namespace, config: configuration.Config) -> int:
     verb = options.verb
-    if verb != "pause" and (options.span or options.why):
-        print(f"gpu-gate: --for and --why are of pause, not of {verb}: gpu-gate --help", file=sys.stderr)
+    wrong = _misused(options)
+    if wrong:
+        print(f"gpu-gate: {wrong}: gpu-gate --help", file=sys.stderr)
         return 2
+    if verb == "image-check":
+        from . import image_check
+
+        return image_check.run(options.root or "/", options.json, options.sealed)
     if verb == "wait":
         from . import wait
 

@@ -29,7 +29,7 @@ from agent.node.tape import Tape
 from .sandbox import REPO, Node, ended
 
 VERBS = ("run", "status", "doctor", "access", "evidence", "probe", "wait", "config", "pause", "resume", "node",
-         "forget")
+         "forget", "image-check")
 
 
 def gpu_gate(*words: str) -> subprocess.CompletedProcess[str]:
@@ -53,7 +53,8 @@ def test_wrong_usage_is_2(words: tuple[str, ...]) -> None:
 def test_help_names_each_verb() -> None:
     done = gpu_gate("--help")
     assert done.returncode == 0
-    listed = set(re.findall(r"[a-z]+", " ".join(re.findall(r"^  ([a-z, ]+?)(?:  | \[)", done.stdout, re.M))))
+    heads = re.findall(r"^  ([a-z, -]+?)(?:  | \[)", done.stdout, re.M)
+    listed = set(re.findall(r"[a-z]+(?:-[a-z]+)*", " ".join(heads)))
     assert set(VERBS) <= listed
 
 
