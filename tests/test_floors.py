@@ -124,8 +124,6 @@ def test_third_party_libraries_stay_in_their_rooms(path: Path) -> None:
         # library itself talks by urllib3.
         same = {"google": "grpc", "dbus_fast": "dbus_next", "urllib3": "kubernetes"}
         assert len({same.get(one, one) for one in libraries}) <= 1
-    elif here == "app":
-        assert libraries <= ({"aiohttp"} if name(path) == "app/http.py" else set())
     else:
         assert not libraries
 

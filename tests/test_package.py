@@ -96,7 +96,8 @@ def test_files(deb: Path) -> None:
     folders = {line[5].removeprefix("./") for line in listing if line[0].startswith("d")}
     assert all(line[1] == "root/root" for line in listing)
     program = {path for path in paths if path.startswith("usr/share/gpu-gate/gpu_gate/")}
-    tracked = run("git", "-c", f"safe.directory={REPO}", "ls-files", "agent/**.py", "agent/*.py").split()
+    kinds = ("agent/**.py", "agent/*.py", "agent/**.html")
+    tracked = run("git", "-c", f"safe.directory={REPO}", "ls-files", *kinds).split()
     there = {path.removeprefix("agent/") for path in tracked if (REPO / path).exists()}
     assert program == {f"usr/share/gpu-gate/gpu_gate/{path}" for path in there}
     images = run("git", "-c", f"safe.directory={REPO}", "ls-files", "packaging/images").split()

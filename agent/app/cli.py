@@ -134,7 +134,7 @@ def _access(config: configuration.Config, as_json: bool, prevents: bool) -> int:
 
 
 def _daemon(config: configuration.Config, verbose: bool) -> int:
-    # asyncio and aiohttp take OpenSSL along where it is there, 6 MiB, and live without: the agent speaks no TLS,
+    # asyncio takes OpenSSL along where it is there, 6 MiB, and lives without: the agent speaks no TLS,
     # and Python has hashes of its own.
     for unused in ("ssl", "_hashlib"):
         sys.modules.setdefault(unused, None)  # type: ignore[arg-type]

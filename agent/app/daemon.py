@@ -8,7 +8,6 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from .. import __version__
 from ..core.gate import step
 from ..core.look import look
 from ..core.look.watched import scope_folder, watched_folders, watched_units
@@ -41,12 +40,13 @@ from ..node.tape import Recorder, Tape
 from ..node.wake import Sources, Wakes
 from ..wire.sd import Notify
 from . import config as configuration
+from .doings import Doings
 from .http import Http
 from .log import facts
 from .metrics import Counts, View, render
 from .milestones import Milestones
-from .status import Snapshot, status
-from .tell import tell, tell_added, tell_troubles
+from .status import OVERDUE_S, Snapshot, Told, status
+from .tell import tell, tell_added, tell_config, tell_troubles
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,8 @@ class Daemon:
         self.systemd = Notify()
         self.host.sources = [self.sources.bus, self.sources.uevents, self.sources.inotify, self.http]
         self.seen = Snapshot(Gate(started_at=boottime(), since=boottime()))
-        self.counts = Counts()
+        self.doings = Doings()
+        self.counts = Counts(actions=self.doings.counts)
         self.milestones = Milestones()
         self._wake_at = 0.0
         self._hand_failed: dict[Action, float] = {}
@@ -103,7 +104,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
-        self._say_config()
+        tell_config(self.config)
         supervisor = await self.sources.start(self.settings)
         await self.http.start()
         cycles = loop.create_task(self._cycles())
@@ -119,7 +120,7 @@ class Daemon:
             supervisor.cancel()
             stop.cancel()
             await asyncio.gather(cycles, supervisor, stop, return_exceptions=True)
-            await self.http.close()
+            self.http.close()
             self.sources.close()
             await self.mender.close()
             await self.launcher.close()
@@ -131,7 +132,7 @@ class Daemon:
         """Read the configuration again; what cannot be used keeps its last good value."""
         self.systemd.reloading()
         self.config = configuration.load(last_good=self.settings)
-        self._say_config()
+        tell_config(self.config)
         self.probes.timeout_s, self.probes.driver_root = self.settings.probe_timeout_s, self.settings.driver_root
         self._rewatch = True
         self.wakes.wake("reload")
@@ -139,6 +140,7 @@ class Daemon:
 
     def _added(self, done: tuple[Allowed, ...]) -> None:
         tell_added(done)
+        self.doings.added(done, clock_now().realtime)
         self.wakes.wake("access added")
 
     def _hurry(self, reasons: dict[str, int]) -> None:
@@ -230,6 +232,7 @@ class Daemon:
             self.systemd.ready()
         self.systemd.status(f"{gate.phase.value}{', ready' if gate.ready else ''}: {gate.why}")
         self.systemd.watchdog()
+        self.http.cycled()
 
     async def _act(self, decided: Step, tape: Tape | None, socket: str, stalled: bool) -> bool:
         """True where a hand changed the node: look again soon, what we did is learned by looking. A look that
@@ -250,7 +253,7 @@ class Daemon:
             try:
                 await self.hands.act(action, tape, socket)
             except HandFailed as failed:
-                self.counts.actions[type(action).__name__, "failed"] += 1
+                self.doings.note(action, clock_now().realtime, failed.sentence)
                 self._hand_failed[action] = boottime() + (
                     RELEASE_RETRY_S if isinstance(action, Release) else HAND_RETRY_S)
                 if isinstance(action, (RestartUnit, SendHup, Rebuild)):
@@ -260,7 +263,7 @@ class Daemon:
                 log.log(logging.WARNING if is_news else logging.DEBUG, "a hand did not take: %s", failed.sentence,
                         extra=facts(action=type(action).__name__))
                 continue
-            self.counts.actions[type(action).__name__, "done"] += 1
+            self.doings.note(action, clock_now().realtime)
             if not isinstance(action, (StartProbe, DropProbe, CheckAccess, AllowDevices)):
                 changed = True
                 acted.add(action)
@@ -272,26 +275,22 @@ class Daemon:
         self._hand_failed = {a: t for a, t in self._hand_failed.items() if a in decided.actions and t > boottime()}
         return changed
 
-    def _say_config(self) -> None:
-        for problem in self.config.problems:
-            log.warning("configuration: %s", problem)
-        changed = [f"{key}={value}" for _, key, value, origin in configuration.rows(self.config)
-                   if origin != "default"]
-        log.info("gpu-gate %s, %s", __version__, " ".join(changed) or "every setting at its default",
-                 extra=facts(version=__version__))
-
     def is_overdue(self) -> bool:
         """True where the cycle has not ended when it should have: the agent is not healthy."""
-        return boottime() - self.seen.cycle_ended_at > self.settings.heartbeat_s + 2 * CYCLE_S
+        return boottime() - self.seen.cycle_ended_at > self.settings.heartbeat_s + OVERDUE_S
 
     def listen(self) -> str:
         return self.settings.listen
+
+    def cycles(self) -> int:
+        return self.seen.cycles
 
     def readiness(self) -> tuple[bool, str]:
         return self.seen.gate.ready, self.seen.gate.ready_why
 
     def status(self) -> dict[str, Any]:
-        return status(self.seen, self.settings, self.probes.state, self.config.problems)
+        return status(Told(self.seen, self.settings, self.probes.state, self.config.problems, self.milestones.at,
+                           self.doings.recent, clock_now()))
 
     def metrics(self) -> str:
         clock = clock_now()

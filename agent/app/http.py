@@ -1,9 +1,11 @@
 """The faces over HTTP: GET only, answered from memory. TCP on loopback, and a root-only unix socket.
 
+/         a page: the chain as a picture, live
 /healthz  200 while cycles run on time, else 503
 /readyz   200 only while GPU work may start, else 503; one line says why
-/status   the whole of the last cycle as JSON, versioned
+/status   the whole of the last cycle as JSON, versioned (docs/status.schema.json)
 /metrics  the same for Prometheus
+/events   the same as it changes (server-sent events)
 """
 
 from __future__ import annotations
@@ -11,24 +13,32 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from aiohttp import web
-
+from ..wire.web import Answer, Server
+from . import page
 from .ask import SOCKET
+from .events import Events
 from .metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+FRESH_S = 0.2
+"""/status and /metrics of one cycle are written once in so long: ages in them are older by that."""
+HEADERS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer"),
+           ("Cross-Origin-Resource-Policy", "same-origin"))
+NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
 class Answers(Protocol):
     """What the faces are answered from."""
 
     def listen(self) -> str: ...
+
+    def cycles(self) -> int: ...
 
     def is_overdue(self) -> bool: ...
 
@@ -44,88 +54,101 @@ class Http:
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._runner: web.AppRunner | None = None
+        self._events = Events(answers.status)
+        self._unix: Server | None = None
+        self._tcp: Server | None = None
         self._listening = ""
+        self._written: dict[str, tuple[int, float, bytes]] = {}
+        self._faces: dict[str, Callable[[], Answer]] = {
+            "/": page.answer, "/healthz": self._healthz, "/readyz": self._readyz, "/status": self._status,
+            "/metrics": self._metrics, "/events": self._events.answer}
         self.problem: str | None = None
 
     async def start(self) -> None:
-        app = web.Application(middlewares=[self._only_known_hosts], client_max_size=1024)
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/status", self._status)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/", self._index)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, keepalive_timeout=10)
-        await self._runner.setup()
-        await self._start_unix(self._runner)
+        self._unix = await self._listen_unix()
         await self.keep()
 
     async def keep(self) -> None:
         """Listen where the configuration says, or say why not; tried again at every cycle."""
         wanted = self._answers.listen()
-        if self._runner is None or wanted == self._listening:
+        if wanted == self._listening:
             return
-        for site in list(self._runner.sites):
-            if isinstance(site, web.TCPSite):
-                await site.stop()
-        self._listening, self.problem = "", None
+        if self._tcp is not None:
+            self._tcp.close()
+        self._tcp, self._listening, self.problem = None, "", None
         if not wanted:
             return
         host, _, port = wanted.rpartition(":")
+        server = Server(self._answer)
         try:
-            await web.TCPSite(self._runner, host.strip("[]"), int(port), backlog=64).start()
+            await server.listen(host.strip("[]"), int(port))
         except OSError as exc:
             self.problem = f"HTTP cannot listen on {wanted}: {exc.strerror or exc}; see ss -ltnp"
             return
-        self._listening = wanted
+        self._tcp, self._listening = server, wanted
         if not _is_loopback(host):
             log.warning("HTTP listens on %s: whoever reaches it can read this node's GPU state", wanted)
 
-    async def close(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+    def cycled(self) -> None:
+        """A cycle has ended: whoever listens is told."""
+        self._events.cycled()
 
-    async def _start_unix(self, runner: web.AppRunner) -> None:
-        path = Path(SOCKET)
+    def close(self) -> None:
+        self._events.close()
+        for server in (self._tcp, self._unix):
+            if server is not None:
+                server.close()
+
+    async def _listen_unix(self) -> Server | None:
+        path, server = Path(SOCKET), Server(self._answer)
         try:
             path.unlink(missing_ok=True)
-            await web.UnixSite(runner, str(path)).start()
+            await server.listen_unix(str(path))
             path.chmod(0o600)
         except OSError as exc:
             log.warning("%s could not be opened (%s): gpu-gate status asks over HTTP", SOCKET, exc.strerror)
+            return None
+        return server
 
-    @web.middleware
-    async def _only_known_hosts(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    def _answer(self, path: str, host: str) -> Answer:
         """A web page must not read this node through a name that resolves to 127.0.0.1 (DNS rebinding)."""
-        if not _is_known_host(request.headers.get("Host", "")):
-            raise web.HTTPMisdirectedRequest(text="ask by address or as localhost\n")
-        response = await handler(request)
-        response.headers["Cache-Control"] = "no-store"
-        return response
+        if not _is_known_host(host):
+            answer = _line(421, "ask by address or as localhost")
+        elif path in self._faces:
+            answer = self._faces[path]()
+        else:
+            answer = _line(404, f"not here; there is {' '.join(self._faces)}")
+        csp = () if any(name == page.POLICY for name, _ in answer.headers) else ((page.POLICY, NOTHING),)
+        return Answer(answer.code, answer.body, answer.kind, (*HEADERS, *csp, *answer.headers), answer.stream)
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
-        if self._answers.is_overdue():
-            return web.Response(status=503, text="a cycle is overdue\n")
-        return web.Response(text="ok\n")
+    def _healthz(self) -> Answer:
+        return _line(503, "a cycle is overdue") if self._answers.is_overdue() else _line(200, "ok")
 
-    async def _readyz(self, _request: web.Request) -> web.Response:
+    def _readyz(self) -> Answer:
         ready, why = self._answers.readiness()
         if self._answers.is_overdue():
-            return web.Response(status=503, text="a cycle is overdue: what was last seen is too old\n")
-        return web.Response(status=200 if ready else 503, text=f"{why}\n")
+            return _line(503, "a cycle is overdue: what was last seen is too old")
+        return _line(200 if ready else 503, " ".join(why.split()))
 
-    async def _status(self, _request: web.Request) -> web.Response:
-        return web.json_response(self._answers.status(), dumps=_dumps)
+    def _status(self) -> Answer:
+        return Answer(200, self._fresh("/status", lambda: json.dumps(self._answers.status(), indent=1) + "\n"),
+                      "application/json; charset=utf-8")
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._answers.metrics().encode(), headers={"Content-Type": CONTENT_TYPE})
+    def _metrics(self) -> Answer:
+        return Answer(200, self._fresh("/metrics", self._answers.metrics), CONTENT_TYPE)
 
-    async def _index(self, _request: web.Request) -> web.Response:
-        return web.Response(text="gpu-gate: /healthz /readyz /status /metrics\n")
+    def _fresh(self, path: str, write: Callable[[], str]) -> bytes:
+        """A thousand requests a second must not cost a thousand renderings, nor a memory of each."""
+        cycles, now = self._answers.cycles(), time.monotonic()
+        number, at, body = self._written.get(path, (-1, 0.0, b""))
+        if number != cycles or now - at > FRESH_S:
+            body = write().encode("utf-8", "replace")
+            self._written[path] = (cycles, now, body)
+        return body
 
 
-def _dumps(body: Any) -> str:
-    return json.dumps(body, indent=1) + "\n"
+def _line(code: int, sentence: str) -> Answer:
+    return Answer(code, f"{sentence}\n".encode("utf-8", "replace"))
 
 
 def _is_loopback(host: str) -> bool:

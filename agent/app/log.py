@@ -42,4 +42,3 @@ def set_up(verbose: bool = False, identifier: str = "gpu-gate") -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     root.handlers[:] = [handler]
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import __version__
 from ..core.phases import Gate
 from ..model.finding import Diagnosis
-from ..model.scene import ProbeState, Scene
+from ..model.scene import Clock, ProbeState, Scene
 from ..model.settings import Settings
 from ..node.codec import encode
-from ..node.probes import boottime
-from . import access
+from . import access, parts
 from .config import Problem
+from .doings import Done
 
 STATUS_VERSION = 1
+OVERDUE_S = 10.0
+"""A cycle that ended so much longer ago than the heartbeat is overdue: two cycles' longest time."""
+MOST_FINDINGS = 200
+MOST_CONTAINERS = 256
+MOST_SENTENCES = 50
 
 
 @dataclass
@@ -35,31 +40,57 @@ class Snapshot:
     wakes: dict[str, int] = field(default_factory=dict)
 
 
-def status(seen: Snapshot, settings: Settings, probe: ProbeState, problems: Sequence[Problem]) -> dict[str, Any]:
-    """The whole truth of the last cycle, as /status and `gpu-gate status --json` give it."""
-    now = boottime()
-    gate = seen.gate
-    body: dict[str, Any] = {
+@dataclass(frozen=True)
+class Told:
+    """What /status is made of."""
+
+    seen: Snapshot
+    settings: Settings
+    probe: ProbeState
+    problems: Sequence[Problem]
+    milestones: Mapping[str, float]
+    recent: Iterable[Done]
+    clock: Clock
+
+
+def status(told: Told) -> dict[str, Any]:
+    """The whole truth of the last cycle, as /status and `gpu-gate status --json` give it (docs/status.schema.json).
+    Additions keep the version; nothing is renamed or taken away within one."""
+    seen, now = told.seen, told.clock.boottime
+    diagnosis, scene = seen.diagnosis, seen.scene
+    containers = diagnosis.gpu_containers if diagnosis else ()
+    return {
         "version": STATUS_VERSION,
-        "agent": {"version": __version__, "pid": os.getpid(), "up_s": round(now - gate.started_at, 1)},
-        "gate": {
-            "phase": gate.phase.value, "phase_number": gate.phase.number, "for_s": round(now - gate.since, 1),
-            "why": gate.why, "reason": gate.reason, "released": bool(gate.released),
-            "released_why": gate.released, "ready": gate.ready, "ready_why": gate.ready_why,
-            "paused": gate.paused,
-            "paused_for_s": round(max(0.0, gate.paused_until - now), 1) if gate.paused_until else None,
-            "good_probes": gate.good, "wanted_probes": settings.stable_probes,
-            "deadline_in_s": round(max(0.0, gate.deadline_at - now), 1)
-            if gate.deadline_at and not gate.released else None,
-            "validated_s_ago": round(now - gate.validated_at, 1) if gate.validated_at else None,
-        },
+        "agent": {"version": __version__, "pid": os.getpid(), "up_s": round(now - seen.gate.started_at, 1)},
+        "node": os.uname().nodename,
+        "gate": _gate(seen.gate, told.settings, now),
         "cycle": {"number": seen.cycles, "age_s": round(now - seen.cycle_ended_at, 2),
-                  "took_ms": round(seen.cycle_took_s * 1000, 1), "wakes": seen.wakes},
-        "findings": [encode(f) for f in seen.diagnosis.findings] if seen.diagnosis else [],
-        "access": access.rows(seen.diagnosis.gpu_containers, now) if seen.diagnosis else [],
-        "expected": list(seen.diagnosis.expected) if seen.diagnosis else [],
-        "probe": encode(probe),
-        "trouble": list(seen.scene.trouble) if seen.scene else [],
-        "config_problems": [str(p) for p in problems],
+                  "took_ms": round(seen.cycle_took_s * 1000, 1), "wakes": seen.wakes,
+                  "overdue_after_s": told.settings.heartbeat_s + OVERDUE_S},
+        "findings": [encode(f) for f in diagnosis.findings[:MOST_FINDINGS]] if diagnosis else [],
+        "access": access.rows(containers[:MOST_CONTAINERS], now),
+        "access_left_out": max(0, len(containers) - MOST_CONTAINERS),
+        "expected": list(diagnosis.expected) if diagnosis else [],
+        "probe": encode(told.probe),
+        "boot": parts.boot(scene, told.milestones, now, told.clock.realtime),
+        "services": parts.services(scene),
+        "registered": parts.registered(scene, told.settings),
+        "plugins": parts.plugins(scene),
+        "actions": parts.actions(scene, told.recent),
+        "trouble": list(scene.trouble[:MOST_SENTENCES]) if scene else [],
+        "config_problems": [str(p) for p in told.problems[:MOST_SENTENCES]],
     }
-    return body
+
+
+def _gate(gate: Gate, settings: Settings, now: float) -> dict[str, Any]:
+    return {
+        "phase": gate.phase.value, "phase_number": gate.phase.number, "for_s": round(now - gate.since, 1),
+        "why": gate.why, "reason": gate.reason, "released": bool(gate.released),
+        "released_why": gate.released, "ready": gate.ready, "ready_why": gate.ready_why,
+        "paused": gate.paused,
+        "paused_for_s": round(max(0.0, gate.paused_until - now), 1) if gate.paused_until else None,
+        "good_probes": gate.good, "wanted_probes": settings.stable_probes,
+        "deadline_in_s": round(max(0.0, gate.deadline_at - now), 1)
+        if gate.deadline_at and not gate.released else None,
+        "validated_s_ago": round(now - gate.validated_at, 1) if gate.validated_at else None,
+    }

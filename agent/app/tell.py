@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from .. import __version__
 from ..core.phases import Gate, Phase, Step
 from ..model.access import Allowed
 from ..model.finding import Diagnosis
+from . import config as configuration
 from .log import (
     ACCESS_BACK,
     ACCESS_LOST,
@@ -82,6 +84,15 @@ def tell_added(done: tuple[Allowed, ...]) -> None:
         elif one.named:
             log.info("%s keeps its devices at a daemon-reload: %s named in its scope's DeviceAllow=", one.who,
                      ", ".join(one.named), extra=facts(reason="AccessAtRisk", **values))
+
+
+def tell_config(config: configuration.Config) -> None:
+    """What is in force, and what is wrong with it."""
+    for problem in config.problems:
+        log.warning("configuration: %s", problem)
+    changed = [f"{key}={value}" for _, key, value, origin in configuration.rows(config) if origin != "default"]
+    log.info("gpu-gate %s, %s", __version__, " ".join(changed) or "every setting at its default",
+             extra=facts(version=__version__))
 
 
 def tell_troubles(before: tuple[str, ...], now: tuple[str, ...]) -> None:

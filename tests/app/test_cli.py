@@ -215,7 +215,7 @@ def test_a_verb_that_starts_in_a_blink_imports_no_heavy_library(node: Node, verb
 import sys
 from agent.app import cli
 cli.main({list(verb)!r})
-heavy = {{"asyncio", "aiohttp", "grpc", "google.protobuf", "dbus_next", "dbus_fast", "pyudev", "sdnotify", "pynvml",
+heavy = {{"asyncio", "grpc", "google.protobuf", "dbus_next", "dbus_fast", "pyudev", "sdnotify", "pynvml",
           "logging", "ssl"}}
 print("HEAVY", sorted(heavy & set(sys.modules)))
 """

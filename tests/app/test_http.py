@@ -25,6 +25,8 @@ class Seen:
 
     def __init__(self, listen: str = "") -> None:
         self.where, self.overdue, self.ready, self.why = listen, False, True, "all well"
+        self.number, self.asked = 1, 0
+        self.body: dict[str, Any] = {"version": 1, "gate": {"why": "ä\ud800"}}
 
     def listen(self) -> str:
         return self.where
@@ -35,8 +37,12 @@ class Seen:
     def readiness(self) -> tuple[bool, str]:
         return self.ready, self.why
 
+    def cycles(self) -> int:
+        return self.number
+
     def status(self) -> dict[str, Any]:
-        return {"version": 1, "gate": {"why": "ä\ud800"}}
+        self.asked += 1
+        return self.body
 
     def metrics(self) -> str:
         return "# HELP x y\n"
@@ -72,7 +78,7 @@ async def served(answers: Seen) -> AsyncIterator[tuple[Http, Ask]]:
     try:
         yield face, ask
     finally:
-        await face.close()
+        face.close()
 
 
 @pytest.fixture(autouse=True)
@@ -105,17 +111,50 @@ def seen(**changes: Any) -> Seen:
     ("/readyz", seen(), 200, "all well\n"),
     ("/readyz", seen(ready=False, why="7 of 8: 0000:e4:00.0"), 503, "7 of 8: 0000:e4:00.0\n"),
     ("/readyz", seen(overdue=True), 503, "a cycle is overdue: what was last seen is too old\n"),
-    ("/", seen(), 200, "gpu-gate: /healthz /readyz /status /metrics\n"),
-    ("/metrics2", seen(), 404, "404: Not Found"),
-    ("/status/../healthz", seen(), 404, "404: Not Found"),
+    ("/readyz?verbose", seen(), 200, "all well\n"),
+    ("/readyz", seen(ready=False, why="a\r\nb"), 503, "a b\n"),
 ])
 def test_answers(path: str, answers: Seen, code: int, body: str) -> None:
     answers.where = ""
     found = asked(path, answers)
     assert (found[0], found[2]) == (code, body)
-    if code != 404:
-        assert found[1]["cache-control"] == "no-store"
-        assert found[2].count("\n") == 1, "one line says why"
+    assert found[2].count("\n") == 1, "one line says why"
+
+
+@pytest.mark.parametrize("path", ["/metrics2", "/status/../healthz", "//status", "/status/", "/%73tatus",
+                                  "/page.html", "/../../etc/passwd", "/status%00", "/STATUS", "/;/status"])
+def test_a_path_is_one_of_those_there_are(path: str) -> None:
+    code, _, body = asked(path)
+    assert (code, "root:" in body) == (404, False)
+
+
+@pytest.mark.parametrize("path", ["/", "/readyz", "/status", "/metrics", "/nothing"])
+def test_no_browser_may_frame_keep_sniff_or_run_an_answer(path: str) -> None:
+    _, headers, _ = asked(path)
+    assert headers["cache-control"] == "no-store"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    policy = headers["content-security-policy"]
+    for part in ("default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"):
+        assert part in policy
+    assert "unsafe" not in policy and "access-control-allow-origin" not in headers
+
+
+def test_a_cycle_is_written_once_however_many_ask() -> None:
+    async def story() -> list[int]:
+        answers = seen(number=7)
+        async with served(answers) as (_, ask):
+            for _ in range(20):
+                await ask("/status")
+            first = answers.asked
+            answers.number = 8
+            answers.body = {"version": 1, "gate": {"why": "news"}}
+            _, _, body = await ask("/status")
+            return [first, "news" in body]
+
+    first, is_news = asyncio.run(story())
+    assert first < 20 and is_news
 
 
 def test_status_is_json_even_of_strings_that_are_no_text() -> None:
@@ -152,7 +191,7 @@ def test_a_huge_request_is_refused_and_the_face_lives() -> None:
         async with served(Seen()) as (_, ask):
             return (await ask("/" + "x" * 100_000))[0], (await ask("/healthz"))[0]
 
-    assert asyncio.run(both()) == (400, 200)
+    assert asyncio.run(both()) == (431, 200)
 
 
 def test_a_port_that_is_taken_costs_the_face_only_and_is_tried_again() -> None:
@@ -232,7 +271,7 @@ def test_the_unix_socket_is_roots(unix_socket: Path, before: str) -> None:
 
     mode, answer = asyncio.run(story())
     assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
-    assert answer.startswith(b"HTTP/1.0 200") and answer.endswith(b"all well\n")
+    assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"all well\n")
 
 
 def test_a_unix_socket_that_cannot_be_opened_costs_that_face_only(unix_socket: Path,

@@ -45,7 +45,7 @@ class Rig:
 
 def _versions(node: Node) -> dict[str, str]:
     said = node.run("systemctl --version | head -1; python3 --version; . /etc/os-release; echo $PRETTY_NAME; "
-                    "dpkg-query -W -f '${Package} ${Version}\\n' gpu-gate python3-dbus-next python3-aiohttp "
+                    "dpkg-query -W -f '${Package} ${Version}\\n' gpu-gate python3-dbus-next "
                     "python3-grpcio 2>/dev/null || true").stdout.splitlines()
     return {"systemd": said[0], "python": said[1], "suite": said[2], "packages": ", ".join(said[3:])}
 

@@ -33,7 +33,7 @@ TREES = HERE.parents[1] / ".cache" / "trees"
 SUITES = ("bookworm", "trixie")
 PACKAGES = """
     systemd systemd-sysv dbus udev kmod libpam-systemd
-    python3 python3-dbus-next python3-pyudev python3-aiohttp python3-sdnotify python3-grpcio python3-protobuf
+    python3 python3-dbus-next python3-pyudev python3-sdnotify python3-grpcio python3-protobuf
     python3-prometheus-client python3-yaml python3-pytest python3-pytest-timeout
     containerd runc busybox-static
     iproute2 procps curl less socat strace jq

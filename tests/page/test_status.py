@@ -1,0 +1,115 @@
+"""/status of every story's end against docs/status.schema.json; its bounds; what of it is news."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.app import parts
+from agent.app.doings import Doings
+from agent.app.events import _without_times
+from agent.app.status import Snapshot, Told, status
+from agent.core.phases import Gate
+from agent.core.rules import diagnose
+from agent.model.access import Allowed
+from agent.model.plan import LinkDevChar, Rebuild, StartProbe
+from agent.model.scene import Clock, ProbeState
+from tests.unit.access_scenes import access_scene
+from tests.unit.scenes import BOOT_ID, DEFAULTS, MISSING, NOW, OFFSET, diagnosed, entry, scene, seen
+
+from .schema import faults
+from .told import story
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "status.schema.json").read_text())
+TOLD = (
+    "mend_seed_003", "mend_ladder", "mend_two_plugins", "access_lost_by_reload", "access_plugin_denied_while_listed",
+    "held_lost_and_back", "held_gsp_timeout", "hang_in_d", "probe_prints_junk", "no_gpu", "late_driver", "all_vfio",
+    "mig_manager", "fabric_completes", "cdi_older_driver", "pause_while_open", "no_dbus", "look_stalls",
+    "deadline_open")
+
+
+def told(of: Any = None, **changes: Any) -> dict[str, Any]:
+    snapshot = Snapshot(Gate(started_at=NOW - 50), diagnosed(), of or scene(), 3, NOW)
+    usual = Told(snapshot, DEFAULTS, ProbeState(), (), {"seen": 12.5}, (), Clock(NOW, NOW, NOW + OFFSET))
+    return status(replace(usual, **changes))
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_real_status_fits_the_schema(name: str) -> None:
+    body = json.loads(json.dumps(story(name).status()))
+    assert not list(faults(body, SCHEMA, SCHEMA))
+
+
+def test_before_the_first_look_it_fits_too() -> None:
+    assert not list(faults(told(seen=Snapshot(Gate(started_at=0.0))), SCHEMA, SCHEMA))
+
+
+@pytest.mark.parametrize(("path", "value"), [
+    (("version",), 2), (("gate", "phase"), "SHUT"), (("gate", "ready"), 1), (("node",), None), (("more",), 1),
+    (("findings", 0, "link"), 15), (("findings", 0, "verdict"), "maybe"), (("boot", "milestones", "seen"), "6")])
+def test_the_schema_can_fail(path: tuple[Any, ...], value: Any) -> None:
+    body = copy.deepcopy(told())
+    inside: Any = body
+    for step in path[:-1]:
+        inside = inside[step]
+    inside[path[-1]] = value
+    assert list(faults(body, SCHEMA, SCHEMA))
+
+
+def test_the_last_actions_with_why_and_what_came_of_them() -> None:
+    entries = (entry(7, boot_id="another boot"), entry(1), entry(1, what="outcome", outcome="not cured"), entry(2))
+    doings = Doings()
+    doings.note(StartProbe(False), NOW)
+    doings.note(Rebuild(2, "c1", "a cause", "its log says 999"), NOW + OFFSET)
+    for _ in range(3):
+        doings.note(LinkDevChar((("195:0", "../nvidia0"),)), NOW + OFFSET + 1, "read-only")
+    doings.added((Allowed("c9", "s.scope", "ml/t main", NOW, given_back=("/dev/nvidia0",)),), NOW + OFFSET + 2)
+    rows = parts.actions(scene(ledger=seen(entries)), doings.recent)
+    assert [(r["kind"], r["disruptive"], r["outcome"]) for r in rows] == [
+        ("rebuild", True, "not cured"), ("rebuild", True, "awaited"), ("LinkDevChar", False, "failed: read-only"),
+        ("AllowDevices", False, "given back: /dev/nvidia0")]
+    assert rows[0]["why"] == "some cause", "an earlier agent's: its ledger is all that is left"
+    assert "its log says 999" in rows[1]["why"]
+    assert rows[1]["evidence"] == "/evidence/2"
+    assert doings.counts["LinkDevChar", "failed"] == 3 and doings.counts["StartProbe", "done"] == 1
+
+
+def test_a_repair_that_could_not_be_begun_is_told() -> None:
+    """Nothing is in the ledger then."""
+    doings = Doings()
+    doings.note(Rebuild(1, "c1", "a cause", "because"), NOW, "the ledger cannot be written")
+    (row,) = parts.actions(scene(), doings.recent)
+    assert row["disruptive"] and row["outcome"].startswith("failed")
+
+
+def test_it_is_bounded() -> None:
+    many = seen(tuple(entry(n, at=float(n)) for n in range(500)))
+    body = told(scene(ledger=many, plugins=scene().plugins * 50))
+    assert [a["at"] for a in body["actions"]] == [float(n) for n in range(480, 500)]
+    assert len(body["plugins"]) == parts.MOST_PLUGINS
+    assert body["boot"]["id"] == BOOT_ID
+    few = diagnose(access_scene(), DEFAULTS)
+    crowd = replace(few, gpu_containers=few.gpu_containers * 1000)
+    body = told(seen=Snapshot(Gate(started_at=0.0), crowd, scene()))
+    assert (len(body["access"]), body["access_left_out"]) == (256, 744)
+    assert not list(faults(body, SCHEMA, SCHEMA))
+
+
+def test_registered_against_expected() -> None:
+    assert told()["registered"] == [{"resource": "nvidia.com/gpu", "listed": 2, "expected": 2}]
+    assert told(scene(allocatable=MISSING))["registered"] == []
+
+
+def test_growing_ages_are_no_news_and_a_verdict_is() -> None:
+    telling = story("mend_seed_003")
+    before = _without_times(telling.status())
+    telling.play.rest(70)
+    assert _without_times(telling.status()) == before
+    telling.play.machine.world.unload_driver()  # type: ignore[union-attr]
+    telling.play.rest(70)
+    assert _without_times(telling.status()) != before

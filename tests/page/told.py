@@ -1,0 +1,54 @@
+"""Statuses as the agent makes them, of the stories' simulated nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agent.app.doings import Doings
+from agent.app.status import Snapshot, Told, status
+from agent.core.look import look
+from agent.model.reading import Seen
+from agent.model.scene import Clock, ProbeState
+from tests.stories.machine import Machine, finish
+from tests.stories.script import Play, parse
+from tests.stories.timeline import BOOT
+
+STORIES = Path(__file__).parents[1] / "stories"
+
+
+class Telling:
+    """A story that is played on, and what /status says of it now."""
+
+    def __init__(self, text: str) -> None:
+        self.play = Play(strict=False)
+        self.milestones: dict[str, float] = {}
+        self.do(text)
+
+    def do(self, text: str) -> None:
+        self.play.perform(parse(text))
+
+    @property
+    def machine(self) -> Machine:
+        machine = self.play.machine
+        assert machine is not None
+        return machine
+
+    def status(self) -> dict[str, Any]:
+        machine = self.machine
+        world = machine.world
+        now = world.now
+        scene = finish(look(world, world.settings))
+        if machine.gate.ready and not self.milestones:
+            self.milestones = {"seen": BOOT + 6.1, "stable": now - 4, "open": now - 4, "registered": now}
+        doings = Doings()
+        for action in machine.acted[-40:]:
+            doings.note(action, world.realtime - now + BOOT + 9)
+        seen = Snapshot(machine.gate, machine.diagnosis, scene, machine.cycles, now, 0.004)
+        state = scene.probe.value if isinstance(scene.probe, Seen) else ProbeState()
+        return status(Told(seen, world.settings, state, (), self.milestones, doings.recent,
+                           Clock(now, now, world.realtime)))
+
+
+def story(name: str) -> Telling:
+    return Telling((STORIES / f"{name}.txt").read_text())
