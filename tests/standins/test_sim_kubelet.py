@@ -148,7 +148,7 @@ def test_failing_on_init_error(programs):
 
 @pytest.mark.parametrize("signal_", [signal.SIGHUP, signal.SIGTERM])
 def test_old_plugin_after_failed_init(programs, signal_):
-    programs.simgpu("nvml", "init=999", "for=1")
+    programs.simgpu("nvml", "init=999")
     programs.kubelet()
     plugin = programs.plugin(OLD="1", FAIL_ON_INIT_ERROR="false")
     wait_for(lambda: "this is not a GPU node" in text_of(plugin))
@@ -205,6 +205,47 @@ def test_limited_to_some_gpus(programs):
     programs.kubelet()
     programs.plugin(NVIDIA_VISIBLE_DEVICES="2,5")
     wait_for(lambda: programs.allocatable() == 2)
+
+
+GPU = "nvidia.com/gpu"
+
+
+def allocatables(programs) -> dict[str, int]:
+    return {name: count for name, count in programs.node().get("allocatable", {}).items() if count}
+
+
+@pytest.mark.parametrize(("env", "offered"), [
+    ({"MIG_STRATEGY": "none"}, {GPU: 8}),
+    ({"MIG_STRATEGY": "mixed"}, {GPU: 7, "nvidia.com/mig-1g.10gb": 2, "nvidia.com/mig-3g.40gb.me": 1}),
+    ({"MIG_STRATEGY": "mixed", "NVIDIA_VISIBLE_DEVICES": "MIG-b,3"}, {GPU: 1, "nvidia.com/mig-1g.10gb": 1}),
+    ({"MIG_STRATEGY": "single", "NVIDIA_VISIBLE_DEVICES": "0"}, {GPU: 3}),
+    ({"REPLICAS": "4"}, {GPU: 32}),
+    ({"REPLICAS": "3", "RENAME": "yes", "NVIDIA_VISIBLE_DEVICES": "1"}, {"nvidia.com/gpu.shared": 3}),
+])
+def test_mig_strategies_and_replicas(programs, env, offered):
+    programs.simgpu("nvml", "mig=on", "gpu=0")
+    for uuid, profile in (("MIG-a", "1g.10gb"), ("MIG-b", "1g.10gb"), ("MIG-c", "3g.40gb+me")):
+        programs.simgpu("nvml", "mig-device=0", f"uuid={uuid}", f"profile={profile}", "gi=1")
+    programs.kubelet()
+    programs.plugin(**env)
+    wait_for(lambda: allocatables(programs) == offered)
+
+
+def test_single_wants_all_gpus_alike(programs):
+    programs.simgpu("nvml", "mig=on", "gpu=0")
+    programs.simgpu("nvml", "mig-device=0", "uuid=MIG-a", "profile=1g.10gb", "gi=1")
+    programs.kubelet()
+    plugin = programs.plugin(MIG_STRATEGY="single")
+    assert plugin.wait(5) == 1 and "same migEnabled value" in text_of(plugin)
+
+
+def test_xid_takes_back_one_replica(programs):
+    programs.kubelet()
+    programs.plugin(REPLICAS="4")
+    wait_for(lambda: programs.allocatable() == 32)
+    time.sleep(0.3)
+    programs.simgpu("nvml", "xid=79", "gpu=3")
+    wait_for(lambda: programs.allocatable() == 31)
 
 
 def test_xid_makes_one_unhealthy(programs):

@@ -5,7 +5,9 @@ Environment:
   FAIL_ON_INIT_ERROR   true (default): NVML failure ends it with 1; false: Running for ever, nothing registered
   OLD=1                as v0.9: the old log form; after a failed init deaf to kubelet restarts, SIGHUP ends it with 2
   DEAF=1               never registers again, whatever happens; DEAF=socket: only SIGHUP makes it
-  NVIDIA_VISIBLE_DEVICES   "all", or the indices or UUIDs that it may see
+  NVIDIA_VISIBLE_DEVICES   "all", or the indices or UUIDs (of MIG devices, too) that it may see
+  MIG_STRATEGY         none (default), single, mixed
+  REPLICAS=4           time-slicing: every device so many times, ids with ::N; RENAME=yes: as RESOURCE.shared
   PASS_DEVICE_SPECS=true   Allocate answers with device nodes
   LINGER_S=5           on SIGTERM serves on for that long (an old instance that outlives a new one)
   RETRY_S=30           after a failed registration
@@ -27,6 +29,7 @@ import grpc
 import pynvml
 from sim.inotify import created_names
 from sim.klog import Klog
+from sim.offers import RESOURCE, STRATEGY, Invalid, Offers, enumerate_devices
 from sim.plugin_server import PluginServer
 
 
@@ -38,7 +41,6 @@ FAILS_ON_INIT = is_true(os.environ.get("FAIL_ON_INIT_ERROR", "true"))
 IS_OLD = is_true(os.environ.get("OLD", ""))
 DEAF = os.environ.get("DEAF", "")
 DIRECTORY = Path(os.environ.get("SOCKET_DIR", "/var/lib/kubelet/device-plugins"))
-RESOURCE = os.environ.get("RESOURCE", "nvidia.com/gpu")
 RETRY_S = float(os.environ.get("RETRY_S", "30"))
 LINGER_S = float(os.environ.get("LINGER_S", "0"))
 PREREQUISITES = (
@@ -68,7 +70,7 @@ def words(exc: pynvml.NVMLError) -> str:
 
 def config_text() -> str:
     flags = {
-        "migStrategy": "none", "failOnInitError": FAILS_ON_INIT, "mpsRoot": "", "nvidiaDriverRoot": "/",
+        "migStrategy": STRATEGY, "failOnInitError": FAILS_ON_INIT, "mpsRoot": "", "nvidiaDriverRoot": "/",
         "nvidiaDevRoot": "/", "gdrcopyEnabled": False, "gdsEnabled": False, "mofedEnabled": False,
         "useNodeFeatureAPI": None, "deviceDiscoveryStrategy": "auto",
         "plugin": {
@@ -88,21 +90,12 @@ def config_text() -> str:
     return "\nRunning with config:\n" + json.dumps(config, indent=2)
 
 
-def visible(index: int, uuid: str) -> bool:
-    chosen = os.environ.get("NVIDIA_VISIBLE_DEVICES", "all")
-    return chosen == "all" or str(index) in chosen.split(",") or uuid in chosen.split(",")
-
-
-def enumerate_gpus() -> dict[str, int]:
-    """UUID to minor of every GPU, NVML left initialised."""
+def enumerate_gpus() -> Offers:
+    """What is offered, NVML left initialised."""
     try:
-        found = {}
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = pynvml.nvmlDeviceGetUUID(handle)
-            if visible(index, uuid):
-                found[uuid] = pynvml.nvmlDeviceGetMinorNumber(handle)
-        return found
+        return enumerate_devices()
+    except Invalid as exc:
+        raise Broken(f"unable to validate flags: {exc}") from exc
     except pynvml.NVMLError as exc:
         raise Broken(f"error visiting device: error getting device handle: {words(exc)}") from exc
 
@@ -130,7 +123,7 @@ def init_nvml() -> None:
         raise InitFailed(words(exc)) from exc
 
 
-def platform_unknown(why: str) -> dict[str, int]:
+def platform_unknown(why: str) -> Offers:
     """A container without the driver's library: no GPU node at all, as far as the plugin can see."""
     log.plain("plugin-manager.go:101", f"Detected non-NVML platform: {why}")
     complain(
@@ -142,7 +135,7 @@ def platform_unknown(why: str) -> dict[str, int]:
     return {}
 
 
-def retrieve_gpus() -> dict[str, int]:
+def retrieve_gpus() -> Offers:
     """Reads the configuration and asks NVML; the log's order is the real one's."""
     if IS_OLD:
         log.plain("main.go", "Retreiving plugins.")
@@ -170,45 +163,44 @@ def retrieve_gpus() -> dict[str, int]:
     return enumerate_gpus()
 
 
-def watch_health(server: PluginServer) -> None:
-    """Waits for critical events until the server stops; runs in a thread of its own."""
+def watch_health(servers: list[PluginServer]) -> None:
+    """Waits for critical events until the servers stop; runs in a thread of its own."""
     log.plain(
         "health.go:64",
         "Ignoring the following XIDs for health checks: map[13:true 31:true 43:true 45:true 68:true 109:true]",
     )
     try:
         events = pynvml.nvmlEventSetCreate()
-        while not server.is_stopped.is_set():
+        while not servers[0].is_stopped.is_set():
             try:
                 event = pynvml.nvmlEventSetWait_v2(events, 500)
             except pynvml.NVMLError as exc:
                 if exc.value == pynvml.NVML_ERROR_TIMEOUT:
                     continue
                 raise
-            uuid = pynvml.nvmlDeviceGetUUID(event.device)
             if event.eventData in (13, 31, 43, 45, 68, 109):
                 continue
-            log.plain(
-                "health.go:169",
-                f"XidCriticalError: Xid={event.eventData} on Device={uuid}; marking device as unhealthy.",
-            )
-            server.mark_unhealthy(uuid)
+            minor = pynvml.nvmlDeviceGetMinorNumber(event.device)
+            for server in servers:
+                server.sees_xid(event.eventData, minor)
     except pynvml.NVMLError as exc:
         log.plain("health.go:121", f"Error waiting for event: {exc}; Marking all devices as unhealthy", "E")
-        for uuid in server.health:
-            server.mark_unhealthy(uuid)
+        for server in servers:
+            for device_id in server.health:
+                server.mark_unhealthy(device_id)
 
 
-def start() -> tuple[PluginServer | None, float | None]:
-    """A running server, or none; and when to try again (monotonic), if a registration failed."""
-    gpus = retrieve_gpus()
-    if not gpus:
+def start() -> tuple[list[PluginServer], float | None]:
+    """The running servers, one a resource; and when to try again (monotonic), if a registration failed."""
+    offers = retrieve_gpus()
+    if not offers:
         log.plain("main.go:416", "No devices found. Waiting indefinitely.")
-        return None, None
+        return [], None
     specs = is_true(os.environ.get("PASS_DEVICE_SPECS", ""))
-    server = PluginServer(log, DIRECTORY, RESOURCE, list(gpus), gpus, check_all_gpus, specs)
+    servers = [PluginServer(log, DIRECTORY, name, ids, check_all_gpus, specs) for name, ids in offers.items()]
     try:
-        server.start()
+        for server in servers:
+            server.start()
     except (grpc.RpcError, RuntimeError) as exc:
         said = exc.details() if isinstance(exc, grpc.RpcError) else exc
         log.plain(
@@ -216,11 +208,16 @@ def start() -> tuple[PluginServer | None, float | None]:
             f"Could not register device plugin: rpc error: code = Unavailable desc = {said}",
             "E",
         )
-        server.stop()
+        stop(servers)
         log.plain("main.go:303", "Failed to start one or more plugins. Retrying in 30s...")
-        return None, time.monotonic() + RETRY_S
-    threading.Thread(target=watch_health, args=(server,), daemon=True).start()
-    return server, None
+        return [], time.monotonic() + RETRY_S
+    threading.Thread(target=watch_health, args=(servers,), daemon=True).start()
+    return servers, None
+
+
+def stop(servers: list[PluginServer]) -> None:
+    for server in servers:
+        server.stop()
 
 
 def watch_kubelet_socket() -> None:
@@ -279,21 +276,19 @@ def run() -> int:
         log.plain("main.go:279", "Starting OS watcher.")
         listen_to_signals()
     while True:
-        server, retry_at = start()
+        servers, retry_at = start()
         while not restarts(wake := next_wake(retry_at)):
             if wake in ("SIGINT", "SIGTERM", "SIGQUIT"):
                 said = {"SIGTERM": "terminated", "SIGINT": "interrupt", "SIGQUIT": "quit"}[wake]
                 log.plain("main.go:336", f'Received signal "{said}", shutting down.')
                 time.sleep(LINGER_S)
                 log.plain("main.go:423", "Stopping plugins.")
-                if server:
-                    server.stop()
+                stop(servers)
                 return 0
         log.plain("main.go:423", "Stopping plugins.")
-        if server:
-            server.stop()
-            # Python is slower to be heard than Go: let the kubelet see this stream end before the next registration.
-            time.sleep(0.02)
+        stop(servers)
+        # Python is slower to be heard than Go: let the kubelet see this stream end before the next registration.
+        time.sleep(0.02)
 
 
 def main() -> int:

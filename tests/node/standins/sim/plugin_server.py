@@ -60,12 +60,12 @@ class PluginServer:
     """Serves and registers one resource. One instance per start: a restart makes a new one."""
 
     def __init__(
-        self, log: Klog, directory: Path, resource: str, uuids: list[str], minors: dict[str, int],
-        check_all_gpus: NvmlCheck, passes_device_specs: bool = False,
+        self, log: Klog, directory: Path, resource: str, minors: dict[str, int], check_all_gpus: NvmlCheck,
+        passes_device_specs: bool = False,
     ) -> None:  # fmt: skip
         self.log, self.directory, self.resource = log, directory, resource
-        self.socket = directory / "nvidia-gpu.sock"
-        self.health = dict.fromkeys(uuids, "Healthy")
+        self.socket = directory / f"nvidia-{resource.rpartition('/')[2]}.sock"
+        self.health = dict.fromkeys(minors, "Healthy")
         self.minors = minors
         self.check_all_gpus = check_all_gpus
         self.passes_device_specs = passes_device_specs
@@ -111,8 +111,16 @@ class PluginServer:
             self.socket.unlink()
         self.server = None
 
-    def mark_unhealthy(self, uuid: str) -> None:
-        self.updates.put(uuid)
+    def sees_xid(self, xid: int, minor: int) -> None:
+        """Of a GPU's replicas it takes one back: its map of parents to devices holds but one (health.go)."""
+        device_id = next((i for i, m in reversed(self.minors.items()) if m == minor), "")
+        if device_id:
+            self.log.plain("health.go:169", f"XidCriticalError: Xid={xid} on Device={device_id}; "
+                           "marking device as unhealthy.")
+            self.mark_unhealthy(device_id)
+
+    def mark_unhealthy(self, device_id: str) -> None:
+        self.updates.put(device_id)
 
     def _options(self, request, context):
         return api.DevicePluginOptions(get_preferred_allocation_available=True)
@@ -141,10 +149,11 @@ class PluginServer:
                     f"invalid allocation request for '{self.resource}': unknown device: {unknown[0]}",
                 )
             one = answer.container_responses.add()
-            one.envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(container.devices_ids)
+            behind = dict.fromkeys(i.partition("::")[0] for i in container.devices_ids)
+            one.envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(behind)
             if self.passes_device_specs:
                 names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
-                for name in names + [f"nvidia{self.minors[uuid]}" for uuid in container.devices_ids]:
+                for name in names + sorted({f"nvidia{self.minors[i]}" for i in container.devices_ids}):
                     one.devices.add(container_path=f"/dev/{name}", host_path=f"/dev/{name}", permissions="rw")
         return answer
 
