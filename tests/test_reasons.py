@@ -12,6 +12,7 @@ NO_REASONS = {  # conditions, which docs/terms.md explains
     "AllocationWorks", "MigConfigured",
     "PluginWell", "Checkpoint", "NotPaused", "CdiSpec", "RuntimeHandler", "RuntimeAnswers", "PluginLaunched",
     "SocketOwner", "NodeResources", "WorkloadAccess", "AccessAfterReload", "AccessKept",
+    "WorkloadDriver",
     "FabricReady", "GpusAtEase", "KernelLogQuiet",
 }  # fmt: skip
 KUBERNETES = {"True", "False", "Unknown", "NoSchedule"}

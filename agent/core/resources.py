@@ -92,6 +92,19 @@ class Listing:
         return tuple(u for o in self.offers for u in o.uneven)
 
     @property
+    def gone(self) -> str:
+        """Of MIG devices made anew under a plugin, or GPUs exchanged: how many ids outlived what they name."""
+        ids = "all ids" if self.is_stale else f"{len(self.strangers)} of the ids"
+        return f"{ids} that the kubelet lists are gone from NVML" if self.strangers and self.shown else ""
+
+    @property
+    def is_stale(self) -> bool:
+        """Nothing that is listed exists any more, and a plugin that asked NVML now would see others: each allocation
+        fails, and nothing is lost by starting it afresh."""
+        others = any(o.missing for o in self.offers)
+        return bool(self.strangers) and others and not (self.opaque or any(o.listed for o in self.offers))
+
+    @property
     def is_complete(self) -> bool:
         if self.count == 0:
             return False

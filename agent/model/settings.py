@@ -122,8 +122,8 @@ class Settings:
         "Access", "Heal", True, "what a running container has lost is given back in place, by the same call")
     strict_access: bool = _key(
         "Access", "StrictAccess", False,
-        "yes: the node is not ready while a container may not open the GPUs it was given; no: it is only said, since "
-        "one container's loss says nothing about the next one's start")
+        "yes: the node is not ready while a container may not open the GPUs it was given, or is older than the "
+        "loaded driver; no: it is only said, since one container's loss says nothing about the next one's start")
     listen: str = _key(
         "Http", "Listen", "127.0.0.1:9477", "address:port of /healthz, /readyz, /status; empty: none")
     node_kubeconfig: str = _key(

@@ -13,6 +13,7 @@ from agent.core.holders import holders
 from agent.core.rules import diagnose
 from agent.model.access import Claim, Device, LossCause, Now, Risk, Verdict
 from agent.model.finding import Verdict as Says
+from agent.model.kernel import KernelWord, Tells
 from agent.model.reading import Refusal, Why
 from agent.model.runtime import ContainerState, Runtime
 from agent.model.scene import DeviceNode, Manager, Scene
@@ -243,3 +244,19 @@ def test_an_unknown_answer_is_never_fine() -> None:
 
     one = held(access_scene(verdicts=(of(Now.UNKNOWN),)))
     assert {d.access for d in one.devices} == {Now.UNKNOWN} and one.denied == ()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_workload_from_before_the_drivers_load_is_named(strict: bool) -> None:
+    """The module was loaded again at 500 s after the boot; the container is from 100 s."""
+    settings = replace(DEFAULTS, strict_access=strict)
+
+    def says(loaded_at: float, scene: Scene) -> list[Any]:
+        scene = changed(scene, kernel=seen((KernelWord(loaded_at, Tells.LOADED, "NVRM: loading NVIDIA"),)))
+        return [f for f in diagnose(scene, settings).findings if f.condition == "WorkloadDriver"]
+
+    (found,) = says(500.0, access_scene())
+    assert found.verdict is Says.FAILS and found.blocks is strict and "ml/train-0 main" in found.because
+    assert found.missing == ("ml/train-0 main",) and found.next_step == "start these pods anew"
+    assert says(99.0, access_scene()) == []
+    assert says(500.0, access_scene(gpus=())) == [], "it holds no GPU"

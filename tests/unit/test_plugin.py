@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agent.core import plugin
+from agent.core.resources import Listing
 from agent.core.rules.plugin import fault
 from agent.model.fault import Cure
 from agent.model.finding import Heals, Verdict
@@ -360,7 +361,7 @@ def test_what_is_wrong_with_it(found: PluginSight, reason: str, cure: Cure, hup:
 
 
 def test_a_plugin_that_saw_fewer_was_not_forgotten() -> None:
-    said = fault(scene(plugins=(sight(WELL_LOG),)), DEFAULTS, short=True, partly=True)
+    said = fault(scene(plugins=(sight(WELL_LOG),)), DEFAULTS, short=True, listed=Listing(opaque=7))
     assert said is not None and (said.reason, said.cure) == ("PluginSawFewer", Cure.TIME)
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from agent.core.given import VISIBLE, select
 from agent.core.resources import listing, physical
+from agent.model.fault import Cure
 from agent.model.finding import Diagnosis, Finding, Verdict
 from agent.model.gpu import GpuState, MigDevice
 from agent.model.scene import Devices, Entry, Gpu, NvmlError, Scene
 from agent.model.settings import Settings
 
-from .scenes import DEFAULTS, NOW, OFFSET, diagnosed, finding, probed, report, sandbox, scene, seen, sight
+from .scenes import DEFAULTS, NOW, OFFSET, diagnosed, finding, probed, report, sandbox, scene, seen, sight, unit
 
 HOLDS, FAILS, UNKNOWN = Verdict.HOLDS, Verdict.FAILS, Verdict.UNKNOWN
 BUSES = tuple(f"0000:{0x07 + 8 * n:02x}:00.0" for n in range(8))
@@ -284,6 +285,43 @@ def test_a_list_that_is_newer_than_the_probe_asks_for_another(ago_s: float, verd
 def test_without_a_probe_nothing_is_compared() -> None:
     found = diagnosed(probe=scene().learned, allocatable=seen((Devices("nvidia.com/gpu", U[:3]),)))
     assert registered(found).verdict is HOLDS and allocation(found) == []
+
+
+# --- MIG devices that were made anew under the plugin
+
+OLD_ONES, OLDER = (mig_uuid(7, 7), mig_uuid(7, 8)), 60.0
+NEW_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"
+
+
+@pytest.mark.parametrize(("listed", "env", "reason", "cure", "counted"), [
+    (OLD_ONES, ONE, "StaleDevices", Cure.FRESH_START, 0),
+    (OLD_ONES + migs(SINGLE[0])[:1], ONE, PARTLY, Cure.TIME, 3),
+    (OLD_ONES, {"NVIDIA_VISIBLE_DEVICES": OLD_ONES[0], **ONE}, PARTLY, Cure.TIME, 2),  # given what is gone
+])
+def test_ids_that_outlived_what_they_name(listed: tuple[str, ...], env: dict[str, str], reason: str, cure: Cure,
+                                          counted: int) -> None:
+    """Every allocation of them fails: nothing is lost by a fresh start where none is left, else a person's."""
+    plugins = (sight(env=env, access=True, image=NEW_IMAGE),)
+    diagnosis = judged(SINGLE, {GPU: listed}, plugins=plugins, plugin_sockets=checkpoint(OLDER))
+    assert registered(diagnosis).reason == reason and diagnosis.mending is not None
+    fault = diagnosis.mending.fault
+    assert fault is not None and (fault.reason, fault.cure, fault.hup_answers) == ("PluginListsGone", cure, True)
+    assert "that the kubelet lists are gone from NVML" in fault.because
+    assert (diagnosis.mending.listed, diagnosis.mending.may_act) == (counted, True)
+
+
+def test_a_list_that_may_be_newer_than_the_probe_is_not_acted_on() -> None:
+    diagnosis = judged(SINGLE, {GPU: OLD_ONES}, plugin_sockets=checkpoint(1.0))
+    assert diagnosis.mending is not None and not diagnosis.mending.may_act
+
+
+def test_a_unit_that_lists_what_is_gone_is_restarted() -> None:
+    named = replace(DEFAULTS, plugin_unit="p.service")
+    units = seen((unit("kubelet.service"), unit("p.service")))
+    for listed, cure in ((OLD_ONES, Cure.FRESH_START), (OLD_ONES + migs(SINGLE[0])[:1], Cure.TIME)):
+        diagnosis = judged(SINGLE, {GPU: listed}, named, plugins=(), units=units, plugin_sockets=checkpoint(OLDER))
+        fault = diagnosis.mending.fault if diagnosis.mending else None
+        assert fault is not None and (fault.reason, fault.cure) == ("PluginListsGone", cure)
 
 
 # --- MIG that stops a plugin

@@ -24,7 +24,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     judged = nvml.judge(scene, settings, gpus)
     listed = listing(scene, settings, judged.gpus)
     registered = kubelet.registered(scene, settings, listed) if gpus.scope is not Scope.NONE else None
-    fault = plugin.fault(scene, settings, bool(registered and registered.verdict is Verdict.FAILS), listed.count > 0)
+    fault = plugin.fault(scene, settings, bool(registered and registered.verdict is Verdict.FAILS), listed)
     cdi, paused = toolkit.judge(scene, gpus, judged), pause.find(scene, settings)
     held = holders(of := containers.view(scene, settings))
     shown = (*pci.findings(scene, settings, gpus), *driver.findings(scene, gpus),

@@ -15,6 +15,7 @@ from .. import allow, containers
 from ..containers import View
 from ..holders import at, scope_of
 from ..paths import ALLOW_STOPPED, RUN
+from . import kernel_log
 from .driver import disturbed_at
 
 NAMED = 3
@@ -33,7 +34,8 @@ def findings(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) 
             if scene.processes.is_telling else ()
     if not holders:
         return ()
-    return (_now(scene, settings, holders), *_next(settings, holders), *_stopped(scene))
+    return (_now(scene, settings, holders), *_next(settings, holders), *_stopped(scene),
+            *_older(scene, settings, holders))
 
 
 def _now(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> Finding:
@@ -90,6 +92,22 @@ def _allow(scene: Scene, heal: bool, prevent: bool, holders: tuple[GpuContainer,
         return None
     due = allow.due(holders, heal, prevent, scene.clock.boottime)
     return AllowDevices(due, prevent) if due else None
+
+
+def _older(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding, ...]:
+    """The driver was loaded again under them: what they were given (libraries, device nodes) is of the one before."""
+    loaded = kernel_log.loaded_at(scene)
+    made = {c.id: c.created_at for c in scene.runtime.value.containers} if isinstance(scene.runtime, Seen) else {}
+    old = [h for h in holders if not h.is_plugin
+           and 0.0 < made.get(h.id, 0.0) - (scene.clock.realtime - scene.clock.boottime) < loaded]
+    if not old:
+        return ()
+    return (Finding(
+        12, "WorkloadDriver", Verdict.FAILS,
+        f"{_count(old, holders)} were created before the nvidia module was loaded at {at(scene, loaded)}, and hold "
+        "what was there then: " + ", ".join(who(h) for h in old[:NAMED]) + _more(old),
+        "WorkloadOlderThanDriver", tuple(who(h) for h in old)[:64], Heals.CONFIGURATION, "start these pods anew",
+        blocks=settings.strict_access),)
 
 
 def who(holder: GpuContainer) -> str:

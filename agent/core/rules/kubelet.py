@@ -87,6 +87,9 @@ def _judge(listed: Listing, settings: Settings) -> Finding:
     because = f"the kubelet lists {_in_words(listed)}{told}"
     if listed.is_complete:
         return _registered(Verdict.HOLDS, because, "")
+    if listed.is_stale:
+        return _registered(Verdict.FAILS, f"{listed.gone} ({_some(listed.strangers)}){told}", "StaleDevices",
+                           listed.missing)
     if not listed.given.is_known:
         return _registered(Verdict.UNKNOWN, f"{because}; what the plugin was given could not be read",
                            "PluginUnread", listed.missing)
@@ -137,8 +140,7 @@ def allocation(scene: Scene, listed: Listing, judged: Judged) -> tuple[Finding, 
         seen = f"the kubelet lists {listed.count} GPUs, and NVML says {said} for {where}"
     else:
         return ()
-    report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
-    if report is not None and listed_anew_at(scene, listed) > report.started_at:
+    if is_older(scene, listed):
         return (Finding(10, "AllocationWorks", Verdict.UNKNOWN, f"{seen}; the list may be newer than the last probe",
                         "ListNewerThanProbe"),)
     step = nvml_codes.next_step(broken[0].code) if broken else "dmesg | grep -E 'NVRM|Xid'; after a MIG change: " \
@@ -158,13 +160,19 @@ def listed_anew_at(scene: Scene, listed: Listing) -> float:
     return at if at <= scene.clock.boottime else 0.0  # a stamp that lies in the future says nothing
 
 
+def is_older(scene: Scene, listed: Listing) -> bool:
+    """The last probe may be older than a list that contradicts it."""
+    report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
+    return report is not None and listed_anew_at(scene, listed) > report.started_at
+
+
 def mending(scene: Scene, settings: Settings, fault: Fault | None, listed: Listing) -> Mending:
     """What the mender may know of this look; `may_act` only where the kubelet itself answered in it."""
     unit = find_unit(scene, settings)
     answered = isinstance(scene.allocatable, Seen) and unit is not None and unit.is_active \
         and (unit.active_since is None or scene.allocatable.at >= unit.active_since)
     return Mending(
-        fault=fault, may_act=answered, listed=listed.count,
+        fault=fault, may_act=answered and not is_older(scene, listed), listed=0 if listed.is_stale else listed.count,
         kubelet_since=unit.active_since or 0.0 if unit else 0.0,
         kubelet_invocation=unit.invocation_id if unit else "",
         offset=scene.clock.realtime - scene.clock.boottime, boot_id=scene.boot_id,

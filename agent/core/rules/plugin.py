@@ -14,9 +14,11 @@ from ...model.runtime import ContainerState, PluginLog, PluginSays, PluginSight,
 from ...model.scene import Scene, Unit
 from ...model.settings import Settings
 from .. import plugin, plugin_log
+from ..resources import Listing
 from . import kernel_log
 
-OLDER = "PluginOlderThanDriver"
+OLDER, STALE = "PluginOlderThanDriver", "PluginListsGone"
+NOTHING = Listing()
 REBUILD = "crictl stop and rm that one container"
 
 
@@ -59,7 +61,7 @@ def _describe(sight: PluginSight) -> str:
             f"{sight.container.state.value}" + (f", v{version[0]}.{version[1]}" if version else "") + said)
 
 
-def fault(scene: Scene, settings: Settings, short: bool, partly: bool = False) -> Fault | None:
+def fault(scene: Scene, settings: Settings, short: bool, listed: Listing = NOTHING) -> Fault | None:
     """What is wrong with the plugin; None where the kubelet lists what it should, or nothing can be said."""
     if not isinstance(scene.runtime, Seen):
         return None
@@ -76,10 +78,10 @@ def fault(scene: Scene, settings: Settings, short: bool, partly: bool = False) -
                      f"[Plugin] {'Unit= or ' if unit else ''}Containers= names the right one; remove the other")
     if not sights:
         if unit or is_named:
-            return _unit_fault(scene, unit, settings)
+            return _unit_fault(scene, unit, settings, listed)
         return Fault("NoPlugin", "no container of this node looks like the device plugin" + _served(scene), Cure.WAIT,
                      "kubectl get pods -A -o wide | grep device-plugin; [Plugin] Containers=, Images=")
-    return _not_to_be_removed(scene, _container_fault(scene, sights[0], partly), sights[0])
+    return _not_to_be_removed(scene, _container_fault(scene, sights[0], listed), sights[0])
 
 
 def _denied_while_listed(scene: Scene) -> Fault | None:
@@ -88,7 +90,7 @@ def _denied_while_listed(scene: Scene) -> Fault | None:
     sight = scene.plugins[0] if len(scene.plugins) == 1 else None
     if sight is None or not isinstance(sight.access, Seen) or sight.access.value.allowed:
         return None
-    return _not_to_be_removed(scene, _container_fault(scene, sight, partly=False), sight)
+    return _not_to_be_removed(scene, _container_fault(scene, sight, NOTHING), sight)
 
 
 def _older_than_driver(scene: Scene, sight: PluginSight) -> Fault | None:
@@ -129,7 +131,7 @@ def _served(scene: Scene) -> str:
     return "; " + ", ".join(names) if names else ""
 
 
-def _unit_fault(scene: Scene, unit: Unit | None, settings: Settings) -> Fault:
+def _unit_fault(scene: Scene, unit: Unit | None, settings: Settings, listed: Listing) -> Fault:
     name = unit.name if unit else settings.plugin_unit
     if unit is None or not unit.is_active:
         return Fault("PluginUnitDown", f"{name} is {unit.active if unit else 'unknown'}", Cure.WAIT,
@@ -137,13 +139,15 @@ def _unit_fault(scene: Scene, unit: Unit | None, settings: Settings) -> Fault:
     if unit.active_since is not None and unit.active_since < kernel_log.loaded_at(scene):
         return Fault(OLDER, f"{name} was started before the nvidia module was loaded", Cure.FRESH_START,
                      f"systemctl restart {name}", unit=name, invocation=unit.invocation_id)
-    found = Fault("NotRegistered", f"{name} is active and the kubelet lists no GPU of it", Cure.TIME,
+    because = listed.gone or "the kubelet lists no GPU of it"
+    found = Fault(STALE if listed.gone else "NotRegistered", f"{name} is active and {because}",
+                  Cure.FRESH_START if listed.is_stale else Cure.TIME,
                   f"systemctl restart {name}", unit=name, invocation=unit.invocation_id)
     other = next((o for o in scene.socket_owners if plugin.is_not_of_unit(scene, o, name)), None)
     return found if other is None else _served_by(scene, found, other)
 
 
-def _container_fault(scene: Scene, sight: PluginSight, partly: bool) -> Fault:
+def _container_fault(scene: Scene, sight: PluginSight, listed: Listing) -> Fault:
     who = _describe(sight)
     state = sight.container.state
     if state is ContainerState.CREATED:
@@ -158,9 +162,10 @@ def _container_fault(scene: Scene, sight: PluginSight, partly: bool) -> Fault:
     if not isinstance(sight.detail, Seen):
         return Fault("PluginUnread", f"{who}: its status could not be read ({sight.detail})", Cure.WAIT,
                      "systemctl status containerd", sight=sight)
-    older = _older_than_driver(scene, sight)
-    if older is not None:
-        return older
+    return _older_than_driver(scene, sight) or _running_fault(sight, who, listed)
+
+
+def _running_fault(sight: PluginSight, who: str, listed: Listing) -> Fault:
     log = plugin.log_of(sight) or PluginLog(PluginSays.NOTHING, "")
     denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
     if log.says is PluginSays.UNHEALTHY:  # before all else: whatever else is wrong, the GPU would be offered again
@@ -177,19 +182,22 @@ def _container_fault(scene: Scene, sight: PluginSight, partly: bool) -> Fault:
         return Fault("PluginLacksLibrary", f"{who}: its container lacks NVML's library", Cure.PERSON,
                      "the nvidia runtime did not prepare this container: crictl inspect, RuntimeClass, CDI spec",
                      sight=sight)
-    return _by_its_log(sight, who, log, partly)
+    return _by_its_log(sight, who, log, listed)
 
 
-def _by_its_log(sight: PluginSight, who: str, log: PluginLog, partly: bool) -> Fault:
+def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -> Fault:
     hup = isinstance(sight.access, Seen) and sight.access.value.allowed and plugin.answers_sighup(sight)
     if log.says in (PluginSays.INIT_FAILED, PluginSays.NO_DEVICES):
         reason = "PluginInitFailed" if log.says is PluginSays.INIT_FAILED else "PluginSawNoGpu"
         # In place it would keep the library of the driver that was here before.
         return Fault(reason, who, Cure.FRESH_START, REBUILD,
                      hup_answers=hup and not plugin_log.has_an_old_library(log), sight=sight)
+    if listed.gone:
+        return Fault(STALE, f"{who}: {listed.gone}", Cure.FRESH_START if listed.is_stale else Cure.TIME, REBUILD,
+                     hup_answers=hup, sight=sight)
     reason = {PluginSays.ASKING: "PluginAsking", PluginSays.REGISTERED: "PluginForgotten"}.get(
         log.says, "PluginSilent")
-    if partly and log.says is PluginSays.REGISTERED:
+    if listed.count > 0 and log.says is PluginSays.REGISTERED:
         reason = "PluginSawFewer"
     # One that hangs in NVML answers no signal (v0.20.0).
     return Fault(reason, who, Cure.TIME, REBUILD, hup_answers=hup and log.says is not PluginSays.ASKING, sight=sight)
