@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .disk import Disk
@@ -28,8 +28,18 @@ class Card:
     on_bus: bool = True
     in_nvml: bool = True
     fabric: str = ""
+    migs: dict[str, str] = field(default_factory=dict)
+    "its MIG devices, UUID to profile; MIG mode is off where there is none"
+    cuts: int = 0
+    "how often they were made"
     error: int = 0
     "what NVML says when it is asked for this GPU; 0: no error"
+
+    def cut(self, profiles: list[str]) -> None:
+        """Make MIG devices, never those of before."""
+        self.cuts += 1
+        self.migs = {f"MIG-{self.number:04x}{self.cuts:04x}-bbbb-5bbb-9bbb-{n:012x}": p
+                     for n, p in enumerate(profiles)}
 
     @property
     def node(self) -> str:
@@ -157,6 +167,10 @@ class Hardware:
             out["errors"].append({"code": card.error, "call": "nvmlDeviceGetHandleByIndex", "index": index,
                                   "bus_id": ""})
         else:
-            state = {"fabric": card.fabric, "fabric_status": 0} if card.fabric else {}
+            state: dict[str, Any] = {"fabric": card.fabric, "fabric_status": 0} if card.fabric else {}
+            if card.migs:
+                state |= {"mig": True, "mig_pending": True, "mig_devices": [
+                    {"uuid": u, "profile": p, "gpu_instance": n, "compute_instance": 0}
+                    for n, (u, p) in enumerate(card.migs.items())]}
             out["gpus"].append({"uuid": card.uuid, "bus_id": f"0000{card.bus_id}".upper(), "minor": card.minor,
                                 "name": "NVIDIA H100", "state": state})

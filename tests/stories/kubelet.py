@@ -9,7 +9,7 @@ from agent.core.deadline import hold_limit_s
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.scene import Devices
 
-from .plugins import SOCKETS, Kind
+from .plugins import GPU, SOCKETS, Kind, Offers
 from .pods import HostUnit, Pod
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ class Kubelet:
     def __init__(self, world: World, installed: bool) -> None:
         self.world = world
         self.kind = Kind()
-        self.registered: tuple[str, ...] = ()
+        self.registered: Offers = {}
         self.unhealthy: set[str] = set()
         self.silent = False
         "pod-resources gives no answer"
         self.starts = 0
         self.waiting = False
         self.pods: list[Pod | HostUnit] = []
-        self.resource = "nvidia.com/gpu"
-        "what the plugins register"
+        self.resource = GPU
+        "what the plugins call a whole GPU"
         self.unit = "kubelet.service"
         world.set_unit(self.unit, "inactive", load="loaded" if installed else "not-found")
 
@@ -78,7 +78,7 @@ class Kubelet:
         self._begin("the kubelet restarts")
 
     def stop(self) -> None:
-        self.registered = ()
+        self.registered = {}
         self.world.disk.remove(f"{SOCKETS}/kubelet.sock")
         self.world.set_unit(self.unit, "inactive")
         self.world.say("the kubelet stops")
@@ -87,7 +87,7 @@ class Kubelet:
     def _begin(self, sentence: str) -> None:
         world = self.world
         self.starts += 1
-        self.registered = ()
+        self.registered = {}
         self.unhealthy.clear()
         for name in world.disk.names(SOCKETS):
             if name != CHECKPOINT:
@@ -113,12 +113,13 @@ class Kubelet:
         for pod in self.pods:
             pod.removed(container_id)
 
-    def register(self, uuids: tuple[str, ...]) -> None:
-        self.registered = uuids
+    def register(self, offered: Offers) -> None:
+        self.registered = {self.resource if name == GPU else name: ids for name, ids in offered.items()}
         self.unhealthy.clear()
-        registered = {"RegisteredDevices": {"nvidia.com/gpu": list(uuids)}}
+        registered = {"RegisteredDevices": {name: list(ids) for name, ids in offered.items()}}
         self.world.disk.write(f"{SOCKETS}/{CHECKPOINT}", json.dumps({"Data": registered}), self.world.realtime)
-        self.world.say(f"the plugin registers {len(uuids)} GPUs")
+        words = [f"{len(ids)} GPUs" if name == GPU else f"{len(ids)} {name}" for name, ids in sorted(offered.items())]
+        self.world.say(f"the plugin registers {', '.join(words)}")
         self.world.signal("inotify")  # it writes its checkpoint (kubernetes pkg/kubelet/cm/devicemanager)
 
     def sees_xid(self, uuid: str) -> None:
@@ -129,16 +130,25 @@ class Kubelet:
 
     def endpoint_stops(self) -> None:
         """Whoever stops to serve the resource takes its devices away, also those another instance registered."""
-        self.registered = ()
+        self.registered = {}
 
-    def listed(self) -> tuple[str, ...]:
-        """The truth of what may be allocated."""
-        return tuple(sorted(u for u in self.registered if u not in self.unhealthy)) if self.is_active else ()
+    def listed(self) -> set[str]:
+        """The truth of which GPUs may be allocated, whole or in parts: what is listed and exists."""
+        ids = {i.partition("::")[0] for of in self._healthy().values() for i in of}
+        return {c.uuid for c in self.world.hardware.cards if ids & {c.uuid, *c.migs}}
+
+    def given(self, uuids: set[str]) -> set[str]:
+        """Of these GPUs those that the plugins may see."""
+        return {u for u in uuids if self.kind.sees(u)} if self.pods else set()
+
+    def _healthy(self) -> Offers:
+        return {name: tuple(sorted(i for i in ids if i not in self.unhealthy))
+                for name, ids in self.registered.items()} if self.is_active else {}
 
     def allocatable(self) -> Reading[tuple[Devices, ...]]:
         if not self.is_active:
             return Refusal(Why.MISSING, "no kubelet has opened its pod-resources API")
         if self.silent:
             return Refusal(Why.TIMED_OUT, "no answer within 1.0 s")
-        ids = self.listed()
-        return Seen((Devices(self.resource, ids),) if ids else (), self.world.now)
+        return Seen(tuple(Devices(name, ids) for name, ids in sorted(self._healthy().items()) if ids),
+                    self.world.now)

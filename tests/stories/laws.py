@@ -71,7 +71,7 @@ class Laws:
     def _check_ready(self) -> None:
         """Ready is not said for long of a node that lists too few; a plugin's loss of a GPU sends no signal."""
         machine, world = self._machine, self._machine.world
-        short = len(world.kubelet.listed()) < len(self._row()[-1:] and self._row()[-1])
+        short = bool(self._given(self._row()[-1:] and self._row()[-1]) - world.kubelet.listed())
         may = machine.gate.ready and machine.gate.phase is not Phase.NOT_APPLICABLE
         lies = may and world.kubelet.is_active and short
         self._lies_since = (self._lies_since or world.now) if lies else None
@@ -118,8 +118,12 @@ class Laws:
             lacking = {"/dev/nvidiactl", *(c.node for c in world.expected())} - world.seen_nodes()
             _hold(not lacking or bool(world.settings.expected_gpus), f"open without {sorted(lacking)}")
         if world.kubelet.is_active and became_ready and not self._machine.looked_s:
-            registered = len(world.kubelet.listed())
-            _hold(registered >= len(row[-1]), f"ready with {registered} GPUs registered")
+            lacking = self._given(row[-1]) - world.kubelet.listed()
+            _hold(not lacking, f"ready without {sorted(lacking)} registered")
+
+    def _given(self, identities: tuple[str, ...]) -> set[str]:
+        """UUIDs of what must be listed of these."""
+        return self._machine.world.kubelet.given({i.partition("@")[0] for i in identities})
 
     def _check_release(self) -> None:
         machine, world = self._machine, self._machine.world

@@ -186,4 +186,4 @@ class MendLaws:
                 self._failed_at = max(self._failed_at, report.ended_at)
         boxes = self._machine.world.cri.boxes.values()
         well = sum(b.plugin is None and b.is_running and b.made.name != "nvidia-device-plugin-ctr" for b in boxes)
-        hold(well == WORKLOADS, "a workload was touched")
+        hold(well >= WORKLOADS, "a workload was touched")

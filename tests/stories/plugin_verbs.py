@@ -16,15 +16,20 @@ NO_LOG = Refusal(Why.FAILED, "Input/output error: /var/log/pods")
 
 
 def _kind(world: World, words: list[str]) -> None:
-    """What the plugins are like that are started from now on: version=0.9 fail-on-init=yes own-error=999 …"""
+    """What the plugins are like that are started from now on: version=0.9 fail-on-init=yes own-error=999
+    strategy=mixed replicas=4 given=0,2 …"""
     kind = world.kubelet.kind
     for word in words:
         key, _, value = word.partition("=")
         if key == "version":
             major, minor = value.split(".")
             kind.version = int(major), int(minor)
-        elif key == "own-error":
-            kind.own_error = int(value)
+        elif key in ("own-error", "replicas"):
+            setattr(kind, key.replace("-", "_"), int(value))
+        elif key == "strategy":
+            kind.strategy = value
+        elif key == "given":
+            kind.visible = ",".join(world.hardware.card(int(n)).uuid for n in value.split(","))
         else:
             name = {"fail-on-init": "fail_on_init", "deaf": "deaf", "library": "library", "mute": "mute",
                     "hangs": "hangs", "hup-ends": "hup_ends"}[key]

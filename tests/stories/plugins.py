@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.core.nvml_codes import name_of
 
@@ -43,6 +43,43 @@ class Kind:
     "after a failed start SIGHUP ends it, whatever its version says"
     mute: bool = False
     "its log is somewhere else"
+    visible: str = ""
+    'NVIDIA_VISIBLE_DEVICES; "": it is not set'
+    strategy: str = ""
+    'MIG_STRATEGY; "": none, and not set'
+    replicas: int = 0
+    "of each device, under a resource of its own; 0: not shared"
+
+    def sees(self, uuid: str) -> bool:
+        return self.visible in ("", "all") or uuid in self.visible.split(",")
+
+    @property
+    def env(self) -> dict[str, str]:
+        said = {"NVIDIA_VISIBLE_DEVICES": self.visible, "MIG_STRATEGY": self.strategy}
+        return {name: value for name, value in said.items() if value}
+
+
+Offers = dict[str, tuple[str, ...]]
+"""Resource to device ids."""
+GPU = "nvidia.com/gpu"
+
+
+def offers(kind: Kind, gpus: list[dict[str, Any]]) -> Offers:
+    """What such a plugin offers of what NVML shows it."""
+    found: Offers = {}
+    for gpu in gpus:
+        if not kind.sees(gpu["uuid"]):
+            continue
+        migs = gpu["state"].get("mig_devices", ()) if kind.strategy else ()
+        for mig in migs:
+            name = GPU if kind.strategy == "single" else f"nvidia.com/mig-{mig['profile']}"
+            found[name] = (*found.get(name, ()), mig["uuid"])
+        if not migs:
+            found[GPU] = (*found.get(GPU, ()), gpu["uuid"])
+    if kind.replicas:
+        return {f"{n}.shared": tuple(f"{i}::{r}" for i in ids for r in range(kind.replicas))
+                for n, ids in found.items()}
+    return found
 
 
 class Plugin:
@@ -110,30 +147,30 @@ class Plugin:
         if self.hanging:
             world.time.after(POLL_S, lambda: self._ask(turn))
             return
-        error, lost, uuids = self._nvml()
+        error, lost, offered = self._nvml()
         if error:
             self._init_failed(error)
         elif lost:
             self._log("Error: error getting device handle for index '0': GPU is lost")
             self._exit(1, "the plugin exits: error getting a GPU; it will be started again")
-        elif not uuids:
+        elif not offered:
             self._log("No devices found. Waiting indefinitely.")
             world.say("the plugin: No devices found. Waiting indefinitely")
         else:
-            self._serve(turn, uuids)
+            self._serve(turn, offered)
 
-    def _nvml(self) -> tuple[str, bool, tuple[str, ...]]:
-        """(what NVML's start said, one GPU is lost, UUIDs)."""
+    def _nvml(self) -> tuple[str, bool, Offers]:
+        """(what NVML's start said, one GPU is lost, what it offers)."""
         if not self.kind.library:
-            return "ERROR_LIBRARY_NOT_FOUND", False, ()
+            return "ERROR_LIBRARY_NOT_FOUND", False, {}
         if self.kind.own_error == 18:
-            return "Driver/library version mismatch", False, ()
+            return "Driver/library version mismatch", False, {}
         if self.kind.own_error or not self.allowed:
-            return "Unknown Error", False, ()
+            return "Unknown Error", False, {}
         said = self._world.hardware.enumerate()
         whole = next((e["code"] for e in said["errors"] if e["index"] < 0), 0)
         words = "Unknown Error" if whole == 999 else name_of(whole) if whole else ""
-        return words, bool(said["errors"]), tuple(g["uuid"] for g in said["gpus"])
+        return words, bool(said["errors"]), offers(self.kind, said["gpus"])
 
     def _init_failed(self, error: str) -> None:
         self._log(f"Failed to initialize NVML: {error}.")
@@ -146,14 +183,14 @@ class Plugin:
             self._log("No devices found. Waiting indefinitely.")
         self._world.say(f"the plugin: Failed to initialize NVML: {error}. Waiting indefinitely")
 
-    def _serve(self, turn: int, uuids: tuple[str, ...]) -> None:
+    def _serve(self, turn: int, offered: Offers) -> None:
         self._log("Starting GRPC server for 'nvidia.com/gpu'")
         self._log(f"Starting to serve 'nvidia.com/gpu' on {SOCKET}")
         self._world.disk.socket(SOCKET)
         self._world.signal("inotify")
-        self._world.time.after(REGISTERS_S, lambda: self._register(turn, uuids))
+        self._world.time.after(REGISTERS_S, lambda: self._register(turn, offered))
 
-    def _register(self, turn: int, uuids: tuple[str, ...]) -> None:
+    def _register(self, turn: int, offered: Offers) -> None:
         if turn != self._turn or not self.alive:
             return
         if not self._world.kubelet.is_active:
@@ -162,7 +199,7 @@ class Plugin:
             return
         self._log("Registered device plugin for 'nvidia.com/gpu' with Kubelet")
         self.registered = True
-        self._world.kubelet.register(uuids)
+        self._world.kubelet.register(offered)
 
     def _again(self, turn: int) -> None:
         if turn == self._turn and self.alive:

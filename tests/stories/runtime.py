@@ -44,7 +44,7 @@ class Box:
         image = f"nvcr.io/nvidia/k8s-device-plugin:v{self.kind.version[0]}.{self.kind.version[1]}.0"
         return ContainerDetail(self.made.id, self.made.state, self.started_at, 0.0, self.exit_code, "",
                                image if self.plugin else self.made.image, self.log_path,
-                               self.pid if self.is_running else 0, (), {})
+                               self.pid if self.is_running else 0, (), self.kind.env if self.plugin else {})
 
 
 class Cri:

@@ -57,6 +57,11 @@ def world_of(words: list[str], settings: Settings) -> World:
     elif kind == "gpushare":
         world.kubelet.resource = "aliyun.com/gpu-mem"
         world.kubelet.pods = [Pod(world, "gpushare-8t2vx", ("component", "gpushare-device-plugin"), "gpushare")]
+    elif kind == "dra":
+        world.kubelet.pods = []
+        dra = world.cri.sandbox("dra-kubelet-plugin-5xk2p", {})
+        world.cri.create(dra, "gpus", "registry/k8s-dra-driver-gpu:1", 0)
+        world.disk.socket("/var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock")
     elif kind == "none":
         world.kubelet.pods = []
     if said.pop("cdi", "no") == "yes":
@@ -116,9 +121,11 @@ def _nvml(world: World, words: list[str]) -> None:
 
 
 def _gpu(world: World, words: list[str]) -> None:
-    """gpu 3 gone|back|error 15|ok|leaves|returns|binds vfio-pci|renumbered 9"""
+    """gpu 3 gone|back|error 15|ok|leaves|returns|binds vfio-pci|renumbered 9|cut 1g.10gb 3g.40gb"""
     card, verb = world.hardware.card(int(words[0])), words[1]
-    if verb in ("gone", "back"):
+    if verb == "cut":
+        card.cut(words[2:])
+    elif verb in ("gone", "back"):
         card.in_nvml = verb == "back"
     elif verb in ("error", "ok"):
         card.error = int(words[2]) if verb == "error" else 0
