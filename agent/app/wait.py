@@ -15,7 +15,7 @@ import time
 from ..core.deadline import hold_limit_s
 from ..core.layouts import control_plane_files
 from ..core.parse import mark
-from ..core.paths import PCI, RUN
+from ..core.paths import PCI, RUN, SOC_FAMILY
 from ..model.mark import Mark
 from ..model.settings import Settings
 from . import ask
@@ -74,6 +74,13 @@ def _last_word() -> str:
 
 def _has_no_gpu() -> bool:
     """True only where sysfs was read and shows none: what cannot be read is not nothing."""
+    try:
+        if _line(SOC_FAMILY).lower().startswith("tegra"):  # its GPU is a part of the SoC
+            return False
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
     try:
         names = os.listdir(PCI)
     except FileNotFoundError:

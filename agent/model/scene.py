@@ -215,6 +215,10 @@ class Scene:
     "path of a module file for the running kernel; MISSING where there is none"
     driver_building: Reading[str] = NOT_ASKED
     "what dkms is building now; MISSING where nothing is"
+    soc: Reading[str] = NOT_ASKED
+    "family of the system on chip, where PCI shows no GPU of NVIDIA's: Tegra"
+    nvgpu: Reading[tuple[Entry, ...]] = NOT_ASKED
+    "/sys/module/nvgpu of a Tegra: its driver is loaded, or built in"
     is_container: bool = False
     "this node is itself a container (kind, nvkind)"
     proc_gpus: Reading[tuple[str, ...]] = NOT_ASKED

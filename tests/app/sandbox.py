@@ -20,6 +20,7 @@ mount -t tmpfs tmpfs /run
 mkdir /run/gpu-gate
 mount --bind "$NODE/run" /run/gpu-gate
 mount --bind "$NODE/bus" /sys/bus
+[ ! -d "$NODE/devices" ] || mount --bind "$NODE/devices" /sys/devices
 mount --bind "$NODE/driver" /proc/driver
 mount --bind "$NODE/etc" /etc
 exec "$@"

@@ -50,6 +50,13 @@ def test_no_pci_bus_at_all(node: Node) -> None:
     assert node.gpu_gate("wait").returncode == 0
 
 
+def test_a_tegra_has_its_gpu_in_the_soc(node: Node) -> None:
+    (node.folder / "devices/soc0").mkdir(parents=True)
+    (node.folder / "devices/soc0/family").write_text("Tegra\n")
+    is_over(node)
+    assert "the deadline is over" in node.gpu_gate("wait").stderr
+
+
 def test_a_mark_that_is_there_already(node: Node) -> None:
     node.pci(GPU)
     (node.run / "released").write_text('{"reason": "NVML is stable", "at": 1}')

@@ -6,6 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.core.paths import SOC_FAMILY
+from agent.core.tegra import NVGPU
+
 from .disk import Disk
 
 PCI = "/sys/bus/pci/devices"
@@ -59,6 +62,8 @@ class Hardware:
         "in which NVML enumerates"
         self.module = ""
         '"", coming, live'
+        self.on_soc = False
+        "a Tegra's one GPU: no function on PCI, and no NVML"
         self.installed = True
         self.uvm = False
         self.nvml_error = 0
@@ -71,6 +76,11 @@ class Hardware:
             self._function("0000:07:00.1", 0x10DE, 0x040300, "snd_hda_intel")
             self._function("0000:05:00.0", 0x10DE, 0x068000, "nvidia-nvswitch")
         self.show()
+
+    def be_tegra(self) -> None:
+        self.on_soc = True
+        self.disk.write(SOC_FAMILY, "Tegra\n")
+        self.disk.folder(NVGPU)
 
     def card(self, number: int) -> Card:
         return self.cards[number]

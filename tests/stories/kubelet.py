@@ -49,7 +49,8 @@ class Kubelet:
         world = self.world
         if world.disk.has(RELEASED):
             self.start()
-        elif not world.settings.expected_gpus and not any(c.on_bus for c in world.hardware.cards):
+        elif not (world.settings.expected_gpus or world.hardware.on_soc
+                  or any(c.on_bus for c in world.hardware.cards)):
             world.mark("released", "no NVIDIA GPU on the PCI bus")
             self.start()
         else:

@@ -48,7 +48,7 @@ class Laws:
 
     def before_probe(self) -> None:
         world = self._machine.world
-        there = world.disk.has(f"{PROC}/version") or bool(self._machine.looked_s)
+        there = world.disk.has(f"{PROC}/version") or world.hardware.on_soc or bool(self._machine.looked_s)
         _hold(there, "a probe before the driver is there would load it")
 
     def after_hand(self, action: Action) -> None:
@@ -107,7 +107,7 @@ class Laws:
         is_open = gate.phase is Phase.OPEN
         opened, became_ready = is_open and not self._was_open, gate.ready and not self._was_ready
         self._was_open, self._was_ready = is_open, gate.ready
-        if gate.phase is Phase.NOT_APPLICABLE or not (opened or became_ready):
+        if gate.phase is Phase.NOT_APPLICABLE or world.hardware.on_soc or not (opened or became_ready):
             return
         row, enough = self._row(), world.settings.stable_probes
         _hold(len(row) == enough and all(row) and len(set(row)) == 1, f"open after {enough} probes that showed {row}")

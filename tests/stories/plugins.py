@@ -167,6 +167,8 @@ class Plugin:
             return "Driver/library version mismatch", False, {}
         if self.kind.own_error or not self.allowed:
             return "Unknown Error", False, {}
+        if self._world.hardware.on_soc:
+            return "", False, {GPU: ("tegra",)}
         said = self._world.hardware.enumerate()
         whole = next((e["code"] for e in said["errors"] if e["index"] < 0), 0)
         words = "Unknown Error" if whole == 999 else name_of(whole) if whole else ""

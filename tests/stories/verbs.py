@@ -64,6 +64,8 @@ def world_of(words: list[str], settings: Settings) -> World:
         world.disk.socket("/var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock")
     elif kind == "none":
         world.kubelet.pods = []
+    if said.pop("soc", "") == "tegra":
+        world.hardware.be_tegra()
     if said.pop("cdi", "no") == "yes":
         world.toolkit.install()
     if settings.launch == "manifest":

@@ -13,8 +13,9 @@ from ...model.reading import Reading, Refusal, Seen
 from ...model.scene import Devices, Scene
 from ...model.settings import Settings
 from ..layouts import pod_resources_sockets
+from ..tegra import is_tegra
 from .containers import workloads
-from .hardware import device_nodes, driver, kernel_log, pci
+from .hardware import device_nodes, driver, kernel_log, pci, tegra
 from .marks import manifest_dir, marks
 from .node_object import node_object
 from .plugins import plugins, runtime
@@ -25,6 +26,7 @@ from .watched import running_kubelet, watched_units
 async def look(host: Host, settings: Settings) -> Scene:
     """Ask the node everything once."""
     scene = Scene(clock=await host.clock(), pci=await pci(host))
+    scene = replace(scene, **await tegra(host, scene.pci))
     scene = replace(scene, **await driver(host))
     scene = replace(scene, **await device_nodes(host))
     scene = replace(scene, **await marks(host, settings))
@@ -40,7 +42,8 @@ async def look(host: Host, settings: Settings) -> Scene:
     kubelet = running_kubelet(scene.units, settings)
     scene = replace(scene, allocatable=await _allocatable(host, settings, kubelet),
                     manifest_dir=await manifest_dir(host, settings, kubelet))
-    if isinstance(scene.pci, Seen) and not scene.pci.value:  # no NVIDIA function at all: nothing to mend here
+    # No NVIDIA function at all: nothing to mend here.
+    if isinstance(scene.pci, Seen) and not scene.pci.value and not is_tegra(scene):
         return scene
     scene = replace(scene, **await kernel_log(host))
     if isinstance(scene.driver_version, Seen):

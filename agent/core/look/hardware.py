@@ -9,7 +9,8 @@ from ...model.reading import Reading, Refusal, Seen, Why
 from ...model.scene import DeviceNode, Entry, PciFunction
 from .. import parse
 from ..kernel_log import words
-from ..paths import PCI
+from ..paths import PCI, SOC_FAMILY
+from ..tegra import NVGPU, TEGRA
 from .files import parsed_file
 
 NVIDIA_VENDOR = 0x10DE
@@ -50,6 +51,16 @@ async def _pci_function(host: Host, name: str) -> PciFunction | Refusal:
     bound = driver.value[0].target.rsplit("/", 1)[-1] if driver.value else ""
     written = override.value if isinstance(override, Seen) and override.value != "(null)" else ""
     return PciFunction(parse.bus_id(name) or name, class_code.value, bound, written)
+
+
+async def tegra(host: Host, pci: Reading[tuple[PciFunction, ...]]) -> dict[str, Any]:
+    """Where PCI shows no GPU of NVIDIA's, it may be a part of the SoC. The SoC's PCI bridges are NVIDIA's, too."""
+    if any(f.is_gpu for f in pci.value) if isinstance(pci, Seen) else not pci.is_missing:
+        return {}
+    soc = await parsed_file(host, SOC_FAMILY, parse.text)
+    if isinstance(soc, Refusal) or not soc.value.lower().startswith(TEGRA):
+        return {"soc": soc}
+    return {"soc": soc, "nvgpu": await host.folder(NVGPU)}
 
 
 async def driver(host: Host) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ...model.settings import Settings
 from .. import containers, holders, parse, plugin, plugin_log
 from ..layouts import KINDS, kind_of, manifest_folders, matches, pod_resources_sockets, runtime_sockets
 from ..resources import listing
+from ..tegra import is_tegra
 from .files import parsed_file
 from .watched import running_kubelet
 
@@ -59,7 +60,7 @@ async def plugins(host: Host, settings: Settings, scene: Scene) -> Scene:
         return replace(scene, dra_driver=await _dra_driver(host, settings, scene),
                        socket_owners=await _owners(host, settings, scene, sights))
     folders = manifest_folders(settings, running_kubelet(scene.units, settings))
-    if not is_complete:
+    if not is_complete and not is_tegra(scene):  # which may have no /dev/nvidiactl at all
         sights = tuple([await _with_access(host, s) for s in sights])
     sights = tuple([replace(s, restart_policy=await _restart_policy(host, s.sandbox, folders)) for s in sights])
     return replace(scene, plugins=sights, socket_owners=await _owners(host, settings, scene, sights))

@@ -14,6 +14,7 @@ from ...model.reading import Refusal, Seen
 from ...model.scene import Gpu, Scene
 from ...model.settings import Settings
 from ..containers import nvidia_majors
+from ..tegra import TEGRA
 from . import driver
 from .gpus import Judged, SortedGpus
 
@@ -49,7 +50,7 @@ def missing_links(scene: Scene) -> tuple[tuple[str, str], ...]:
 
 
 def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, ...]:
-    if gpus.scope is Scope.NONE or not driver.is_live(scene):
+    if gpus.scope is Scope.NONE or not driver.is_live(scene) or gpus.bound == (TEGRA,):
         return ()
     if isinstance(scene.nodes, Refusal):
         return (Finding(3, "DeviceNodes", Verdict.UNKNOWN, f"/dev was not read ({scene.nodes})", "DevUnreadable",
@@ -77,7 +78,7 @@ def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, .
 def additive(scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged) -> tuple[Action, ...]:
     """What may be added. Nodes only through nvidia-modprobe and only for modules that are loaded, so that
     asking for a node never loads one."""
-    if not settings.additive or gpus.scope is not Scope.GPUS or not driver.is_live(scene):
+    if not settings.additive or gpus.scope is not Scope.GPUS or not driver.is_live(scene) or gpus.bound == (TEGRA,):
         return ()
     actions: list[Action] = []
     lacking = missing_nodes(scene, judged.gpus)

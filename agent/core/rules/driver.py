@@ -10,6 +10,7 @@ from ...model.reading import Refusal, Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
 from ..look.watched import DRIVER_UNITS
+from ..tegra import NVGPU
 from . import kernel_log
 from .gpus import SortedGpus
 
@@ -17,7 +18,7 @@ from .gpus import SortedGpus
 def is_live(scene: Scene) -> bool:
     """The module is loaded and has finished loading: NVML can be asked without loading anything."""
     if not isinstance(scene.driver_version, Seen):
-        return False
+        return isinstance(scene.nvgpu, Seen)
     return not (isinstance(scene.module_state, Seen) and scene.module_state.value != "live")
 
 
@@ -44,6 +45,8 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
             return (_fails("the nvidia module is still loading (initstate is not live)", "DriverLoading"),)
         return (Finding(2, "DriverLoaded", Verdict.HOLDS,
                         f"driver {scene.driver_version.value} (/proc/driver/nvidia/version)"),)
+    if isinstance(scene.nvgpu, Seen):
+        return (Finding(2, "DriverLoaded", Verdict.HOLDS, f"driver nvgpu ({NVGPU})"),)
     if not scene.driver_version.is_telling:
         return (Finding(2, "DriverLoaded", Verdict.UNKNOWN, gpus.because, "DriverUnreadable",
                         missing=("/proc/driver/nvidia/version",)),)
@@ -102,5 +105,5 @@ def service_findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
 def additive(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Action, ...]:
     wanted = (settings.load_driver == "auto" and gpus.scope is Scope.GPUS
               and isinstance(scene.driver_version, Refusal) and isinstance(scene.module_state, Refusal)
-              and isinstance(scene.module_installed, Seen))
+              and isinstance(scene.module_installed, Seen) and not is_live(scene))
     return (LoadModule(),) if wanted else ()

@@ -11,16 +11,22 @@ from ...model.scene import DeviceNode, Gpu, NvmlError, ProbeEnd, ProbeReport, Re
 from ...model.settings import Settings
 from .. import nvml_codes, parse
 from ..resources import GPU_IS_LOST
+from ..tegra import INTEGRATED, TEGRA
 from . import kernel_log
 from .device_nodes import missing_nodes
 from .gpus import Judged, SortedGpus
 from .pci import expected_number
+
+NO_NVML = (nvml_codes.LIBRARY_NOT_FOUND, nvml_codes.DRIVER_NOT_LOADED)
+"""Of a Tegra: no library, or (nvgpu) no /proc/driver/nvidia/version, without which it is not asked."""
 
 
 def judge(scene: Scene, settings: Settings, gpus: SortedGpus) -> Judged:
     report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
     if report is None:
         return Judged(gpus.candidates, _wanted(settings, gpus.candidates), (), gpus.candidates, (), "")
+    if gpus.bound == (TEGRA,):
+        return _on_soc(report)
     elsewhere = {bus_id for bus_id, _ in gpus.elsewhere}
     expected = tuple(b for b in gpus.candidates if b not in report.excluded)
     # A GPU that can be opened, and says at the next question that it is lost, is not there.
@@ -36,6 +42,16 @@ def judge(scene: Scene, settings: Settings, gpus: SortedGpus) -> Judged:
         clean = False
     fingerprint = _fingerprint(report, shown, nodes) if clean else ""
     return Judged(expected, _wanted(settings, expected), shown, missing, errors, fingerprint)
+
+
+def _on_soc(report: ProbeReport) -> Judged:
+    """One GPU, NVML's word optional: what the driver shows is enough where the library is not there."""
+    absent = report.end is ProbeEnd.ERROR and all(e.code in NO_NVML for e in report.errors)
+    errors = () if absent else report.errors
+    shown = (INTEGRATED,) if absent else report.gpus
+    clean = bool(shown) and not errors and (absent or report.end is ProbeEnd.ANSWERED)
+    return Judged((TEGRA,), 1, shown, () if shown else (TEGRA,), errors,
+                  _fingerprint(report, shown, ()) if clean else "")
 
 
 def _wanted(settings: Settings, expected: tuple[str, ...]) -> int:
@@ -129,6 +145,8 @@ def _complete(scene: Scene, report: ProbeReport, judged: Judged) -> Finding:
                       Heals.SOON, "dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L", judged.missing)
     if not judged.gpus:
         return _fails("NVML enumerates no GPU", "GpuMissing", Heals.SOON, "nvidia-smi -L")
+    if judged.gpus == (INTEGRATED,):
+        return Finding(5, "NvmlComplete", Verdict.HOLDS, "the driver of a Tegra's GPU is there, and no NVML to ask")
     return Finding(5, "NvmlComplete", Verdict.HOLDS,
                    f"NVML enumerates {len(judged.gpus)} of {judged.wanted} GPUs")
 

@@ -7,6 +7,7 @@ from ...model.reading import Refusal, Seen
 from ...model.scene import PciFunction, Scene
 from ...model.settings import Settings
 from .. import parse
+from ..tegra import TEGRA, is_tegra
 from . import kernel_log
 from .gpus import SortedGpus
 
@@ -20,13 +21,16 @@ def expected_number(settings: Settings) -> int | None:
 
 
 def sort_out(scene: Scene, settings: Settings) -> SortedGpus:
-    if isinstance(scene.pci, Refusal):
+    on_soc = is_tegra(scene)  # asked only where PCI shows no GPU
+    if isinstance(scene.pci, Refusal) and not (on_soc and scene.pci.is_missing):
         if scene.pci.is_missing and not settings.expected_gpus:
             return SortedGpus(Scope.NONE, "this host has no PCI bus")
         return SortedGpus(Scope.UNKNOWN, f"the PCI bus could not be read ({scene.pci})")
+    if on_soc:
+        return SortedGpus(*_scope(scene, settings, 1, []), (TEGRA,))
     excluded = {parse.bus_id(b) or b for b in settings.exclude_gpus}
     bound, unbound, elsewhere = [], [], []
-    for gpu in scene.pci.value:
+    for gpu in scene.pci.value if isinstance(scene.pci, Seen) else ():
         if not gpu.is_gpu:
             continue
         why = "excluded by ExcludeGPUs=" if gpu.bus_id in excluded else _given_to(gpu)
@@ -73,6 +77,8 @@ def _scope(scene: Scene, settings: Settings, candidates: int,
         return Scope.NONE, "no NVIDIA GPU on the PCI bus"
     if isinstance(scene.driver_version, Seen) or isinstance(scene.module_state, Seen):
         return Scope.GPUS, "the nvidia module is loaded"
+    if isinstance(scene.nvgpu, Seen):
+        return Scope.GPUS, "nvgpu is loaded"
     if not scene.driver_version.is_missing:
         return Scope.UNKNOWN, f"/proc/driver/nvidia/version could not be read ({scene.driver_version})"
     if isinstance(scene.driver_building, Seen):
@@ -85,6 +91,8 @@ def _scope(scene: Scene, settings: Settings, candidates: int,
 
 
 def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Finding, ...]:
+    if gpus.bound == (TEGRA,):
+        return (Finding(1, "GpusOnPci", Verdict.HOLDS, "the GPU is a part of the SoC (Tegra)"),)
     if isinstance(scene.pci, Refusal) and gpus.scope is not Scope.NONE:
         return (Finding(1, "GpusOnPci", Verdict.UNKNOWN, gpus.because, "PciUnreadable",
                         missing=("/sys/bus/pci/devices",), next_step="lspci -d 10de:"),)
