@@ -14,7 +14,7 @@ from agent.core.layouts import KUBELET_UNITS, POD_RESOURCES, SOCKETS, control_pl
 from agent.core.look import look
 from agent.core.look.plugins import plugins
 from agent.core.look.watched import watched_folders, watched_units
-from agent.core.paths import NODE_OBJECT, PCI, RUN, STATE
+from agent.core.paths import NODE_OBJECT, PCI, RUN, SOC_FAMILY, STATE
 from agent.core.rules import diagnose
 from agent.model.access import AccessState, Allocation, Process
 from agent.model.finding import Scope
@@ -196,7 +196,7 @@ def test_the_exact_questions_of_a_node_without_gpus() -> None:
     host = DictHost({f"{PCI}/*": []})
     asyncio.run(look(host, DEFAULTS))
     assert host.asked == [
-        f"{PCI}/*",
+        f"{PCI}/*", SOC_FAMILY,
         "/proc/driver/nvidia/version", "/sys/module/nvidia/initstate",
         "/run/systemd/container", "/.dockerenv", "/run/.containerenv",
         "/proc/sys/kernel/osrelease", "/var/lib/dkms/nvidia*",
@@ -637,3 +637,10 @@ def test_a_driver_of_dra_is_looked_for_where_no_plugin_is(root: str, socket: str
     scene = asyncio.run(look(host, DEFAULTS))
     assert scene.plugins == ()
     assert (scene.dra_driver.value if isinstance(scene.dra_driver, Seen) else "") == found
+
+
+def test_a_tegra_is_asked_for_its_driver_and_for_all_the_rest() -> None:
+    host = DictHost({f"{PCI}/*": [], SOC_FAMILY: b"Tegra\n"})
+    asyncio.run(look(host, DEFAULTS))
+    assert host.asked[1:3] == [SOC_FAMILY, "/sys/module/nvgpu/*"]
+    assert any(asked.startswith("runtime") for asked in host.asked)
