@@ -240,6 +240,30 @@ def test_capabilities() -> None:
     assert sorted(words) == sorted(CAPABILITIES)
 
 
+# What systemd.exec(5) offers to close, and this agent could have closed or says why not.
+SANDBOX = (
+    "ProtectSystem", "ProtectHome", "PrivateTmp", "ProtectKernelTunables", "ProtectControlGroups",
+    "ProtectKernelModules", "ProtectKernelLogs", "ProtectClock", "PrivateDevices", "DevicePolicy", "DeviceAllow",
+    "PrivateNetwork", "RestrictAddressFamilies", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID",
+    "LockPersonality", "MemoryDenyWriteExecute", "NoNewPrivileges", "User", "CapabilityBoundingSet",
+    "SystemCallArchitectures", "SystemCallFilter",
+)  # fmt: skip
+MOST_EXPOSED = "60"
+"""Tenths; 5.2 on systemd 252. The scale differs a little from version to version."""
+
+
+def test_what_is_loose_in_the_agents_sandbox_says_why() -> None:
+    keys = {key.partition(".")[2] for key, _ in settings(UNITS / AGENT)}
+    comments = " ".join(line for line in (UNITS / AGENT).read_text().splitlines() if line.startswith("#"))
+    assert not {name for name in SANDBOX if name not in keys and not re.search(rf"\b{name}\b", comments)}
+
+
+def test_systemd_does_not_call_the_agent_exposed() -> None:
+    argv = [tool("systemd-analyze"), "security", "--offline=true", f"--threshold={MOST_EXPOSED}", UNITS / AGENT]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout[-200:]
+
+
 def test_every_end_of_the_wait_but_the_ordinary_one_leaves_the_mark() -> None:
     command = dict(settings(UNITS / WAIT))["Service.ExecStopPost"]
     assert command.startswith("-/bin/sh -c ")
