@@ -4,7 +4,7 @@ SUITE ?= bookworm
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench deb node-shell soak clean set-up-node set-up-test
+.PHONY: help demo test test-vm lint bench deb node-shell vm soak clean set-up-node set-up-test set-up-vm
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -13,9 +13,12 @@ demo: set-up-node ## a GPU node boots without the gate and with it, and the diff
 	@tests/node/tree.py bookworm
 	@python3 tests/node/demo.py $(ARGS)
 
-test: set-up-test ## every test but those that want a real GPU; ARGS="-k name" for some
+test: set-up-test ## every test but those of whole machines and of a real GPU; ARGS="-k name" for some
 	@tests/node/tree.py bookworm trixie
-	@.venv/bin/pytest -m "not gpu" --timeout=300 --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
+	@.venv/bin/pytest -m "not gpu and not vm" --timeout=300 --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
+
+test-vm: set-up-test set-up-vm ## whole machines, emulated, boot and live through it: ten minutes and more
+	@.venv/bin/pytest -m vm --timeout=1200 $(ARGS) tests/vm
 
 lint: set-up-test ## ruff on the whole tree, mypy, shellcheck, systemd-analyze verify, lintian
 	@.venv/bin/ruff check --quiet .
@@ -31,6 +34,9 @@ deb: set-up-node ## the Debian package, below .cache/deb
 node-shell: set-up-node ## a shell on a node with the package and the stand-ins; SUITE=trixie for systemd 257
 	@tests/node/shell.py $(SUITE)
 
+vm: set-up-node set-up-vm ## such a machine on this terminal; ARGS= more words for its kernel
+	@tests/vm/shell.py $(ARGS)
+
 soak: set-up-test ## the stories, over and over, for SOAK_SECONDS (600 unless given)
 	@SOAK_SECONDS=$${SOAK_SECONDS:-600} .venv/bin/pytest tests/stories --timeout=0 $(ARGS)
 
@@ -45,3 +51,6 @@ set-up-node:
 set-up-test:
 	@tests/tools/setup node test
 	@tests/tools/venv
+
+set-up-vm:
+	@tests/tools/setup vm

@@ -60,26 +60,27 @@ def digest(*parts: str | Path) -> str:
     return total.hexdigest()[:12]
 
 
-def tree(suite: str) -> Path:
-    """The Debian userland of a suite."""
-    target = TREES / f"{suite}-{digest(suite, ' '.join(PACKAGES))}"
-    with _once(target) as missing:
+def tree(suite: str, more: Sequence[str] = ()) -> Path:
+    """The Debian userland of a suite, with `more` packages."""
+    packages = [*PACKAGES, *more]
+    target = TREES / f"{suite}-{digest(suite, ' '.join(packages))}"
+    with once(target) as missing:
         if missing:
             _say(f"Building the {suite} tree, about half a minute")
-            _debootstrap(suite, target)
+            _debootstrap(suite, target, packages)
     return target
 
 
-def base(suite: str) -> list[Path]:
+def base(suite: str, more: Sequence[str] = ()) -> list[Path]:
     """The layers of a bare node, the topmost first: what Node() takes."""
     parts = [HERE / "host", HERE / "containerd"]
-    return layer("base", [tree(suite)], _furnish, digest(*parts))
+    return layer("base", [tree(suite, more)], _furnish, digest(*parts))
 
 
 def layer(name: str, below: Sequence[Path], build: Callable[[Node], None], made_of: str) -> list[Path]:
     """One more layer: what `build` does to the disk of a node that never boots, kept for the next time."""
     target = TREES / f"{name}-{digest(below[0].name, made_of, Path(__file__))}"
-    with _once(target) as missing:
+    with once(target) as missing:
         if missing:
             with Node(below, nodes=TREES / "building") as node:
                 build(node)
@@ -136,10 +137,10 @@ def _furnish(node: Node) -> None:
     node.run("rm -rf /root/containerd")
 
 
-def _debootstrap(suite: str, target: Path) -> None:
-    building = TREES / f".{suite}.new"
+def _debootstrap(suite: str, target: Path, included: Sequence[str]) -> None:
+    building = TREES / f".{target.name}.new"
     shutil.rmtree(building, ignore_errors=True)
-    packages = f"--include={','.join(PACKAGES)}"
+    packages = f"--include={','.join(included)}"
     slim = ["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*"]
     sources = _sources(suite, TREES)
     words = ["mmdebstrap", "--variant=minbase", packages, *slim, suite, str(building), str(sources)]
@@ -169,7 +170,7 @@ def _sources(suite: str, folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _once(target: Path) -> Iterator[bool]:
+def once(target: Path) -> Iterator[bool]:
     """Holds a lock while `target` is missing, so that two runs beside each other build it once."""
     if target.exists():
         yield False
