@@ -25,7 +25,7 @@ MAY_IMPORT = {
 VERSION_ONLY = {("node/bundle.py", "")}
 """A bundle says which gpu-gate wrote it."""
 IMPURE = {"os", "socket", "subprocess", "time", "asyncio", "logging", "pathlib"}
-STANDS_ALONE = {"node/nvml_probe.py": {"pynvml"}}
+STANDS_ALONE = {"node/nvml_probe.py": {"pynvml"}, "node/cuda_probe.py": set()}
 """Exec'd by path: nothing of the agent's is imported there, and these are the libraries it may use."""
 STARTS = {"__init__.py", "__main__.py"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 40

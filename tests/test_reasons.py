@@ -16,19 +16,21 @@ NO_REASONS = {  # conditions, which docs/terms.md explains
     "FabricReady", "GpusAtEase", "KernelLogQuiet",
 }  # fmt: skip
 KUBERNETES = {"True", "False", "Unknown", "NoSchedule"}
+DOCTORS = {"CudaAnswers", "SocketsAnswer", "NotAsked"}
 
 
 def words() -> set[str]:
     """CamelCase string constants of the gate and the rules, phases (all capitals) apart."""
     found = set()
     sources = [ROOT / "agent" / name for name in (
-        "core/gate.py", "core/phases.py", "core/mend.py", "barrier/word.py", "barrier/decide.py")]
+        "core/gate.py", "core/phases.py", "core/mend.py", "core/faults/links.py", "barrier/word.py",
+        "barrier/decide.py")]
     for path in [*sources, *(ROOT / "agent/core/rules").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             value = node.value if isinstance(node, ast.Constant) else None
             if isinstance(value, str) and value.isalpha() and value[:1].isupper() and not value.isupper():
                 found.add(value)
-    return found - NO_REASONS - KUBERNETES - {"Nvml"}
+    return found - NO_REASONS - DOCTORS - KUBERNETES - {"Nvml"}
 
 
 def test_every_reason_word_is_documented() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -10,29 +12,41 @@ LINKS = {
     1: "PCI", 2: "driver", 3: "device nodes", 4: "persistence", 5: "NVML", 6: "runtime", 7: "kubelet",
     8: "plugin", 9: "socket", 10: "registration", 11: "node", 12: "workloads", 13: "metrics", 14: "alert",
 }
+COLUMNS = 78
 _COLOURS = {"holds": "32", "fails": "31", "unknown": "33"}
-_WIDTH = 78
+_DIM = "2"
 
 
-def chain(findings: Sequence[dict[str, Any]], colour: bool = False) -> list[str]:
-    """Lines for findings as JSON (the agent's, or encoded ones of our own)."""
-    lines, broken = [], False
+def wants_colour() -> bool:
+    """On a terminal, unless NO_COLOR is set (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def chain(findings: Sequence[dict[str, Any]], colour: bool = False,
+          broken: dict[str, Any] | None = None) -> list[str]:
+    """Lines for findings as JSON (the agent's, or encoded ones of our own). What comes after the broken link is dim:
+    it follows."""
+    broken = broken or next((f for f in findings if f.get("verdict") == "fails" and f.get("blocks", True)), None)
+    lines: list[str] = []
     for finding in findings:
         verdict = str(finding.get("verdict", "unknown"))
-        blocks = bool(finding.get("blocks", True))
+        blocks = bool(finding.get("blocks", True)) or finding == broken
         mark = {"holds": "HOLDS  ", "fails": "FAILS  " if blocks else "note   "}.get(verdict, "UNKNOWN")
-        if colour and not (broken and verdict != "holds"):
-            mark = f"\033[{_COLOURS.get(verdict, '0')}m{mark}\033[0m"
         link = int(finding.get("link", 0))
-        head = f"{link:>2} {LINKS.get(link, '?'):<13}{mark} "
+        follows = broken is not None and link > int(broken.get("link", 0))
+        if colour and not follows:
+            mark = painted(mark, _COLOURS.get(verdict, "0"))
         age_s = finding.get("age_s") or 0
         age = f" ({age_s:.0f} s ago)" if age_s >= 1 else ""
-        lines += _wrapped(head, str(finding.get("because", "")) + age, 24)
-        if verdict == "fails" and blocks and not broken:
-            broken = True
-            if finding.get("next_step"):
-                lines += _wrapped(" " * 24 + "next: ", str(finding["next_step"]), 30)
+        part = wrapped(f"{link:>2} {LINKS.get(link, '?'):<13}{mark} ", str(finding.get("because", "")) + age, 24)
+        if finding == broken and finding.get("next_step"):
+            part += wrapped(" " * 24 + "next: ", str(finding["next_step"]), 30)
+        lines += [painted(line, _DIM) for line in part] if colour and follows else part
     return lines
+
+
+def painted(text: str, code: str) -> str:
+    return f"\033[{code}m{text}\033[0m"
 
 
 def printable(text: str) -> str:
@@ -40,8 +54,8 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text).encode("utf-8", "replace").decode()
 
 
-def _wrapped(head: str, text: str, indent: int) -> list[str]:
-    parts = textwrap.wrap(printable(text), _WIDTH - indent, break_long_words=False, break_on_hyphens=False) or [""]
+def wrapped(head: str, text: str, indent: int) -> list[str]:
+    parts = textwrap.wrap(printable(text), COLUMNS - indent, break_long_words=False, break_on_hyphens=False) or [""]
     return [head + parts[0], *(" " * indent + part for part in parts[1:])]
 
 

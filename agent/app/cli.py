@@ -61,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
         "forget", "image-check"))
     parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|DIR")
     parser.add_argument("--json", action="store_true", help="JSON, versioned")
+    parser.add_argument("--deep", action="store_true",
+                        help="doctor, evidence: ask CUDA as well, which opens every GPU")
     parser.add_argument("--check", action="store_true", help="config: exit 1 where something is wrong")
     parser.add_argument("--prevent", action="store_true",
                         help="access: make what containers with GPUs may open outlive a daemon-reload")
@@ -81,12 +83,13 @@ def _misused(options: argparse.Namespace) -> str:
                                 ("image-check", "--root and --sealed", options.root or options.sealed)):
         if given and options.verb != owner:
             return f"{words} are of {owner}, not of {options.verb}"
+    if options.deep and (options.verb not in ("doctor", "evidence") or (options.verb == "doctor" and options.target)):
+        return "--deep asks this node's GPUs: it is of doctor and evidence, and not of a bundle"
     return ""
 
 
 def _run(options: argparse.Namespace, config: configuration.Config) -> int:
-    verb = options.verb
-    wrong = _misused(options)
+    wrong, verb = _misused(options), options.verb
     if wrong:
         print(f"gpu-gate: {wrong}: gpu-gate --help", file=sys.stderr)
         return 2
@@ -115,11 +118,11 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
     if verb == "evidence":
         from . import evidence
 
-        return evidence.evidence(config.settings, options.target)
+        return evidence.evidence(config.settings, options.target, options.deep)
     from . import doctor
 
     if verb == "doctor":
-        return doctor.doctor(config.settings, options.target, options.json)
+        return doctor.doctor(config.settings, options.target, options.json, options.deep)
     return doctor.probe(config.settings, options.json)
 
 
@@ -192,7 +195,7 @@ def _npd(config: configuration.Config) -> int:
 
 def _status(config: configuration.Config, as_json: bool) -> int:
     from . import ask
-    from .chain import chain, printable, verdict_line
+    from .chain import chain, printable, verdict_line, wants_colour
 
     try:
         status = ask.status(listen=config.settings.listen)
@@ -207,7 +210,7 @@ def _status(config: configuration.Config, as_json: bool) -> int:
         released = gate["released_why"] or (f"no, {left:.0f} s to the deadline" if left is not None else "no")
         print(verdict_line(gate))
         print(printable(f"kubelet released: {released}") + "\n")
-        print("\n".join(chain(status["findings"], sys.stdout.isatty())))
+        print("\n".join(chain(status["findings"], wants_colour())))
         for sentence in status["trouble"] + status["config_problems"]:
             print(printable(f"note: {sentence}"))
     return 0 if gate["ready"] else 1

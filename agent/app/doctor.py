@@ -6,64 +6,36 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-from .. import __version__
 from ..core.look import look
+from ..core.look.sources import examine
+from ..core.nvml_codes import name_of
 from ..core.rules import diagnose
-from ..model.finding import Diagnosis
+from ..model.host import Examined
 from ..model.scene import ProbeState
 from ..model.settings import Settings
 from ..node import bundle
 from ..node.codec import encode
-from ..node.probes import Probes
+from ..node.probes import DRIVER_VERSION, Probes
 from ..node.tape import Replay
-from .chain import chain, printable
+from .chain import wants_colour
 from .one_look import one_look
+from .opinion import Opinion, judge, report, text
 
 
-def doctor(settings: Settings, source: str, as_json: bool) -> int:
+def doctor(settings: Settings, source: str, as_json: bool, deep: bool = False) -> int:
     """0: every link that was asked holds; 1: one is broken; 4: the first trouble is that we do not know."""
-    if source:
-        tape = bundle.read(Path(source))
-        scene = asyncio.run(look(Replay(tape), settings))
-    else:
-        scene, _ = asyncio.run(one_look(settings))
-    diagnosis = diagnose(scene, settings)
-    if as_json:
-        print(json.dumps(_report(diagnosis), indent=1))
-    else:
-        print("\n".join(_text(diagnosis)))
-    return _exit_code(diagnosis)
+    # A live node is judged by its tape: what is said of it now is what its evidence will say.
+    tape = bundle.read(Path(source)) if source else asyncio.run(one_look(settings, deep))[1].tape
+    said = asyncio.run(examined(Replay(tape), settings))
+    print(json.dumps(report(said), indent=1) if as_json else "\n".join(text(said, wants_colour())))
+    return said.exit_code
 
 
-def _report(diagnosis: Diagnosis) -> dict[str, Any]:
-    broken = diagnosis.first_broken()
-    return {"version": 1, "gpu_gate": __version__, "scope": diagnosis.scope.value,
-            "scope_because": diagnosis.scope_because, "first_broken": encode(broken) if broken else None,
-            "findings": [encode(f) for f in diagnosis.findings]}
-
-
-def _text(diagnosis: Diagnosis) -> list[str]:
-    broken = diagnosis.first_broken()
-    unknown = _first_unknown(diagnosis)
-    if broken:
-        line = f"Link {broken.link} is broken: {broken.condition}: {broken.because}"
-    elif unknown:
-        line = f"Nothing is seen broken, but {unknown.condition} is unknown: {unknown.because}"
-    else:
-        line = "Every link that was asked holds."
-    return [printable(line), "", *chain([encode(f) for f in diagnosis.findings], sys.stdout.isatty())]
-
-
-def _first_unknown(diagnosis: Diagnosis) -> Any:
-    return next((f for f in diagnosis.findings if f.blocks and f.verdict.value == "unknown"), None)
-
-
-def _exit_code(diagnosis: Diagnosis) -> int:
-    if diagnosis.first_broken():
-        return 1
-    return 4 if _first_unknown(diagnosis) else 0
+async def examined(host: Examined, settings: Settings) -> Opinion:
+    """One look, and the doctor's own questions after it."""
+    scene = await look(host, settings)
+    return judge(scene, diagnose(scene, settings), await examine(host, settings, scene))
 
 
 def probe(settings: Settings, as_json: bool) -> int:
@@ -75,25 +47,19 @@ def probe(settings: Settings, as_json: bool) -> int:
         await probes.close()
         return state
 
-    if not Path("/proc/driver/nvidia/version").exists():
+    if not Path(DRIVER_VERSION).exists():
         print("the nvidia module is not loaded, and a probe would load it: modprobe nvidia", file=sys.stderr)
         return 1
-    report = asyncio.run(once()).last
-    assert report is not None
+    last = asyncio.run(once()).last
+    assert last is not None
     if as_json:
-        print(json.dumps({"version": 1, **encode(report)}, indent=1))
+        print(json.dumps({"version": 1, **encode(last)}, indent=1))
     else:
-        for gpu in report.gpus:
+        for gpu in last.gpus:
             print(f"{gpu.bus_id}  {gpu.uuid}  /dev/nvidia{gpu.minor}  {gpu.name}")
-        for error in report.errors:
+        for error in last.errors:
             print(f"{error.call} {error.bus_id or (error.index if error.index >= 0 else '')}: "
-                  f"{_named(error.code)}")
-        print(f"{report.end.value}: {len(report.gpus)} GPUs in {report.ended_at - report.started_at:.2f} s"
-              + (f"; {report.detail}" if report.detail else ""))
-    return 0 if report.end.value == "answered" and not report.errors else 1
-
-
-def _named(code: int) -> str:
-    from ..core.nvml_codes import name_of
-
-    return name_of(code)
+                  f"{name_of(error.code)}")
+        print(f"{last.end.value}: {len(last.gpus)} GPUs in {last.ended_at - last.started_at:.2f} s"
+              + (f"; {last.detail}" if last.detail else ""))
+    return 0 if last.end.value == "answered" and not last.errors else 1

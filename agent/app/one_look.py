@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import suppress
 
 from ..core.look import look
+from ..core.look.sources import examine
 from ..core.look.watched import watched_units
 from ..core.rules import diagnose
 from ..model.errors import BundleError
 from ..model.host import Host
-from ..model.reading import Reading, Seen
-from ..model.scene import ProbeState, Scene
+from ..model.reading import Reading, Refusal, Seen, Why
+from ..model.scene import ProbeEnd, ProbeState, Scene
 from ..model.settings import Settings
+from ..model.witness import CudaReport
 from ..node.access import AccessChecks
 from ..node.codec import decode
-from ..node.live import LiveHost
-from ..node.probes import Probes, boottime
-from ..node.tape import Recorder
+from ..node.examined import ExaminedHost, ask_cuda
+from ..node.probes import DRIVER_VERSION, Probes, boottime
+from ..node.tape import FullRecorder
 from ..wire.bus import SystemdBus
 from . import ask
 
-CONNECT_S = 2.0
+CONNECT_S, CONNECT_TRIES = 0.1, 20
 
 
-class _OneLook(LiveHost):
+class _OneLook(ExaminedHost):
     """A live host whose NVML word is the agent's last one, where an agent runs: one probe at a time is enough."""
 
     def __init__(self, bus: SystemdBus, probes: Probes, agents: ProbeState | None) -> None:
@@ -36,8 +39,8 @@ class _OneLook(LiveHost):
         return Seen(self._agents, boottime()) if self._agents is not None else await super().probe()
 
 
-async def one_look(settings: Settings) -> tuple[Scene, Recorder]:
-    """What one look saw, and its tape."""
+async def one_look(settings: Settings, deep: bool = False) -> tuple[Scene, FullRecorder]:
+    """What one look saw, and its tape with the doctor's own questions; `deep`: CUDA among them."""
     connected = asyncio.Event()
     bus = SystemdBus(lambda kind, _: connected.set() if kind == "connected" else None)
     probes = Probes(lambda _: None, settings.probe_timeout_s, settings.driver_root)
@@ -48,17 +51,41 @@ async def one_look(settings: Settings) -> tuple[Scene, Recorder]:
         host = _OneLook(bus, probes, agents)
         if agents is None:
             await _probe_if_loaded(host, probes)
-        try:
-            await asyncio.wait_for(connected.wait(), CONNECT_S)
-        except asyncio.TimeoutError:
-            print(f"systemd was not asked: {bus.problem}", file=sys.stderr)
+        await _connect(bus, connected)
         await _check_access(host, settings)
-        recorder = Recorder(host)
-        return await look(recorder, settings), recorder
+        if deep:
+            host.cuda_said = await _cuda(host, settings)
+        recorder = FullRecorder(host)
+        scene = await look(recorder, settings)
+        await examine(recorder, settings, scene)
+        return scene, recorder
     finally:
         supervisor.cancel()
         await asyncio.gather(supervisor, return_exceptions=True)
         await probes.close()
+
+
+async def _connect(bus: SystemdBus, connected: asyncio.Event) -> None:
+    """Once: where no bus is, none will be while a person waits."""
+    untried = bus.problem
+    for _ in range(CONNECT_TRIES):
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(connected.wait(), CONNECT_S)
+            return
+        if bus.problem != untried:
+            break
+    print(f"systemd was not asked: {bus.problem}", file=sys.stderr)
+
+
+async def _cuda(host: _OneLook, settings: Settings) -> Reading[CudaReport]:
+    """Never where the driver is not loaded, nor where NVML hangs: CUDA would hang in the same place."""
+    if not isinstance(await host.file(DRIVER_VERSION), Seen):
+        return Refusal(Why.NOT_ASKED, "the nvidia module is not loaded")
+    probed = await host.probe()
+    state = probed.value if isinstance(probed, Seen) else ProbeState()
+    if state.remains or (state.last and state.last.end is ProbeEnd.HUNG):
+        return Refusal(Why.NOT_ASKED, "NVML hangs")
+    return await ask_cuda(settings.driver_root, settings.probe_timeout_s)
 
 
 async def _check_access(host: _OneLook, settings: Settings) -> None:
@@ -81,7 +108,6 @@ def _agents_probe(settings: Settings) -> ProbeState | None:
 
 async def _probe_if_loaded(host: Host, probes: Probes) -> None:
     """Never where the driver is not loaded: NVML would load it."""
-    version = await host.file("/proc/driver/nvidia/version")
-    if isinstance(version, Seen):
+    if isinstance(await host.file(DRIVER_VERSION), Seen):
         probes.start(overlap=False)
         await probes.finished()

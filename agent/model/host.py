@@ -10,6 +10,7 @@ from .kernel import KernelLine
 from .reading import Reading
 from .runtime import Access, ContainerDetail, Runtime
 from .scene import Clock, Devices, Entry, Manager, ProbeState, Unit
+from .witness import CudaReport, JournalLine, Version
 
 
 class Host(Protocol):
@@ -73,3 +74,17 @@ class Host(Protocol):
 
     async def trouble(self) -> tuple[str, ...]:
         """Signal sources that are lost."""
+
+
+class Examined(Host, Protocol):
+    """A node that a doctor looks at: questions that start programs, and that no cycle of the daemon's asks."""
+
+    async def journal(self, units: Sequence[str]) -> Reading[tuple[JournalLine, ...]]:
+        """Lines of this boot's journal that tell something of GPUs, oldest first: of these units, of PID 1 and of
+        the kernel; of the boot's first quarter of an hour and of the last hour."""
+
+    async def versions(self, programs: Sequence[str]) -> tuple[Version, ...]:
+        """What these programs say when asked for their version."""
+
+    async def cuda(self) -> Reading[CudaReport]:
+        """What CUDA said when a program of its own asked it. Asking starts none."""

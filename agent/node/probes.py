@@ -35,11 +35,11 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def find_library(driver_root: str) -> str:
-    """Path of NVML's library where it is not on the loader's own path; "" leaves the search to the loader."""
+def find_library(driver_root: str, soname: str = SONAME) -> str:
+    """Path of a driver's library where it is not on the loader's own path; "" leaves the search to the loader."""
     for root in (driver_root,) if driver_root else DRIVER_ROOTS:
         for place in LIBRARY_PLACES:
-            path = Path(root) / place / SONAME
+            path = Path(root) / place / soname
             if path.exists():
                 return str(path)
     return ""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable
 
 from ..core import parse
+from ..core.journal import REQUEST
 from ..wire.child import run_once
 from .probes import boottime
 
@@ -14,8 +14,6 @@ WITHIN_S = 5.0
 LINES = 2000
 BEFORE_S, AFTER_S = 60.0, 2.0
 """systemd says who asked before it loads units; its stamp of the load lies after."""
-_REQUEST = re.compile(r"Re(?:load(?:ing)?|execut(?:e|ing|ion)) requested from (client PID \d+.*?)\.*$")
-"""manager.c and dbus-manager.c, log_caller(): v255 and later; 252 tells nobody's name."""
 
 
 async def asked_by(reload_at: float) -> str:
@@ -32,6 +30,6 @@ def newest(lines: Iterable[bytes]) -> str:
     found = ""
     for line in lines:
         message = (parse.json_object(line) or {}).get("MESSAGE")
-        request = _REQUEST.search(message) if isinstance(message, str) else None
+        request = REQUEST.search(message) if isinstance(message, str) else None
         found = request.group(1)[:200] if request else found
     return found

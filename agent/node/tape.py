@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from ..model.access import AccessState, Allocation, Process
 from ..model.errors import BundleError
-from ..model.host import Host
+from ..model.host import Examined, Host
 from ..model.kernel import KernelLine
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.runtime import Access, ContainerDetail, Runtime
 from ..model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
+from ..model.witness import CudaReport, JournalLine, Version
 from .codec import decode, encode
 
 T = TypeVar("T")
@@ -105,6 +106,23 @@ class Recorder:
         return self._keep(await self._host.kernel_log(), "kernel_log")
 
 
+class FullRecorder(Recorder):
+    """With a doctor's questions."""
+
+    def __init__(self, host: Examined) -> None:
+        super().__init__(host)
+        self._examined = host
+
+    async def journal(self, units: Sequence[str]) -> Reading[tuple[JournalLine, ...]]:
+        return self._keep(await self._examined.journal(units), "journal")
+
+    async def versions(self, programs: Sequence[str]) -> tuple[Version, ...]:
+        return self._keep(await self._examined.versions(programs), "versions")
+
+    async def cuda(self) -> Reading[CudaReport]:
+        return self._keep(await self._examined.cuda(), "cuda")
+
+
 class Replay:
     """A Host that answers from a tape; what is not on it is refused as not recorded."""
 
@@ -186,3 +204,13 @@ class Replay:
 
     async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
         return self._find(Seen[tuple[KernelLine, ...]] | Refusal, "kernel_log")  # type: ignore[no-any-return]
+
+    async def journal(self, units: Sequence[str]) -> Reading[tuple[JournalLine, ...]]:  # noqa: ARG002
+        return self._find(Seen[tuple[JournalLine, ...]] | Refusal, "journal")  # type: ignore[no-any-return]
+
+    async def versions(self, programs: Sequence[str]) -> tuple[Version, ...]:  # noqa: ARG002
+        found = self._find(tuple[Version, ...], "versions")
+        return () if isinstance(found, Refusal) else found
+
+    async def cuda(self) -> Reading[CudaReport]:
+        return self._find(Seen[CudaReport] | Refusal, "cuda")  # type: ignore[no-any-return]

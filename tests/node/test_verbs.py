@@ -73,8 +73,9 @@ def test_doctor_needs_no_agent(node: Node) -> None:
         node.run("simgpu nvml show=7")
         code, out, _ = gpu_gate(node, "doctor")
         assert code == 1
-        assert_says(out, (f"Link 5 is broken: NvmlComplete: 7 of 8: {gate.BUS_IDS[7]} on PCI, absent from NVML",
-                          "next: dmesg | grep -E 'NVRM|Xid'"))
+        assert_says(out, ("Link 5 is broken: GpuMissing; GpuAbsentFromNvml: confirmed",
+                          f"seen 7 of 8: {gate.BUS_IDS[7]} on PCI, absent from NVML",
+                          "$ dmesg | grep -E 'NVRM|Xid'"))
         code, out, err = gpu_gate(node, "status")
         assert (code, out) == (3, "")
         assert "the agent does not answer" in err and "systemctl status gpu-gate" in err

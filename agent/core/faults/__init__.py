@@ -1,0 +1,33 @@
+"""Known faults: small rules in one place, pure. docs/faults is written from them (tests/tools/fault_pages.py)."""
+
+from __future__ import annotations
+
+from ...model.finding import Diagnosis
+from ...model.scene import Scene
+from ...model.suspect import Strength, Suspect
+from ...model.witness import NO_WITNESS, Witness
+from . import access, hardware, kubelet, plugin
+from .known import Evidence, KnownFault, Mark
+
+FAULTS: tuple[KnownFault, ...] = tuple(sorted(
+    (*hardware.FAULTS, *access.FAULTS, *plugin.FAULTS, *kubelet.FAULTS), key=lambda f: f.link))
+
+
+def suspects(scene: Scene, diagnosis: Diagnosis, witness: Witness = NO_WITNESS) -> tuple[Suspect, ...]:
+    """Every known fault that this look shows, those that were confirmed first, then by link."""
+    evidence = Evidence(scene, diagnosis, witness)
+    found = [_suspect(fault, mark, evidence) for fault in FAULTS if (mark := fault.judge(evidence))]
+    return tuple(sorted(found, key=lambda s: (s.strength is not Strength.CONFIRMED, s.link)))
+
+
+def _suspect(fault: KnownFault, mark: Mark, evidence: Evidence) -> Suspect:
+    sight = evidence.plugin
+    name = sight.container.id[:12] if sight else "CONTAINER"
+
+    def filled(command: str) -> str:
+        return command.replace("{plugin}", name)
+
+    return Suspect(
+        fault.id, fault.link, fault.title, Strength.CONFIRMED if mark.is_confirmed else Strength.CONSISTENT,
+        mark.seen, "" if mark.is_confirmed else fault.decide, "" if mark.is_confirmed else filled(fault.capture),
+        fault.remedy, filled(fault.do), fault.source, fault.is_cause)

@@ -1,0 +1,139 @@
+"""Links 6 and 12: how containers are given their GPUs, and how they lose them.
+
+The border of evidence: only an observed loss of device access may be called the toolkit's cgroup problem.
+"""
+
+from __future__ import annotations
+
+from ...model.access import LossCause
+from ...model.reading import Seen
+from ...model.runtime import PluginSays
+from ...model.witness import Says
+from .. import plugin
+from .known import Evidence, KnownFault, Mark, cited, either, said, when
+
+WORKED = (PluginSays.REGISTERED, PluginSays.SERVING, PluginSays.UNHEALTHY)
+
+
+def _reload_took_it(evidence: Evidence) -> Mark | None:
+    lost = evidence.lost(LossCause.RELOAD)
+    if lost:
+        return Mark(True, f"{lost.namespace}/{lost.pod} {lost.name} could open {lost.denied[0].name} before, and may "
+                    f"not now; {lost.loss_why}")
+    denied = evidence.finding("PluginAccessDenied")
+    sight, manager = evidence.plugin, evidence.scene.manager
+    reload_at = manager.value.last_reload_at if isinstance(manager, Seen) else None
+    log = plugin.log_of(sight) if sight else None
+    if denied and sight and log and log.says in WORKED and reload_at \
+            and reload_at > evidence.boottime_of(plugin.started_at(sight)):
+        return Mark(True, f"{denied.because}; it could, for its log says that it served its GPUs, and units were "
+                    f"loaded anew {evidence.ago(reload_at)}, after its start")
+    never = evidence.lost(LossCause.NEVER_HAD)
+    if never:
+        return Mark(False, f"{never.namespace}/{never.pod} {never.name} may not open {never.denied[0].name}; "
+                    f"{never.loss_why}")
+    if denied:
+        return Mark(False, f"{denied.because}; that it ever could was not seen")
+    return _unknown_error_inside(evidence)
+
+
+def _unknown_error_inside(evidence: Evidence) -> Mark | None:
+    """The plugin's NVML failed, and whether it may open its devices is not known: 999 is what EPERM looks like."""
+    failed, sight = evidence.finding("PluginInitFailed"), evidence.plugin
+    log = plugin.log_of(sight) if sight else None
+    if not failed or not sight or isinstance(sight.access, Seen) or not log or "unknown" not in log.error.lower():
+        return None
+    return Mark(False, f"the plugin's NVML said {log.error}, which is also what a denied device looks like; whether "
+                "it may open /dev/nvidiactl was not captured")
+
+
+def _updated(evidence: Evidence) -> Mark | None:
+    lost = evidence.lost(LossCause.UPDATE)
+    if not lost:
+        return None
+    policy = evidence.witness.cpu_policy
+    is_static = isinstance(policy, Seen) and policy.value == "static"
+    which = f"the kubelet's cpu manager is {policy.value}" if isinstance(policy, Seen) else \
+        f"its cpu manager's policy was not read ({policy})"
+    return Mark(is_static, f"{lost.namespace}/{lost.pod} {lost.name}: {lost.loss_why}; {which}")
+
+
+def _no_handler(evidence: Evidence) -> Mark | None:
+    hint = evidence.finding("NoRuntimeHandler")
+    return Mark(False, hint.because) if hint and evidence.finding("NotRegistered", "PluginLacksLibrary") else None
+
+
+GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
+CDI = "NVIDIA/nvidia-container-toolkit, nvidia-cdi-refresh; CNCF CDI SPEC.md"
+NOT_ITS_AGE = "told by the file's age"
+
+
+def _unresolved(evidence: Evidence) -> Mark | None:
+    line = evidence.journal(Says.NO_CDI_DEVICE)
+    return Mark(False, cited(evidence, line)) if line else None
+
+
+FAULTS = (
+    KnownFault(
+        "NoNvidiaHandler", 6, "The container runtime has no handler nvidia",
+        "NVIDIA/nvidia-container-toolkit, nvidia-ctk runtime configure",
+        "the runtime's or the kubelet's line that it has no such handler", judge=either((
+            said(Says.NO_HANDLER), _no_handler)),
+        consistent="no configuration file that we know names one: a hint, the runtime may have others",
+        decide="what the runtime itself has loaded", capture="crictl info | grep -A3 nvidia",
+        remedy="write the handler and restart the runtime (its containers go on)",
+        do="nvidia-ctk runtime configure --runtime=containerd && systemctl restart containerd",
+        is_not="needed where containers are given GPUs by CDI alone"),
+    KnownFault(
+        "PluginWithoutLibrary", 6, "The plugin's container was made without the driver's libraries",
+        "NVIDIA/k8s-device-plugin README, prerequisites",
+        "its log says that NVML's library is not to be found", judge=either((
+            when("PluginLacksLibrary"), said(Says.HOOK_FAILED))),
+        remedy="its pod wants the nvidia runtime: RuntimeClass nvidia, the default runtime, or a CDI spec",
+        do="crictl inspect {plugin} | grep -E 'runtimeType|NVIDIA_'",
+        is_not="cured by starting the same container afresh"),
+    KnownFault(
+        "CdiSpecMissing", 6, "There is no CDI spec, and containers are to be given GPUs by one", CDI,
+        "no spec of kind nvidia.com/gpu in /etc/cdi and /run/cdi", judge=either((when("CdiMissing"), _unresolved)),
+        consistent="the runtime knows no device of a name that was handed out", decide="the specs it reads",
+        capture="nvidia-ctk cdi list", remedy="have it written", do=GENERATE),
+    KnownFault(
+        "CdiSpecOld", 6, "The CDI spec is of another driver, or of other GPUs", CDI,
+        "it names libraries of another version, lacks a GPU, or fixes other device numbers",
+        judge=when("CdiOlderDriver", "CdiLacksGpu", "CdiOtherNumbers"), remedy="have it written again", do=GENERATE,
+        is_not=NOT_ITS_AGE),
+    KnownFault(
+        "CdiSpecPointsNowhere", 6, "The CDI spec names files that are not there", CDI,
+        "a path of the spec is missing on the host", judge=when("CdiPathsMissing"),
+        remedy="have it written again; containers with it fail to be created until then", do=GENERATE),
+    KnownFault(
+        "CdiSpecBroken", 6, "A CDI spec cannot be read, or two define the same device", CDI,
+        "a file that is no spec, or two files of one folder with one device",
+        judge=when("CdiUnreadable", "CdiConflict"), remedy="remove the wrong file",
+        do="grep -l nvidia.com/gpu /etc/cdi/* /run/cdi/*"),
+    KnownFault(
+        "ContainerToolkit251", 12, "A daemon-reload took the GPUs away from running containers",
+        "NVIDIA/nvidia-container-toolkit #251, #192, #1227, #1744",
+        "a container that could open its device nodes, and may not since units were loaded anew",
+        judge=_reload_took_it,
+        consistent="it may not open them, or NVML fails inside with Unknown Error, and nobody saw that it ever could",
+        decide="the plugin's or workload's own access, and when it was lost", capture="gpu-gate access; "
+        "journalctl -b _PID=1 | grep -i reload",
+        remedy="make those containers again; for good: CDI, or PASS_DEVICE_SPECS=true and runc 1.1.7 or later, or "
+               "toolkit 1.18 or later",
+        do="gpu-gate access", is_not="shown by /dev/char or by a host's nvidia-smi: both stay perfect; and a reload "
+        "alone proves nothing"),
+    KnownFault(
+        "ReloadWillTakeDevices", 12, "The next daemon-reload will take GPUs away from containers",
+        "NVIDIA/nvidia-container-toolkit #1744", "the scope's DeviceAllow= lacks a node that its container may open",
+        judge=when("AccessAtRisk"), remedy="before the next reload: drain those pods, or make them again with CDI",
+        do="gpu-gate access", is_not="a loss yet"),
+    KnownFault(
+        "CpuManagerUpdate", 12, "A container update took its GPUs away (static cpu manager, resize)",
+        "kubernetes/kubernetes #77073, NVIDIA/k8s-device-plugin #145, #322",
+        "device programs were replaced without a reload, and the kubelet's cpu manager is static", judge=_updated,
+        consistent="they were replaced without a reload, and who did it is not known",
+        decide="the cpu manager's policy", capture="cat /var/lib/kubelet/cpu_manager_state",
+        remedy="give containers their nodes in their OCI spec: CDI, or PASS_DEVICE_SPECS=true",
+        do="gpu-gate access", is_not="cured by writing devices.allow: the next update takes it back"),
+)

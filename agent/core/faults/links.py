@@ -1,0 +1,89 @@
+"""The chain as a doctor tells it: what a look found, what was asked besides, and what nobody asked."""
+
+from __future__ import annotations
+
+from ...model.finding import Diagnosis, Finding, Heals, Scope, Verdict
+from ...model.reading import Refusal, Seen
+from ...model.scene import Scene
+from ...model.suspect import Strength, Suspect
+from ...model.witness import CudaReport, Witness
+from .hardware import SYSTEM_NOT_READY
+
+EXPLAINS = ("KubeletActive", "PluginWell", "WorkloadAccess")
+"""Conditions that close no gate by themselves, and are broken links all the same: what comes later follows."""
+NOT_BROKEN = ("NoKubelet", "PluginUnread")
+"""A node without a kubelet, and a plugin of which nothing is known."""
+ELSEWHERE = {11: "gpu-gate-node.service does not run here; kubectl describe node shows it",
+             13: "kube_node_status_allocatable is Prometheus's to say",
+             14: "Alertmanager's to say, and recovered apart from link 13"}
+
+
+def links(scene: Scene, diagnosis: Diagnosis, witness: Witness) -> tuple[Finding, ...]:
+    """Every link in order, with a word for those that nobody asked."""
+    found = [*diagnosis.findings, *_cuda(witness, len(diagnosis.expected)), *_sockets(witness)]
+    if diagnosis.scope is Scope.NONE:  # nothing to gate: there is no chain
+        return tuple(found)
+    if isinstance(scene.processes, Seen) and not diagnosis.gpu_containers:
+        found.append(Finding(12, "WorkloadAccess", Verdict.HOLDS, "no running container holds a GPU", blocks=False))
+    asked = {f.link for f in found}
+    found += [Finding(link, "NotAsked", Verdict.UNKNOWN,
+                      f"not asked: {ELSEWHERE.get(link, 'a link before it says why')}", blocks=False)
+              for link in range(1, 15) if link not in asked]
+    return tuple(sorted(found, key=lambda f: f.link))
+
+
+def _cuda(witness: Witness, expected: int) -> tuple[Finding, ...]:
+    cuda = witness.cuda
+    if isinstance(cuda, Refusal):
+        if not cuda.is_telling:
+            return ()
+        return (Finding(5, "CudaAnswers", Verdict.FAILS if cuda.why.value == "timed-out" else Verdict.UNKNOWN,
+                        f"CUDA gave no answer ({cuda})", "CudaSilent", blocks=cuda.why.value == "timed-out",
+                        next_step="dmesg | grep -E 'NVRM|Xid'"),)
+    return (_counted(cuda.value, expected),)
+
+
+def _counted(cuda: CudaReport, expected: int) -> Finding:
+    if cuda.code == SYSTEM_NOT_READY:
+        return Finding(4, "CudaAnswers", Verdict.FAILS, f"{cuda.call} says 802 (system not ready): the fabric",
+                       "CudaNotReady",
+                       next_step="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric")
+    if cuda.code:
+        return Finding(5, "CudaAnswers", Verdict.FAILS, f"{cuda.call} says {cuda.code} ({cuda.library})",
+                       "CudaFailed", heals=Heals.CONFIGURATION, next_step="gpu-gate probe; dmesg | grep NVRM")
+    if cuda.count < expected:
+        return Finding(5, "CudaAnswers", Verdict.FAILS, f"CUDA counts {cuda.count} of {expected} GPUs", "CudaFewer",
+                       blocks=False, next_step="nvidia-smi -q | grep -E 'Compute Mode|MIG Mode'")
+    return Finding(5, "CudaAnswers", Verdict.HOLDS, f"CUDA counts {cuda.count} devices", blocks=False)
+
+
+def _sockets(witness: Witness) -> tuple[Finding, ...]:
+    """By connecting: a file of that name proves nothing."""
+    dead = [s.name for s in witness.sockets if isinstance(s.pid, Refusal) and s.pid.is_telling]
+    heard = [f"{s.name} (pid {s.pid.value})" for s in witness.sockets if isinstance(s.pid, Seen)]
+    if dead:
+        return (Finding(9, "SocketsAnswer", Verdict.FAILS, f"nobody listens on {', '.join(dead)}"
+                        + (f"; {', '.join(heard)} answers" if heard else ""), "SocketDead", tuple(dead),
+                        blocks=False),)
+    if heard:
+        return (Finding(9, "SocketsAnswer", Verdict.HOLDS, f"connected: {', '.join(heard)}", blocks=False),)
+    return ()
+
+
+def first_broken(found: tuple[Finding, ...]) -> Finding | None:
+    """The first link that is broken, in the chain's order."""
+    return next((f for f in found if f.verdict is Verdict.FAILS and f.reason not in NOT_BROKEN
+                 and (f.blocks or f.condition in EXPLAINS)), None)
+
+
+def first_unknown(found: tuple[Finding, ...]) -> Finding | None:
+    """The first link that would have to hold, and could not be looked at."""
+    return next((f for f in found if f.blocks and f.verdict is Verdict.UNKNOWN), None)
+
+
+def causes(broken: Finding, found: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
+    """The faults that explain the first broken link, the likeliest first: its own link's; for a plugin that may not
+    open its devices also that of link 12, which says why."""
+    own = [s for s in found if s.link == broken.link and s.is_cause]
+    kin = [s for s in found if s.link == 12 and broken.link == 8]
+    return tuple(sorted(own + kin, key=lambda s: s.strength is not Strength.CONFIRMED))

@@ -1,0 +1,166 @@
+"""Links 8 and 9: the device plugin.
+
+The borders of evidence: what is called the old plugin's socket problem was seen as a kubelet.sock made anew and no
+registration since; what is called too early was seen to be so.
+"""
+
+from __future__ import annotations
+
+from ...model.reading import Seen
+from ...model.runtime import PluginSays, PluginSight
+from ...model.witness import Says
+from .. import plugin
+from .known import Evidence, KnownFault, Mark, cited, either, when
+
+DEAF = ((0, 9), (0, 13))
+"""Versions that wait for ever after a failed start, before they watch for signals and sockets (v0.9.0 to v0.12.3)."""
+SETTLED_S = 30.0
+"""A plugin that watches has registered again by then: it takes a second."""
+
+
+def _early(evidence: Evidence) -> Mark | None:
+    failed, sight = evidence.finding("PluginInitFailed", "PluginSawNoGpu"), evidence.plugin
+    if not failed or not sight:
+        return None
+    started = evidence.boottime_of(plugin.started_at(sight))
+    late = evidence.journal(Says.GPU_UP, started)
+    if late:
+        return Mark(True, f"{failed.because}; {late.at - started:.1f} s after its start: {late.line}")
+    host = evidence.finding("NvmlUnknown", "NvmlDriverNotLoaded", "NvmlNotReady", "GpuMissing")
+    if host:
+        return Mark(True, f"{failed.because}; NVML on the host fails as well: {host.because}")
+    first, watching = evidence.witness.first_seen, evidence.scene.waiting
+    if isinstance(first, Seen) and isinstance(watching, Seen) and watching.value.at < started < first.value.at:
+        return Mark(True, f"{failed.because}; it was started {first.value.at - started:.1f} s before NVML first "
+                    "showed every GPU")
+    return Mark(False, f"{failed.because}; NVML on the host shows every GPU now")
+
+
+def _deaf(evidence: Evidence) -> Mark | None:
+    sight = evidence.plugin
+    log = plugin.log_of(sight) if sight else None
+    if not sight or not evidence.finding("PluginInitFailed") or not log or log.says is not PluginSays.INIT_FAILED:
+        return None
+    known = plugin.version(sight)
+    if known is None:
+        return Mark(False, "it failed at its start and runs on; its version is not known")
+    if not DEAF[0] <= known < DEAF[1]:
+        return None
+    return Mark(True, f"v{known[0]}.{known[1]} failed at its start ({log.error}) and runs on: it hears neither "
+                "SIGHUP nor a kubelet that restarts")
+
+
+def _forgotten(evidence: Evidence) -> tuple[PluginSight, float] | None:
+    """A plugin whose log says registered while the kubelet lists nothing, and its start; boottime, seconds."""
+    sight = evidence.plugin
+    if not sight or not evidence.finding("PluginForgotten"):
+        return None
+    return sight, evidence.boottime_of(plugin.started_at(sight))
+
+
+def _socket_made_anew(evidence: Evidence) -> Mark | None:
+    found, sock = _forgotten(evidence), evidence.kubelet_socket
+    if not found or not sock:
+        return None
+    made = evidence.boottime_of(sock.mtime)
+    again = evidence.journal(Says.REGISTERED, made)
+    if made <= found[1] or again:
+        return None
+    since = evidence.scene.clock.boottime - made
+    return Mark(since >= SETTLED_S, f"kubelet.sock was made anew {made - found[1]:.0f} s after the plugin's start, "
+                f"and in the {since:.0f} s since it has not registered again; its log still ends with Registered")
+
+
+def _overlap(evidence: Evidence) -> Mark | None:
+    found, sock = _forgotten(evidence), evidence.kubelet_socket
+    if not found or (sock and evidence.boottime_of(sock.mtime) > found[1]):
+        return None
+    ended = evidence.journal(Says.LIST_ENDED, found[1])
+    if ended:
+        return Mark(True, f"its log says registered; {cited(evidence, ended)}")
+    return Mark(False, "its log says registered, kubelet.sock is older than it, and the kubelet lists nothing")
+
+
+def _asking(evidence: Evidence) -> Mark | None:
+    found = evidence.finding("PluginAsking")
+    return Mark(False, found.because) if found else None
+
+
+REBUILD = "crictl stop {plugin} && crictl rm {plugin}"
+NOT_THE_POD = "helped by kubectl delete pod where it is a static pod: the kubelet keeps the container"
+VENDORS = "A cloud vendor's plugin is updated by that vendor, never replaced by another image."
+FAULTS = (
+    KnownFault(
+        "EarlyNvml", 8, "The plugin asked NVML before it was ready, and does not ask again",
+        "the founding incident; NVIDIA/k8s-device-plugin #414, #330, #1080",
+        "its log says that NVML failed, and at that time NVML or a GPU was seen not to be ready", judge=_early,
+        consistent="its log says that NVML failed, and NVML on the host shows every GPU now",
+        decide="what was ready at its start: persistenced's lines, NVML's first good answer, its own access",
+        capture="journalctl -b -u nvidia-persistenced; gpu-gate access; crictl logs {plugin}",
+        remedy="have its container made again; to keep it from coming back: gpu-gate before the kubelet. " + VENDORS,
+        do=REBUILD, is_not=NOT_THE_POD),
+    KnownFault(
+        "DeafPlugin", 8, "An old plugin that failed once hears nothing more (v0.9 to v0.12)",
+        "NVIDIA/k8s-device-plugin #170", "a version of that range whose log ends with a failed NVML", judge=_deaf,
+        consistent="a plugin of unknown version whose log ends so", decide="its version",
+        capture="crictl inspect {plugin} | grep -i image", remedy="have its container made again. " + VENDORS,
+        do=REBUILD, is_not="woken by SIGHUP: that ends it", is_cause=False),
+    KnownFault(
+        "PluginOwnAccessLost", 8, "The plugin itself may no longer open the driver",
+        "NVIDIA/k8s-device-plugin #1640, #1223, #1397", "its device cgroup denies /dev/nvidiactl",
+        judge=when("PluginAccessDenied"),
+        remedy="have its container made again. SIGHUP would take away what it still offers", do=REBUILD,
+        is_not="seen by the kubelet: it goes on listing the GPUs, and every allocation fails"),
+    KnownFault(
+        "ContainerOlderThanModule", 8, "The plugin's container was made before the nvidia module was loaded",
+        "NVIDIA/k8s-device-plugin cmd/nvidia-device-plugin/main.go", "its creation lies before the kernel's line "
+        "that the module was loaded", judge=when("PluginOlderThanDriver"),
+        remedy="have its container made again: it was given what was there then", do=REBUILD,
+        is_not="helped by SIGHUP"),
+    KnownFault(
+        "K8sDevicePlugin426", 8, "The kubelet was restarted, and the plugin did not register again",
+        "NVIDIA/k8s-device-plugin #426",
+        "kubelet.sock made anew after the plugin's start, no registration since, and the kubelet lists nothing",
+        judge=_socket_made_anew, consistent="the same, some seconds old", decide="wait half a minute and look again",
+        capture="sleep 30; gpu-gate doctor; ls -l --full-time /var/lib/kubelet/device-plugins",
+        remedy="have its container made again. " + VENDORS, do=REBUILD,
+        is_not="this, unless kubelet.sock is seen to be newer than the plugin"),
+    KnownFault(
+        "OverlapOfTwo", 9, "An older instance's exit took the newer one's registration away",
+        "NVIDIA/k8s-device-plugin #255; kubernetes pkg/kubelet/cm/devicemanager",
+        "the kubelet lost the plugin after this one had started, or another process serves its socket",
+        judge=either((when("AnotherServes"), _overlap)),
+        consistent="its log says registered, the kubelet did not restart, and lists nothing",
+        decide="the kubelet's own lines", capture="journalctl -b -u kubelet | grep -E 'ListAndWatch|registration'",
+        remedy="have the one that is left made again", do=REBUILD),
+    KnownFault(
+        "TwoPlugins", 8, "Two device plugins offer the same resource",
+        "NVIDIA/k8s-device-plugin #255, Project-HAMi/HAMi #646",
+        "more than one container, or a container and a unit, look like the plugin", judge=when("TwoPlugins"),
+        remedy="remove one: who registers last wins, and who ends takes the resource away",
+        do="kubectl get pods -A -o wide | grep device-plugin", is_not="for a program to decide"),
+    KnownFault(
+        "PluginSawFewer", 8, "The plugin was started while NVML showed fewer GPUs", "NVIDIA/gpu-operator #2511",
+        "it registered fewer than NVML shows, and never looks again", judge=when("PluginSawFewer"),
+        remedy="have its container made again; running pods keep their GPUs", do=REBUILD,
+        is_not="a lost GPU: NVML shows them all"),
+    KnownFault(
+        "PluginMarkedUnhealthy", 8, "The plugin took a GPU out of what it offers (Xid)",
+        "NVIDIA/k8s-device-plugin internal/rm/health.go", "its log says that a device went unhealthy",
+        judge=when("PluginSawUnhealthy"), remedy="reset that GPU, or reboot the drained node, then start the plugin "
+        "afresh", do="dmesg | grep Xid", is_not="helped by a fresh start alone: it would offer a broken GPU again"),
+    KnownFault(
+        "PluginHangsInNvml", 8, "The plugin asks NVML and gets no answer", "NVIDIA/k8s-device-plugin #301, #77",
+        "none that can be seen from outside", judge=_asking, consistent="its log ends where it asks NVML",
+        decide="what its process waits for", capture="cat /proc/$(crictl inspect {plugin} | jq .info.pid)/stack",
+        remedy="have its container made again, once NVML on the host answers", do=REBUILD),
+    KnownFault(
+        "NoPlugin", 8, "No device plugin runs on this node", "kubernetes/kubernetes, device plugins",
+        "no container and no unit that looks like one", judge=when("NoPlugin"),
+        remedy="its DaemonSet does not select this node, or its manifest is not in the kubelet's folder",
+        do='kubectl get pods -A -o wide --field-selector spec.nodeName="$(hostname)" | grep -i plugin'),
+    KnownFault(
+        "PluginCrashes", 8, "The plugin's container ends again and again", "NVIDIA/k8s-device-plugin #50",
+        "its container has ended, and the kubelet waits before it starts it again", judge=when("PluginExited"),
+        remedy="read why it ended", do="crictl logs --tail 30 {plugin}"),
+)

@@ -1,0 +1,61 @@
+"""Lines of the journal that tell something about a node's GPUs, and what they tell.
+
+Forms: kubernetes v1.20 to v1.34 (pkg/kubelet/cm/devicemanager, pkg/kubelet/lifecycle/predicate.go; what a kubelet at
+its default verbosity says of a pod it turns away differs by version, so its silence tells nothing), systemd
+src/core/manager.c (v255 and later name who asked), containerd 1.6 to 2.1, CRI-O 1.28, nvidia-persistenced 550.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..model.kernel import KernelLine
+from ..model.witness import JournalLine, JournalWord, Says
+from . import kernel_log
+
+SYSTEMD, KERNEL = "systemd", "kernel"
+LINE = 300
+"""Characters of a line that are kept."""
+REQUEST = re.compile(r"Re(?:load(?:ing)?|execut(?:e|ing|ion)) requested from (client PID \d+.*?)\.*$")
+"""log_caller(): v255 and later; 252 tells nobody's name."""
+_RELOAD = re.compile(r"^(?:Reloading|Reexecuting)\.")
+_NAMES_GPU = r"(?:nvidia\.com/|\bGPU\b|nvml)"
+_FORMS: tuple[tuple[Says, re.Pattern[str]], ...] = (
+    (Says.OUT_OF, re.compile(r"OutOf\w*nvidia\.com/|enough resource: \S*nvidia\.com/", re.I)),
+    (Says.UNEXPECTED, re.compile(
+        rf"(?:UnexpectedAdmissionError|Allocate failed due to|Update plugin resources failed).*{_NAMES_GPU}", re.I)),
+    (Says.REGISTERED, re.compile(r"Got registration request from device plugin.*nvidia", re.I)),
+    (Says.LIST_ENDED, re.compile(r"ListAndWatch ended unexpectedly for device plugin.*nvidia", re.I)),
+    (Says.CHECKPOINT, re.compile(r"after failing to read checkpoint file|cannot unmarshal .*DevicesPerNUMA")),
+    (Says.NO_HANDLER, re.compile(r"no runtime for \\?\"nvidia|runtime handler \\?\"?nvidia\S* (?:not|is not)"
+                                 r"|find runtime handler nvidia", re.I)),
+    (Says.NO_CDI_DEVICE, re.compile(r"unresolvable CDI devices|CDI device injection failed", re.I)),
+    (Says.HOOK_FAILED, re.compile(r"nvidia-container-cli(?:\.real)?: [a-z ]+error", re.I)),
+    (Says.GPU_UP, re.compile(r"^device \S+ - persistence mode enabled")),
+)
+_HINTS = ("nvidia", "nvml", "NVRM", "checkpoint", "CDI", "oad", "xecut", "persistence")
+"""One of them is in every line that tells something: a busy journal is to cost little."""
+
+
+def word(line: JournalLine) -> JournalWord | None:
+    """What a line tells; None where it tells nothing of GPUs."""
+    if not any(hint in line.text for hint in _HINTS):
+        return None
+    text = line.text[:LINE]
+    if line.source == KERNEL:
+        told = kernel_log.word(KernelLine(line.at, text))
+        return JournalWord(line.at, Says.KERNEL, KERNEL, text) if told else None
+    if line.source == SYSTEMD:
+        asked = REQUEST.search(text)
+        if asked or _RELOAD.search(text):
+            return JournalWord(line.at, Says.RELOAD, SYSTEMD, text, asked.group(1)[:200] if asked else "")
+        return None
+    for says, form in _FORMS:
+        if form.search(text):
+            return JournalWord(line.at, says, line.source, text)
+    return None
+
+
+def words(lines: Iterable[JournalLine]) -> tuple[JournalWord, ...]:
+    return tuple(found for found in map(word, lines) if found is not None)

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Write docs/faults from the rules in agent/core/faults: one page a known fault, and a list of them.
+
+Run it after a fault was changed; tests/test_fault_pages.py compares.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from agent.app.chain import LINKS  # noqa: E402
+from agent.core.faults import FAULTS  # noqa: E402
+from agent.core.faults.known import KnownFault  # noqa: E402
+
+FOLDER = ROOT / "docs/faults"
+HEAD = """# Known faults
+
+What `gpu-gate doctor` compares a node with. A fault is *confirmed* only where its own mark was observed; what merely
+fits it is *consistent*, and its page names what would decide. These pages are written from `agent/core/faults/` by
+`tests/tools/fault_pages.py`.
+
+Every remedy leaves two things alone: a cloud vendor's component is never replaced by upstream's, and the kubelet's
+checkpoint is never edited or deleted.
+
+| link | fault | what it is |
+| --- | --- | --- |
+"""
+
+
+def page(fault: KnownFault) -> str:
+    parts = [f"# {fault.id}", f"{fault.title}.", f"Link {fault.link}, {LINKS[fault.link]}. Source: {fault.source}.",
+             f"**Confirmed** by: {fault.confirmed}."]
+    if fault.consistent:
+        parts.append(f"**Consistent with it**: {fault.consistent}.")
+    if fault.decide:
+        parts += [f"**What decides**: {fault.decide}.", _console(fault.capture)]
+    parts += [f"**Remedy**: {fault.remedy.rstrip('.')}.", _console(fault.do)]
+    if fault.is_not:
+        parts.append(f"**It is not** {fault.is_not}.")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _console(command: str) -> str:
+    return f"```console\n# {command.replace('{plugin}', 'CONTAINER')}\n```" if command else ""
+
+
+def pages() -> dict[str, str]:
+    """By file name."""
+    rows = "".join(f"| {f.link} {LINKS[f.link]} | [{f.id}]({f.id}.md) | {f.title} |\n" for f in FAULTS)
+    return {"README.md": HEAD + rows, **{f"{fault.id}.md": page(fault) for fault in FAULTS}}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    wanted = pages()
+    for old in FOLDER.glob("*.md"):
+        if old.name not in wanted:
+            old.unlink()
+    for name, text in wanted.items():
+        (FOLDER / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""Known faults: confirmed only where their own mark was observed, consistent with what merely fits, else silent."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.core import faults, journal
+from agent.core.faults import FAULTS, suspects
+from agent.core.faults.links import causes, first_broken, first_unknown, links
+from agent.core.kernel_log import words
+from agent.core.rules import diagnose
+from agent.model.finding import Diagnosis, Finding, Verdict
+from agent.model.gpu import GpuState
+from agent.model.kernel import KernelLine
+from agent.model.mark import Mark
+from agent.model.reading import Refusal, Why
+from agent.model.runtime import Runtime
+from agent.model.scene import Devices, Entry, ProbeEnd, Scene
+from agent.model.suspect import Strength, Suspect
+from agent.model.witness import NO_WITNESS, CudaReport, JournalLine, SocketSight, Witness
+
+from . import access_scenes as access
+from .scenes import (
+    BUSES,
+    DEFAULTS,
+    DENIED,
+    FAILED,
+    FAILED_LOG,
+    GPUS,
+    MISSING,
+    NO_DRIVER,
+    NOW,
+    OFFSET,
+    TIMED_OUT,
+    UUIDS,
+    container,
+    failing,
+    function,
+    probed,
+    scene,
+    seen,
+    sight,
+    unit,
+)
+
+CONFIRMED, CONSISTENT = Strength.CONFIRMED, Strength.CONSISTENT
+KUBELET_AT = 50.0
+STARTED_AT = 100.0
+"""Of the plugin's container, boottime."""
+
+
+def said(text: str, at: float = NOW - 60, source: str = "kubelet.service") -> Witness:
+    return Witness(journal=seen(journal.words([JournalLine(at, source, text)])))
+
+
+def logged(text: str, at: float = NOW - 50) -> dict[str, Any]:
+    """In the kernel's own ring."""
+    return {"kernel": seen(words([KernelLine(at, text)]))}
+
+
+def reasoned(reason: str, verdict: Verdict = Verdict.FAILS, link: int = 6) -> Diagnosis:
+    """A healthy node but for one finding."""
+    healthy = diagnose(scene(), DEFAULTS)
+    return replace(healthy, findings=(*healthy.findings, Finding(link, "Some", verdict, "as seen", reason)))
+
+
+def found(of: Scene, witness: Witness = NO_WITNESS) -> dict[str, Suspect]:
+    return {s.id: s for s in suspects(of, diagnose(of, DEFAULTS), witness)}
+
+
+def unlisted(**changes: Any) -> Scene:
+    """The kubelet lists nothing, and the plugin's log says that its NVML failed."""
+    return scene(**{"allocatable": seen(()), "checkpoint": seen({}), "plugins": (sight(FAILED_LOG),), **changes})
+
+
+def stated(**state: Any) -> Any:
+    """NVML shows every GPU, and says this of each."""
+    return probed(gpus=tuple(replace(g, state=GpuState(**state)) for g in GPUS))
+
+
+def forgotten(sock_at: float, **changes: Any) -> Scene:
+    """Its log says registered, the kubelet lists nothing."""
+    sock = Entry("kubelet.sock", "socket", mtime=OFFSET + sock_at)
+    return unlisted(plugins=(sight(),), plugin_sockets=seen((sock,)), **changes)
+
+
+DENIED_PLUGIN = unlisted(plugins=(sight(b"Starting Plugins.", access=False),))
+LOST = access.verdict((access.CTL, access.UVM))
+RELOADED = access.sighting(access.GPU0, allowed_at=NOW - 100, denied_at=NOW - 3, reload_at=NOW - 50)
+TOUCHED = access.sighting(access.GPU0, allowed_at=NOW - 100, denied_at=NOW - 3, reload_at=20.0)
+PCI_BUS = "0000:0f:00.0"
+LOADED_LATE = logged("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15", STARTED_AT + 40)
+SEVEN = {"probe": probed(gpus=GPUS[:1])}
+LOST_GPU = {"probe": failing(15, "nvmlDeviceGetHandleByIndex", 1, BUSES[1])}
+WATCHED_EARLY = {"waiting": seen(Mark("waits", 5.0))}
+ALLOCATE = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu"
+ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
+    ("Nouveau", scene(pci=seen(tuple(function(b, "nouveau") for b in BUSES)), **NO_DRIVER), Witness(), CONFIRMED),
+    ("VfioBound", scene(pci=seen(tuple(function(b, "vfio-pci") for b in BUSES))), Witness(), CONFIRMED),
+    ("VfioBound", scene(pci=seen((function(BUSES[0]), function(BUSES[1], "vfio-pci")))), Witness(), None),
+    ("NoDriver", scene(**NO_DRIVER), Witness(), CONFIRMED),
+    ("DriverNotLoaded", scene(**{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")}), Witness(), CONFIRMED),
+    ("SecureBoot", scene(**{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")},
+                         **logged("Loading of unsigned module is rejected")), Witness(), CONFIRMED),
+    ("DeviceNodesMissing", scene(nodes=seen(())), Witness(), CONFIRMED),
+    ("FabricNotReady", scene(), Witness(cuda=seen(CudaReport("cuInit", 802))), CONFIRMED),
+    ("FabricNotReady", scene(probe=stated(fabric="in progress")),
+     Witness(), CONSISTENT),
+    ("FabricNotReady", scene(probe=stated(fabric="in progress")),
+     Witness(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2))), None),
+    ("DriverLibraryMismatch", scene(probe=failing(18)), Witness(), CONFIRMED),
+    ("DriverLibraryMismatch", scene(**logged(
+        "NVRM: API mismatch: the client has the version 550.90.07, but NVRM: this kernel module has the version "
+        "550.54.15.")), Witness(), CONSISTENT),
+    ("FellOffBus", scene(**SEVEN, **logged(f"NVRM: Xid (PCI:{PCI_BUS[:-2]}): 79, GPU has fallen off the bus.")),
+     Witness(), CONFIRMED),
+    ("FellOffBus", scene(**LOST_GPU), said("NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus.",
+                                           source="kernel"), CONFIRMED),
+    ("FellOffBus", scene(**LOST_GPU), Witness(), CONSISTENT),
+    ("FellOffBus", scene(**SEVEN), Witness(), None),
+    ("GspTimeout", scene(**logged("NVRM: Xid (PCI:0000:0f:00): 119, Timeout", NOW - 1)), Witness(), CONFIRMED),
+    ("GpuInitFailed", scene(**SEVEN, **logged(f"NVRM: GPU {PCI_BUS}: RmInitAdapter failed! (0x24:0x72:1568)")),
+     Witness(), CONFIRMED),
+    ("GpuInitFailed", scene(**logged(f"NVRM: GPU {PCI_BUS}: RmInitAdapter failed! (0x24:0x72:1568)")), Witness(),
+     None),
+    ("GpuAbsentFromNvml", scene(**SEVEN), Witness(), CONFIRMED),
+    ("NvmlHang", scene(probe=probed(end=ProbeEnd.HUNG, detail="pid 7, state D")), Witness(), CONFIRMED),
+    ("NvmlHang", scene(), Witness(cuda=TIMED_OUT), CONFIRMED),
+    ("NvmlNotReady", scene(probe=failing(999)), Witness(), CONFIRMED),
+    ("GpuWantsReset", scene(probe=stated(remap_pending=True)),
+     Witness(), CONFIRMED),
+    # --- link 6 and 12
+    ("NoNvidiaHandler", scene(), said('failed to get sandbox runtime: no runtime for "nvidia" is configured'),
+     CONFIRMED),
+    ("PluginWithoutLibrary", unlisted(plugins=(sight(b"Failed to initialize NVML: could not load NVML library.\n"),)),
+     Witness(), CONFIRMED),
+    ("CdiSpecMissing", scene(), said("unresolvable CDI devices nvidia.com/gpu=0"), CONSISTENT),
+    ("ContainerToolkit251", access.access_scene(verdicts=(LOST,), sightings=(RELOADED,)), Witness(), CONFIRMED),
+    ("ContainerToolkit251", access.access_scene(verdicts=(LOST,)), Witness(), CONSISTENT),
+    ("ContainerToolkit251", access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)), Witness(), None),
+    ("ContainerToolkit251", DENIED_PLUGIN, Witness(), CONSISTENT),
+    ("ContainerToolkit251", unlisted(), Witness(), CONSISTENT),
+    ("ContainerToolkit251", unlisted(plugins=(sight(FAILED_LOG, access=True),)), Witness(), None),
+    ("CpuManagerUpdate", access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)),
+     Witness(cpu_policy=seen("static")), CONFIRMED),
+    ("CpuManagerUpdate", access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)),
+     Witness(cpu_policy=seen("none")), CONSISTENT),
+    ("CpuManagerUpdate", access.access_scene(verdicts=(LOST,), sightings=(RELOADED,)),
+     Witness(cpu_policy=seen("static")), None),
+    ("ReloadWillTakeDevices", access.access_scene(), Witness(), CONFIRMED),
+    # --- links 8 and 9
+    ("EarlyNvml", unlisted(), Witness(), CONSISTENT),
+    ("EarlyNvml", unlisted(), said("device 0000:07:00.0 - persistence mode enabled.", STARTED_AT + 5,
+                                   "nvidia-persistenced.service"), CONFIRMED),
+    ("EarlyNvml", unlisted(), said("device 0000:07:00.0 - persistence mode enabled.", STARTED_AT - 5,
+                                   "nvidia-persistenced.service"), CONSISTENT),
+    ("EarlyNvml", unlisted(**WATCHED_EARLY), Witness(first_seen=seen(Mark("", STARTED_AT + 5))), CONFIRMED),
+    ("EarlyNvml", unlisted(), Witness(first_seen=seen(Mark("", STARTED_AT + 5))), CONSISTENT),
+    ("EarlyNvml", unlisted(probe=failing(999)), Witness(), CONFIRMED),
+    ("EarlyNvml", DENIED_PLUGIN, Witness(), None),
+    ("EarlyNvml", forgotten(10.0), Witness(), None),
+    ("DeafPlugin", unlisted(), Witness(), CONFIRMED),
+    ("DeafPlugin", unlisted(plugins=(sight(FAILED_LOG, of=container(image="registry/plugin:v0.17.0")),)), Witness(),
+     None),
+    ("DeafPlugin", unlisted(plugins=(sight(FAILED_LOG, of=container(image="registry/plugin:latest")),)), Witness(),
+     CONSISTENT),
+    ("PluginOwnAccessLost", DENIED_PLUGIN, Witness(), CONFIRMED),
+    ("ContainerOlderThanModule", unlisted(**LOADED_LATE), Witness(), CONFIRMED),
+    ("K8sDevicePlugin426", forgotten(STARTED_AT + 500), Witness(), CONFIRMED),
+    ("K8sDevicePlugin426", forgotten(NOW - 5), Witness(), CONSISTENT),
+    ("K8sDevicePlugin426", forgotten(STARTED_AT - 40), Witness(), None),
+    ("K8sDevicePlugin426", forgotten(STARTED_AT + 500), said(
+        'Got registration request from device plugin with resource" resourceName="nvidia.com/gpu"', NOW - 9), None),
+    ("OverlapOfTwo", forgotten(STARTED_AT - 40), Witness(), CONSISTENT),
+    ("OverlapOfTwo", forgotten(STARTED_AT - 40), said(
+        '"ListAndWatch ended unexpectedly for device plugin" err="EOF" resource="nvidia.com/gpu"'), CONFIRMED),
+    ("OverlapOfTwo", forgotten(STARTED_AT + 500), Witness(), None),
+    ("TwoPlugins", unlisted(plugins=(sight(), sight(of=container("c2")))), Witness(), CONFIRMED),
+    ("PluginSawFewer", scene(allocatable=seen((Devices("nvidia.com/gpu", UUIDS[:1]),))), Witness(), CONFIRMED),
+    ("PluginMarkedUnhealthy", unlisted(plugins=(sight(b"'nvidia.com/gpu' device marked unhealthy: GPU-1\n"),)),
+     Witness(), CONFIRMED),
+    ("PluginHangsInNvml", unlisted(plugins=(sight(b"2026/11/29 12:46:07 Loading NVML\n"),)), Witness(), CONSISTENT),
+    ("NoPlugin", unlisted(plugins=(), runtime=seen(Runtime((), ()))), Witness(), CONFIRMED),
+    # --- the kubelet
+    ("KubeletDown", scene(units=seen((unit("kubelet.service", "inactive"),)), allocatable=MISSING), Witness(),
+     CONFIRMED),
+    ("KubeletSilent", scene(allocatable=TIMED_OUT), Witness(), CONSISTENT),
+    ("KubeletSilent", scene(allocatable=DENIED), Witness(), None),
+    ("StaleCheckpoint", unlisted(checkpoint=seen({"nvidia.com/gpu": 2})), Witness(), CONFIRMED),
+    ("StaleCheckpoint", scene(), Witness(), None),
+    ("CheckpointTorn", scene(checkpoint=FAILED), Witness(), CONFIRMED),
+    ("CheckpointTorn", scene(checkpoint=DENIED), Witness(), None),
+    ("OutOfGpus", scene(), said("Node didn't have enough resource: nvidia.com/gpu, requested: 1"), CONFIRMED),
+    ("OutOfGpus", scene(), said("Node didn't have enough resource: cpu, requested: 1, used: 0"), None),
+    ("UnexpectedAdmission", scene(), said(ALLOCATE), CONFIRMED),
+    ("InitContainerRace", scene(), said(ALLOCATE, KUBELET_AT + 20), CONSISTENT),
+    ("InitContainerRace", scene(), said(ALLOCATE, KUBELET_AT + 400), None),
+    ("AllocatableButLost", scene(**LOST_GPU), Witness(), CONFIRMED),
+    ("RuntimeSilent", scene(runtime=TIMED_OUT), Witness(), CONFIRMED),
+    ("RuntimeSilent", scene(runtime=MISSING), Witness(), CONSISTENT),
+    ("RuntimeSilent", scene(runtime=Refusal(Why.NOT_RECORDED)), Witness(), None),
+]
+BY_REASON = {
+    "GpuNotOnBus": "PciShort", "GpuUnsupported": "GpuUnsupported", "CdiSpecMissing": "CdiMissing",
+    "CdiSpecOld": "CdiOlderDriver", "CdiSpecPointsNowhere": "CdiPathsMissing", "CdiSpecBroken": "CdiConflict",
+    "PluginCrashes": "PluginExited", "NodeShowsFewer": "NodeShowsFewer", "OverlapOfTwo": "AnotherServes",
+}
+
+
+@pytest.mark.parametrize(("fault", "of", "witness", "strength"), ROWS,
+                         ids=[f"{r[0]}-{r[3].value if r[3] else 'not'}-{n}" for n, r in enumerate(ROWS)])
+def test_each_fault(fault: str, of: Scene, witness: Witness, strength: Strength | None) -> None:
+    known = found(of, witness).get(fault)
+    assert (known.strength if known else None) is strength, known
+    if known and strength is CONSISTENT:
+        assert known.decide and known.capture and "{" not in known.capture
+
+
+@pytest.mark.parametrize(("fault", "reason"), BY_REASON.items())
+def test_faults_that_a_finding_names(fault: str, reason: str) -> None:
+    ids = {s.id: s.strength for s in suspects(scene(), reasoned(reason))}
+    assert ids.get(fault) is CONFIRMED
+    assert fault not in {s.id for s in suspects(scene(), reasoned(reason, Verdict.UNKNOWN))}
+
+
+def test_every_fault_is_tried_in_each_of_its_strengths() -> None:
+    tried = {(fault, strength) for fault, _, _, strength in ROWS} | {(fault, CONFIRMED) for fault in BY_REASON}
+    never_sure = {f.id for f in FAULTS if f.confirmed.startswith("none that")}
+    hinted = {"NoNvidiaHandler"}
+    for fault in FAULTS:
+        assert (fault.id, CONFIRMED) in tried or fault.id in never_sure, fault.id
+        assert (fault.id, CONSISTENT) in tried or not fault.consistent or fault.id in hinted, fault.id
+
+
+def test_a_healthy_node_has_no_fault() -> None:
+    assert found(scene()) == {}
+    assert found(scene(), Witness(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2)), cpu_policy=seen("static"))) == {}
+
+
+def test_reasons_that_faults_refer_to_exist() -> None:
+    page = (Path(faults.__file__).parents[3] / "docs/reasons.md").read_text()
+    for path in Path(faults.__file__).parent.glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            name = getattr(call, "func", None)
+            named = getattr(name, "id", "") == "when" or getattr(name, "attr", "") == "finding"
+            for word in call.args if isinstance(call, ast.Call) and named else ():
+                if isinstance(word, ast.Constant):
+                    assert f"`{word.value}`" in page or str(word.value).startswith("Nvml"), word.value
+
+
+# --- the chain
+
+
+def broken(of: Scene, witness: Witness = NO_WITNESS) -> tuple[int, str]:
+    of_node = first_broken(links(of, diagnose(of, DEFAULTS), witness))
+    return (of_node.link, of_node.reason) if of_node else (0, "")
+
+
+@pytest.mark.parametrize(("of", "witness", "link"), [
+    (scene(), Witness(), (0, "")),
+    (unlisted(), Witness(), (8, "PluginInitFailed")),
+    (scene(allocatable=MISSING, units=seen((unit("kubelet.service", "failed"),))), Witness(), (7, "KubeletInactive")),
+    (scene(allocatable=MISSING, units=seen(())), Witness(), (0, "")),
+    (access.access_scene(verdicts=(LOST,)), Witness(), (12, "AccessDenied")),
+    (scene(probe=failing(999), allocatable=seen(())), Witness(), (5, "NvmlUnknown")),
+    (scene(), Witness(cuda=seen(CudaReport("cuInit", 802))), (4, "CudaNotReady")),
+    (scene(), Witness(cuda=seen(CudaReport("cuInit", 3))), (5, "CudaFailed")),
+    (scene(), Witness(cuda=TIMED_OUT), (5, "CudaSilent")),
+    (scene(), Witness(cuda=FAILED), (0, "")),
+    (scene(), Witness(sockets=(SocketSight("nvidia-gpu.sock", FAILED),)), (0, "")),
+])
+def test_the_first_broken_link(of: Scene, witness: Witness, link: tuple[int, str]) -> None:
+    assert broken(of, witness) == link
+
+
+def test_every_link_has_a_word_where_there_is_a_chain() -> None:
+    chain = links(scene(), diagnose(scene(), DEFAULTS), Witness())
+    assert {f.link for f in chain} == set(range(1, 15))
+    assert [f.link for f in chain] == sorted(f.link for f in chain)
+    assert {f.condition for f in chain if f.link in (13, 14)} == {"NotAsked"}
+    none = scene(pci=seen(()))
+    assert all(f.condition != "NotAsked" for f in links(none, diagnose(none, DEFAULTS), Witness()))
+
+
+def test_what_is_silent_is_never_broken() -> None:
+    silent = scene(allocatable=DENIED, runtime=DENIED, units=DENIED, processes=DENIED, kernel=DENIED)
+    chain = links(silent, diagnose(silent, DEFAULTS), Witness(journal=DENIED, cuda=DENIED))
+    assert first_broken(chain) is None
+    unknown = first_unknown(chain)
+    assert unknown is not None and unknown.condition == "PluginRegistered"
+    assert found(silent, Witness(journal=DENIED, cuda=DENIED)) == {}
+
+
+def test_what_keeps_a_fault_is_not_its_cause() -> None:
+    of = unlisted(checkpoint=seen({"nvidia.com/gpu": 2}))
+    diagnosis = diagnose(of, DEFAULTS)
+    first = first_broken(links(of, diagnosis, Witness()))
+    assert first is not None
+    assert [s.id for s in causes(first, suspects(of, diagnosis))] == ["EarlyNvml", "ContainerToolkit251"]

@@ -1,0 +1,75 @@
+"""Lines of the journal: each form once, and what looks like it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent.core.journal import words
+from agent.model.scene import Clock
+from agent.model.witness import JournalLine, Says
+from agent.node.examined import line_of
+
+from .scenes import NOW
+
+KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.service"
+
+
+@pytest.mark.parametrize(("source", "text", "says"), [
+    ("systemd", "Reloading.", Says.RELOAD),
+    ("systemd", "Reloading requested from client PID 2553912 ('systemctl') (unit snapd.service)...", Says.RELOAD),
+    ("systemd", "Reexecuting requested from client PID 7 ('systemctl') (unit session-1.scope)...", Says.RELOAD),
+    ("systemd", "Started kubelet.service - kubelet.", None),
+    (KUBELET, "Reloading.", None),
+    (K3S, 'I1227 18:17:42.2 21527 server.go:142] "Got registration request from device plugin with resource" '
+     'resourceName="nvidia.com/gpu"', Says.REGISTERED),
+    (K3S, 'I1227 18:17:42.2 21527 server.go:142] "Got registration request from device plugin with resource" '
+     'resourceName="intel.com/qat"', None),
+    (KUBELET, 'E1017 12:05:33 1655 client.go:90] "ListAndWatch ended unexpectedly for device plugin" err="rpc error: '
+     'code = Unavailable desc = error reading from server: EOF" resource="nvidia.com/gpu"', Says.LIST_ENDED),
+    (KUBELET, "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu, "
+     "which is unexpected", Says.UNEXPECTED),
+    (KUBELET, "Update plugin resources failed due to requested number of devices unavailable for nvidia.com/gpu. "
+     "Requested: 1, Available: 0, which is unexpected.", Says.UNEXPECTED),
+    (KUBELET, "Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: rpc error: code = "
+     "Unknown desc = Unable to retrieve list of available devices: error creating nvml.Device 5: nvml: GPU is lost",
+     Says.UNEXPECTED),
+    (KUBELET, 'reason="OutOfnvidia.com/gpu"', Says.OUT_OF),
+    (KUBELET, "Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 0, capacity: 0", Says.OUT_OF),
+    (KUBELET, "Node didn't have enough resource: memory, requested: 1, used: 0, capacity: 0", None),
+    (KUBELET, '"Continue after failing to read checkpoint file. Device allocation info may NOT be up-to-date" '
+     'err="unexpected end of JSON input"', Says.CHECKPOINT),
+    (RUNTIME, 'failed to get sandbox runtime: no runtime for "nvidia" is configured', Says.NO_HANDLER),
+    (RUNTIME, 'msg="no runtime for \\"nvidia\\" is configured"', Says.NO_HANDLER),
+    ("crio.service", "failed to find runtime handler nvidia from runtime list map[runc:0xc0]", Says.NO_HANDLER),
+    (RUNTIME, "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0", Says.NO_CDI_DEVICE),
+    (RUNTIME, "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown", Says.HOOK_FAILED),
+    ("nvidia-persistenced.service", "device 0000:01:00.0 - persistence mode enabled.", Says.GPU_UP),
+    ("nvidia-persistenced.service", "device 0000:01:00.0 - registered", None),
+    ("kernel", "NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus.", Says.KERNEL),
+    ("kernel", "NVRM: Xid (PCI:0000:0f:00): 31, a program's own", None),
+    ("kernel", "usb 1-1: new device", None),
+])
+def test_lines(source: str, text: str, says: Says | None) -> None:
+    assert [w.says for w in words([JournalLine(NOW, source, text)])] == ([says] if says else [])
+
+
+def test_who_asked_is_kept() -> None:
+    line = "Reloading requested from client PID 7 ('systemctl') (unit session-1.scope)..."
+    assert words([JournalLine(NOW, "systemd", line)])[0].who == "client PID 7 ('systemctl') (unit session-1.scope)"
+
+
+@pytest.mark.parametrize(("entry", "line"), [
+    ({"MESSAGE": "a", "__MONOTONIC_TIMESTAMP": "5000000", "_SYSTEMD_UNIT": KUBELET, "_PID": "77"},
+     JournalLine(15.0, KUBELET, "a")),
+    ({"MESSAGE": "a", "__MONOTONIC_TIMESTAMP": "5000000", "_SYSTEMD_UNIT": "init.scope", "_PID": "1"},
+     JournalLine(15.0, "systemd", "a")),
+    ({"MESSAGE": "a", "__MONOTONIC_TIMESTAMP": "5000000", "_TRANSPORT": "kernel"}, JournalLine(15.0, "kernel", "a")),
+    ({"MESSAGE": [97], "__MONOTONIC_TIMESTAMP": "5000000"}, None),
+    ({"MESSAGE": "a", "__MONOTONIC_TIMESTAMP": "soon"}, None),
+    ({"MESSAGE": "a"}, None),
+    ([], None),
+])
+def test_entries(entry: object, line: JournalLine | None) -> None:
+    assert line_of(json.dumps(entry).encode(), Clock(110.0, 100.0, 1.7e9)) == line
