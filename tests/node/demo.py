@@ -123,9 +123,34 @@ def without(package: Path) -> tuple[dict[str, str], dict[str, str]]:
         print(f"\n    The host sees {GPUS} GPUs, the plugin is {_phase(state)}, and the kubelet lists "
               f"{_allocatable(state)}. It stays so for hours.")
         broken = _row(timeline, state)
+        said = consult(node, package)
         mend(node, package, timeline)
+        again(node, said)
         deaf(node, timeline)
         return broken, _row(timeline, json.loads(node.run(["simgpu", "node"]).stdout))
+
+
+UNPACKED = "PYTHONPATH=/var/tmp/gpu-gate/usr/share/gpu-gate python3 -m gpu_gate"
+KEPT = "/var/tmp/before"
+
+
+def consult(node: Node, package: Path) -> str:
+    """The doctor on the broken node, from a package that is unpacked and not installed; its verdict."""
+    print("\n    The doctor, run from an unpacked package (gpu-gate doctor; nothing is changed):\n")
+    node.copy(package, f"/var/cache/{package.name}")
+    node.run(f"dpkg -x /var/cache/{package.name} /var/tmp/gpu-gate; {UNPACKED} evidence {KEPT}")
+    said = node.run(f"{UNPACKED} doctor", check=False).stdout
+    _indented(said.partition("\n\n")[0])
+    return said.splitlines()[0]
+
+
+def again(node: Node, before: str) -> None:
+    """The node is well, and the bundle that was kept of it still says what was wrong."""
+    print("\n    The doctor on the mended node, and on the evidence that was kept before (gpu-gate doctor BUNDLE):\n")
+    now, then = (node.run(f"gpu-gate doctor {of}", check=False).stdout.splitlines()[0] for of in ("", KEPT))
+    _indented(f"now     {now}\nbefore  {then}")
+    if then != before or now == before:
+        raise NodeError(f"the bundle says {then!r}, the node said {before!r}, and now says {now!r}")
 
 
 def mend(node: Node, package: Path, timeline: Timeline) -> None:

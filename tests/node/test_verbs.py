@@ -84,6 +84,47 @@ def test_doctor_needs_no_agent(node: Node) -> None:
         gate.wait_ready(node)
 
 
+def test_doctor_deep_asks_cuda(node: Node) -> None:
+    """The fabric is not ready: NVML is content, CUDA says 802. And a CUDA that hangs does not hang the doctor."""
+    assert_says(gpu_gate(node, "doctor", "--deep")[1], ("Every link that was asked holds.", "CUDA counts 8 devices"))
+    try:
+        node.put("/run/simgpu/cuda", "802\n")
+        code, out, _ = gpu_gate(node, "doctor", "--deep")
+        assert code == 1
+        assert_says(out, ("Link 4 is broken: CudaNotReady; FabricNotReady: confirmed", "cuInit says 802",
+                          "5 NVML HOLDS NVML enumerates 8 of 8 GPUs"))
+        assert gpu_gate(node, "doctor")[0] == 0, "nobody asks CUDA unless told to"
+        node.put("/run/simgpu/cuda", "hang\n")
+        node.put("/etc/gpu-gate/gpu-gate.conf.d/hang.conf", "[Probe]\nTimeoutSec=1s\n")
+        code, out, _ = gpu_gate(node, "doctor", "--deep")
+        assert code == 1
+        assert_says(out, ("Link 5 is broken: CudaSilent; NvmlHang: confirmed",))
+    finally:
+        node.run("rm -f /run/simgpu/cuda /etc/gpu-gate/gpu-gate.conf.d/hang.conf")
+
+
+def test_doctor_asks_the_journal_versions_and_sockets(node: Node) -> None:
+    """Real ones: journald, containerd, runc; the kubelet's own line of a registration is a stand-in's."""
+    node.run("systemd-cat -t kubelet echo; echo 'NVRM: Xid (PCI:0000:0f:00): 79, lost' >/dev/kmsg || :", check=False)
+    node.systemctl("daemon-reload")
+    code, out, err = gpu_gate(node, "doctor", "--json")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    assert said["versions"]["containerd"][:1].isdigit() and said["versions"]["runc"][:1].isdigit()
+    assert said["versions"]["cgroup"] and said["not_asked"] == []
+    assert next(f for f in said["findings"] if f["condition"] == "SocketsAnswer")["verdict"] == "holds"
+    node.run(["gpu-gate", "evidence", "/tmp/asked"])
+    kept = json.loads(node.read("/tmp/asked/manifest.json"))["answers"]
+    journal = next(a["answer"]["value"] for a in kept if a["question"][0] == "journal")
+    assert any(line["source"] == "systemd" and line["text"].startswith("Reload") for line in journal), journal
+
+
+def test_doctor_as_nobody_says_what_it_may_not_ask(node: Node) -> None:
+    done = node.run("setpriv --reuid 65534 --regid 65534 --clear-groups gpu-gate doctor", check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stdout + done.stderr
+    assert_says(done.stdout, ("Nothing is seen broken, but", "run it as root", "the kernel's log (not-permitted"))
+
+
 def test_evidence_says_later_what_was_seen_then(node: Node) -> None:
     code, out, err = gpu_gate(node, "evidence", "/tmp/kept")
     assert (code, err) == (0, "")

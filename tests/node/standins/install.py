@@ -54,7 +54,7 @@ def library() -> Path:
     """The stand-in libnvidia-ml.so.1, built once for each state of its source."""
     if IS_IN_PLACE:
         return HERE / "lib/libnvidia-ml.so.1"
-    source = (HERE / "nvml/libnvidia-ml.c").read_bytes() + (HERE / "nvml/build.sh").read_bytes()
+    source = b"".join((HERE / "nvml" / name).read_bytes() for name in ("libnvidia-ml.c", "libcuda.c", "build.sh"))
     folder = CACHE / f"nvml-{hashlib.sha256(source).hexdigest()[:12]}"
     if not (folder / "libnvidia-ml.so.1").exists():
         subprocess.run([HERE / "nvml/build.sh", folder], check=True)
@@ -105,7 +105,9 @@ def install(
             _link(root / "usr/bin" / name, f"/{HOME}/{program}")
     _write(home / "pynvml.py", pynvml_file or pynvml())
     multiarch = sysconfig.get_config_var("MULTIARCH") or "x86_64-linux-gnu"
-    _write(root / "usr/lib" / multiarch / "libnvidia-ml.so.1", library_file or library())
+    driver = library_file or library()
+    for soname in (driver.name, "libcuda.so.1"):
+        _write(root / "usr/lib" / multiarch / soname, driver.with_name(soname))
     _write(root / "etc/simgpu.conf", CONF)
     for unit, target in UNITS.items():
         if unit == "kubelet.service" and not kubelet:
