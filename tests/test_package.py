@@ -101,7 +101,10 @@ def test_files(deb: Path) -> None:
     there = {path.removeprefix("agent/") for path in tracked if (REPO / path).exists()}
     assert program == {f"usr/share/gpu-gate/gpu_gate/{path}" for path in there}
     images = run("git", "-c", f"safe.directory={REPO}", "ls-files", "packaging/images").split()
-    assert paths - program == EXPECTED | {f"usr/share/gpu-gate/{path.removeprefix('packaging/')}" for path in images}
+    faults = {path for path in paths if path.startswith("usr/share/doc/gpu-gate/faults/")}
+    assert {Path(path.removesuffix(".gz")).name for path in faults} == {p.name for p in REPO.glob("docs/faults/*")}
+    assert paths - program - faults == EXPECTED | {
+        f"usr/share/gpu-gate/{path.removeprefix('packaging/')}" for path in images}
     assert "etc/gpu-gate/gpu-gate.conf.d/" in folders
 
 

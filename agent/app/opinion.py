@@ -160,7 +160,8 @@ def _not_asked(opinion: Opinion) -> list[str]:
     asked = {"the journal": witness.journal, "the kernel's log": scene.kernel, "systemd": scene.units,
              "the container runtime": scene.runtime, "pod-resources": scene.allocatable,
              "containers' device access": scene.access}
-    found = [f"{name} ({reading})" for name, reading in asked.items()
+    found = [f"{name} ({reading.why.value if reading.why is Why.NOT_PERMITTED else reading})"
+             for name, reading in asked.items()
              if isinstance(reading, Refusal) and reading.why is not Why.NOT_ASKED
              and (reading is witness.journal or not reading.is_missing)]
     if any("not-permitted" in sentence for sentence in found):

@@ -122,7 +122,7 @@ def test_doctor_asks_the_journal_versions_and_sockets(node: Node) -> None:
 def test_doctor_as_nobody_says_what_it_may_not_ask(node: Node) -> None:
     done = node.run("setpriv --reuid 65534 --regid 65534 --clear-groups gpu-gate doctor", check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stdout + done.stderr
-    assert_says(done.stdout, ("Nothing is seen broken, but", "run it as root", "the kernel's log (not-permitted"))
+    assert_says(done.stdout, ("Nothing is seen broken, but", "run it as root", "the journal (not-permitted"))
 
 
 def test_evidence_says_later_what_was_seen_then(node: Node) -> None:
