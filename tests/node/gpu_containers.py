@@ -50,7 +50,7 @@ class Container:
     scope: str
     cgroup: str
     gpus: tuple[str, ...] = ()
-    "device words (c:195:0) of what was allocated"
+    "device words (c:195:0) of what was allocated, by number: the order of ids depends on which GPUs were free"
 
 
 class Feeling:
@@ -189,5 +189,5 @@ spec:
         code = ("import pynvml as n, sys; n.nvmlInit()\n"
                 "for u in sys.argv[1:]: print(n.nvmlDeviceGetMinorNumber(n.nvmlDeviceGetHandleByUUID(u)))")
         minors = self.node.run(["python3", "-c", code, *ids], env={"PYTHONPATH": "/opt/gpu-gate-sim"}).stdout
-        return tuple(f"c:195:{minor}" for minor in minors.split())
+        return tuple(f"c:195:{minor}" for minor in sorted(map(int, minors.split())))
 
