@@ -143,7 +143,9 @@ def _debootstrap(suite: str, target: Path, included: Sequence[str]) -> None:
     packages = f"--include={','.join(included)}"
     slim = ["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*"]
     sources = _sources(suite, TREES)
-    words = ["mmdebstrap", "--variant=minbase", packages, *slim, suite, str(building), str(sources)]
+    # mmdebstrap mounts /proc and /sys below it: killed, it must not leave them for the rmtree above to walk into.
+    alone = ["unshare", "--mount", "--propagation", "private", "--"]
+    words = [*alone, "mmdebstrap", "--variant=minbase", packages, *slim, suite, str(building), str(sources)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
         shutil.rmtree(building, ignore_errors=True)
