@@ -16,7 +16,7 @@ import pytest
 REPO = Path(__file__).resolve().parents[1]
 RELEASES = {"22.04": "3.10", "24.04": "3.12", "26.04": "3.14"}
 """And the Python of each."""
-WHEELS = "--only-binary=grpcio,aiohttp,protobuf,PyYAML"
+WHEELS = "--only-binary=grpcio,protobuf,PyYAML"
 BESIDE = ("nvidia-ml-py", "pytest", "pytest-timeout", "prometheus-client")
 
 
