@@ -111,6 +111,9 @@ def _others(opinion: Opinion) -> Iterator[str]:
         if one.decide:
             yield from wrapped(" " * 16, f"to decide: {one.decide}", 16)
             yield from _command(one.capture, 16)
+        if not opinion.causes:  # nothing above has said what to do
+            yield from wrapped(" " * 16, f"remedy: {one.remedy}", 16)
+            yield from _command(one.do, 16)
 
 
 def _foot(opinion: Opinion) -> Iterator[str]:

@@ -127,7 +127,7 @@ FAULTS = (
         "ReloadWillTakeDevices", 12, "The next daemon-reload will take GPUs away from containers",
         "NVIDIA/nvidia-container-toolkit #1744", "the scope's DeviceAllow= lacks a node that its container may open",
         judge=when("AccessAtRisk"), remedy="before the next reload: drain those pods, or make them again with CDI",
-        do="gpu-gate access", is_not="a loss yet"),
+        do="gpu-gate access", is_not="a loss yet", is_cause=False),
     KnownFault(
         "CpuManagerUpdate", 12, "A container update took its GPUs away (static cpu manager, resize)",
         "kubernetes/kubernetes #77073, NVIDIA/k8s-device-plugin #145, #322",

@@ -51,6 +51,9 @@ def _fell_off(evidence: Evidence) -> Mark | None:
     lost = evidence.finding("NvmlGpuIsLost", "GpuMissing")
     if lost is None:
         return None
+    kernel = evidence.scene.kernel.value if isinstance(evidence.scene.kernel, Seen) else ()
+    if any(w.tells is Tells.LOST and w.bus_id in lost.missing for w in kernel):
+        return Mark(True, lost.because)  # which cites the line
     line = evidence.journal(Says.KERNEL)
     if line and ("fallen off the bus" in line.line or "): 79," in line.line):
         return Mark(True, f"{lost.because}; {cited(evidence, line)}")

@@ -85,5 +85,5 @@ def causes(broken: Finding, found: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
     """The faults that explain the first broken link, the likeliest first: its own link's; for a plugin that may not
     open its devices also that of link 12, which says why."""
     own = [s for s in found if s.link == broken.link and s.is_cause]
-    kin = [s for s in found if s.link == 12 and broken.link == 8]
+    kin = [s for s in found if s.link == 12 and broken.link == 8 and s.is_cause]
     return tuple(sorted(own + kin, key=lambda s: s.strength is not Strength.CONFIRMED))

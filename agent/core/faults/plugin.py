@@ -126,7 +126,7 @@ FAULTS = (
         remedy="have its container made again. " + VENDORS, do=REBUILD,
         is_not="this, unless kubelet.sock is seen to be newer than the plugin"),
     KnownFault(
-        "OverlapOfTwo", 9, "An older instance's exit took the newer one's registration away",
+        "OverlapOfTwo", 8, "An older instance's exit took the newer one's registration away",
         "NVIDIA/k8s-device-plugin #255; kubernetes pkg/kubelet/cm/devicemanager",
         "the kubelet lost the plugin after this one had started, or another process serves its socket",
         judge=either((when("AnotherServes"), _overlap)),
