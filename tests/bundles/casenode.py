@@ -1,0 +1,271 @@
+"""A case's lines as a node to look at: eight healthy registered GPUs, and what the lines change of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from agent.model.access import Allocation, Device, Sighting
+from agent.model.gpu import GpuState
+from agent.model.kernel import KernelLine
+from agent.model.reading import Reading, Refusal, Seen, Why
+from agent.model.runtime import Container, ContainerDetail, ContainerState, Runtime, Sandbox
+from agent.model.scene import Devices, Entry, NvmlError, ProbeEnd, ProbeState, Remains, Unit
+from agent.model.settings import Settings
+from agent.model.witness import CudaReport, JournalLine
+
+from .casehost import CaseHost
+from .casepods import GIVEN_TO_ALL, governed
+from .node import BOOTTIME, BUSES, UUIDS
+
+REALTIME = 1_795_950_000.0
+PLUGIN_ID, POD_ID = "a1" * 32, "5d" * 32
+FOLDER = "/var/lib/kubelet/device-plugins"
+PCI, PROC = "/sys/bus/pci/devices", "/proc/driver/nvidia"
+LOG = "/var/log/pods/plugin/0.log"
+WELL = ("I0627 10:12:48.000000       1 server.go:147] Starting to serve 'nvidia.com/gpu' on "
+        f"{FOLDER}/nvidia-gpu.sock",
+        "I0627 10:12:48.000000       1 server.go:154] Registered device plugin for 'nvidia.com/gpu' with Kubelet")
+
+
+class CaseNode(CaseHost):
+    """Built line by line: do_WORD(the rest of the line)."""
+
+    def __init__(self, lines: Sequence[tuple[str, str]]) -> None:
+        super().__init__(REALTIME)
+        self.settings = Settings()
+        self.access_is = "yes"
+        self.socket = "/run/containerd/containerd.sock"
+        self.silent: Reading[Runtime] | None = None
+        self.log: list[str] = []
+        self.pods: list[Sandbox] = []
+        self.running: list[Container] = []
+        self.plugin: dict[str, Any] = {"image": "nvcr.io/nvidia/k8s-device-plugin:v0.17.1", "started": 100.0,
+                                       "name": "nvidia-device-plugin-ctr", "state": "running", "env": {},
+                                       "labels": {"name": "nvidia-device-plugin-ds"}, "notes": {}}
+        self.nvml()
+        self.do_listed("all")
+        self.do_checkpoint("8")
+        self.do_kubelet("50")
+        self.do_sock("kubelet.sock 51")
+        self.do_sock("nvidia-gpu.sock 101")
+        for word, rest in lines:
+            getattr(self, f"do_{word.replace('-', '_')}")(rest)
+        self._plugin()
+        self.runtimes[self.socket] = self.silent or Seen(Runtime(tuple(self.pods), tuple(self.running)), BOOTTIME)
+
+    # --- links 1 to 5
+
+    def do_pci(self, rest: str) -> None:
+        """none | absent N… | driver NAME N…: without one where the name is -."""
+        what, *words = rest.split()
+        gone = BUSES if what == "none" else tuple(BUSES[int(n)] for n in words if n.isdigit())
+        if what == "driver":
+            link = Entry("driver", "link", target=f"../../../bus/pci/drivers/{words[0]}")
+            self.folders |= {f"{PCI}/{b}": () if words[0] == "-" else (link,) for b in gone}
+        else:
+            self.folders[PCI] = tuple(e for e in self.folders[PCI] if e.name not in gone)
+        self._without(gone)
+
+    def do_driver(self, rest: str) -> None:
+        """none | PATH of a module that is installed and not loaded."""
+        for path in (f"{PROC}/version", "/sys/module/nvidia/initstate"):
+            self.files.pop(path)
+        self.files |= {"/proc/devices": b"Character devices:\n  1 mem\n", "/proc/sys/kernel/osrelease": b"5.10.134\n",
+                       "/lib/modules/5.10.134/modules.dep": b"" if rest == "none" else f"{rest}:\n".encode()}
+        self.folders |= {"/dev": (), "/dev/char": ()}
+        self.folders.pop(f"{PROC}/gpus")
+        self.probed = Seen(ProbeState(), BOOTTIME)
+
+    def do_nvml(self, rest: str) -> None:
+        """init CODE | absent N… | error CODE N | lost N | hung STATE | state NAME=VALUE [N…]."""
+        what, *words = rest.split()
+        assert isinstance(self.probed, Seen)
+        last = self.probed.value.last
+        assert last is not None
+        remains = None
+        if what == "init":
+            self.nvml(int(words[0]))
+            return
+        if what == "hung":
+            last = replace(last, end=ProbeEnd.HUNG, gpus=(), detail=f"pid 4242, state {words[0]}, in nv_open")
+            remains = Remains(4242, words[0], "nv_open", BOOTTIME - 90) if words[0] == "D" else None
+        elif what == "state":
+            key, _, value = words[0].partition("=")
+            said = GpuState(**{key: {"yes": True}.get(value, value.replace("-", " "))})
+            which = [int(n) for n in words[1:]] or range(8)
+            last = replace(last, gpus=tuple(replace(g, state=said) if g.minor in which else g for g in last.gpus))
+        else:
+            gone = [int(n) for n in words[-1 if what in ("lost", "error") else 0:]]
+            codes = {"lost": 15, "error": int(words[0])}
+            errors = tuple(NvmlError(codes[what], "nvmlDeviceGetHandleByIndex", n, BUSES[n])
+                           for n in gone) if what in codes else ()
+            last = replace(last, errors=errors, gpus=tuple(g for g in last.gpus if g.minor not in gone))
+        self.probed = Seen(ProbeState(last, remains=remains), BOOTTIME)
+
+    def _without(self, gone: Sequence[str]) -> None:
+        """GPUs that another driver has, or nobody: the nvidia driver shows none of them."""
+        self.folders[f"{PROC}/gpus"] = tuple(e for e in self.folders[f"{PROC}/gpus"] if e.name not in gone)
+        missing = {f"nvidia{BUSES.index(b)}" for b in gone}
+        self.folders["/dev"] = tuple(e for e in self.folders["/dev"] if e.name not in missing)
+        self.do_nvml("absent " + " ".join(str(BUSES.index(b)) for b in gone))
+
+    def do_cuda(self, rest: str) -> None:
+        code = int(rest)
+        self.said = Seen(CudaReport("cuInit" if code else "cuDeviceGetCount", code, 0 if code else 8), BOOTTIME)
+
+    def do_kernel(self, rest: str) -> None:
+        at, _, text = rest.partition(" ")
+        self.kernel.append(KernelLine(float(at), text))
+
+    # --- links 7, 9 and 10
+
+    def do_journal(self, rest: str) -> None:
+        at, source, text = rest.split(" ", 2)
+        self.lines.append(JournalLine(float(at), source, text))
+
+    def do_reload(self, rest: str) -> None:
+        self.reload_at = float(rest)
+
+    def do_asked(self, rest: str) -> None:
+        """When, and who asked for that reload by systemd's own log."""
+        at, _, who = rest.partition(" ")
+        self.asked.append((float(at), who))
+
+    def do_unit(self, rest: str) -> None:
+        name, state, *since = rest.split()
+        self.active[name] = Unit(name, "loaded", state, "running" if state == "active" else state, "d" * 32,
+                                 float(since[0]) if since else 10.0, "enabled")
+
+    def do_kubelet(self, rest: str) -> None:
+        """When it was started | inactive | UNIT that carries it | none."""
+        if rest == "none" or rest.endswith(".service"):
+            del self.active["kubelet.service"]
+        if rest.endswith(".service"):
+            self.unit(rest, since=50.0)
+        elif rest != "none":
+            self.unit("kubelet.service", rest != "inactive", 50.0 if rest == "inactive" else float(rest), "c" * 32)
+
+    def do_sock(self, rest: str) -> None:
+        """A name in the kubelet's folder, and when it was made."""
+        name, at = rest.split()
+        others = tuple(e for e in self.folders.get(FOLDER, ()) if e.name != name)
+        made = Entry(name, "socket" if name.endswith(".sock") else "file", mtime=REALTIME - BOOTTIME + float(at))
+        self.folders[FOLDER] = (*others, made)
+
+    def do_listed(self, rest: str) -> None:
+        """all | none | silent | N… [as RESOURCE] [xREPLICAS] | ids ID…: what the kubelet lists."""
+        words, _, resource = rest.partition(" as ")
+        if words == "silent":
+            self.listed = Refusal(Why.TIMED_OUT, "1.2 s")
+            return
+        if words.startswith("ids "):
+            ids = words.split()[1:]
+        else:
+            of = [w for w in words.split() if w.isdigit()]
+            ids = [] if words == "none" else [UUIDS[int(n)] for n in of or range(8)]
+            copies = next((int(w[1:]) for w in words.split() if w[0] == "x"), 0)
+            ids = [f"{i}::{n}" for i in ids for n in range(copies)] if copies else ids
+        self.listed = Seen((Devices(resource or "nvidia.com/gpu", tuple(ids)),) if ids else (), BOOTTIME)
+
+    def do_checkpoint(self, rest: str) -> None:
+        """none | how many GPUs it names | the file."""
+        names = ",".join(f'"{u}"' for u in UUIDS[: int(rest)]) if rest.isdigit() else ""
+        text = f'{{"Data":{{"RegisteredDevices":{{"nvidia.com/gpu":[{names}]}}}},"Checksum":1}}' if names else rest
+        self.files.pop(f"{FOLDER}/kubelet_internal_checkpoint", None)
+        if rest != "none":
+            self.files[f"{FOLDER}/kubelet_internal_checkpoint"] = text.encode()
+
+    # --- link 8
+
+    def do_plugin(self, rest: str) -> None:
+        """none | second | static | image, name, state, started VALUE | env, label NAME=VALUE | access yes, no,
+        unknown, or risk: until the next reload."""
+        what, _, value = rest.partition(" ")
+        if what in ("env", "label", "note"):
+            key, _, text = value.partition("=")
+            kept = {"env": "env", "label": "labels", "note": "notes"}[what]
+            self.plugin[kept] = {**({} if what == "label" else self.plugin[kept]), key: text}
+        elif what == "static":
+            self.plugin["notes"] = {"kubernetes.io/config.source": "file"}
+            self.folders["/etc/kubernetes/manifests"] = (Entry("plugin.yaml", "file"),)
+            self.files["/etc/kubernetes/manifests/plugin.yaml"] = b"metadata:\n  name: nvidia-device-plugin\n"
+        elif what == "access":
+            self.access_is = value
+        else:
+            self.plugin[what] = float(value) if what == "started" else value or True
+
+    def do_log(self, rest: str) -> None:
+        self.log.append(rest)
+
+    def _plugin(self) -> None:
+        if "none" in self.plugin:
+            return
+        self._container(PLUGIN_ID, POD_ID)
+        if "second" in self.plugin:
+            self._container("b2" * 32, "6e" * 32, "7d1c")
+        stamp = "2026-11-29T12:46:07.000000000Z stderr F "
+        self.files[LOG] = "".join(f"{stamp}{line}\n" for line in self.log or WELL).encode()
+        if self.access_is != "unknown" and self.plugin["state"] == "running":
+            self.may_open = self.access_is != "no"
+            self._governed(PLUGIN_ID, 4711, GIVEN_TO_ALL if self.may_open else (),
+                           GIVEN_TO_ALL if self.access_is == "yes" else ())
+
+    def _container(self, container_id: str, pod: str, uid: str = "9b2e") -> None:
+        of, at = self.plugin, REALTIME - BOOTTIME + self.plugin["started"]
+        self.pods.append(Sandbox(pod, "nvidia-device-plugin-node-1", "kube-system", uid, 0, True, at - 1,
+                                 of["labels"], of["notes"]))
+        box = Container(container_id, pod, of["name"], 0, of["image"], ContainerState(of["state"]), at,
+                        {"io.kubernetes.pod.uid": uid})
+        self.running.append(box)
+        self.details[container_id] = ContainerDetail(
+            container_id, box.state, 0.0 if of["state"] == "created" else at,
+            at + 5 if of["state"] == "exited" else 0.0, 0, "", of["image"], LOG,
+            4711 if of["state"] == "running" else 0, (), of["env"])
+
+    # --- link 12
+
+    def do_pod(self, rest: str) -> None:
+        """NAME N ok | risk | lost reload, update, never | unread [cgroupfs] [seen T]: GPU N was allocated to it."""
+        name, minor, now, *words = rest.split()
+        container_id = f"{len(self.pods) + 1:02x}" * 32
+        self.pods.append(Sandbox(f"pod-{name}", name, "ml", name, 0, True, REALTIME, {}, {}))
+        self.running.append(Container(container_id, f"pod-{name}", "main", 0, "registry/train:1",
+                                      ContainerState.RUNNING, REALTIME, {}))
+        self.rows.append(Allocation("ml", name, "main", "nvidia.com/gpu", (UUIDS[int(minor)],)))
+        given = (Device("c", 195, int(minor)), *GIVEN_TO_ALL)
+        named = given if now == "ok" else ()
+        self._governed(container_id, 5000 + len(self.pods), () if now == "lost" else given, named,
+                       "cgroupfs" in words, now != "unread")
+        if "reload" in words or "update" in words:
+            at = self.reload_at if "reload" in words else 20.0
+            self.sightings += [Sighting(container_id, d, BOOTTIME - 600, BOOTTIME - 100, at) for d in given]
+
+    def _governed(self, container_id: str, pid: int, allowed: Sequence[Device], named: Sequence[Device],
+                  cgroupfs: bool = False, is_read: bool = True) -> None:
+        process, verdict, scope = governed(container_id, pid, allowed, named, cgroupfs, is_read)
+        self.process.append(process)
+        self.verdicts.append(verdict)
+        self.scopes.append(scope)
+
+    # --- whatever else
+
+    def do_file(self, rest: str) -> None:
+        path, _, text = rest.partition(" ")
+        self.files[path] = text.replace("\\n", "\n").encode()
+
+    def do_runtime(self, rest: str) -> None:
+        """silent | the socket that answers."""
+        if rest == "silent":
+            self.silent = Refusal(Why.TIMED_OUT, "1.2 s")
+        else:
+            self.socket = rest
+
+    def do_dra(self, rest: str) -> None:
+        self.folders[rest] = (Entry("dra.sock", "socket"),)
+
+    def do_set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        old = getattr(self.settings, name)
+        self.settings = replace(self.settings, **{name: tuple(value.split()) if isinstance(old, tuple) else value})
