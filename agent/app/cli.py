@@ -22,7 +22,8 @@ VERBS = """
   doctor [BUNDLE]  look once, here or in an evidence bundle, and name the broken link
   access           who holds GPUs, may they open them now, and after the next daemon-reload;
                    --prevent: once and now, what they may open is made to outlive a reload
-  evidence [DIR]   keep what one look saw as a folder of plain files
+  evidence [TO]    keep what one look saw as plain files: a folder, .tar, .tar.gz or .tar.zst
+  timeline [BUNDLE]  this boot as a race is read, here or in an evidence bundle
   probe            ask NVML once
   wait             hold a unit back until the gate releases it (gpu-gate-wait.service)
   config           every setting in force and where it came from; --check: exit 1 on a problem
@@ -57,9 +58,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="verbs:" + VERBS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"gpu-gate {__version__}")
     parser.add_argument("verb", metavar="VERB", choices=(
-        "run", "status", "doctor", "access", "evidence", "probe", "wait", "config", "pause", "resume", "node",
-        "forget", "image-check"))
-    parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|DIR")
+        "run", "status", "doctor", "access", "evidence", "timeline", "probe", "wait", "config", "pause", "resume",
+        "node", "forget", "image-check"))
+    parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|TO")
     parser.add_argument("--json", action="store_true", help="JSON, versioned")
     parser.add_argument("--deep", action="store_true",
                         help="doctor, evidence: ask CUDA as well, which opens every GPU")
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _misused(options: argparse.Namespace) -> str:
     """What was given to a verb that does not take it."""
-    if options.target and options.verb not in ("doctor", "evidence", "node"):
+    if options.target and options.verb not in ("doctor", "evidence", "timeline", "node"):
         return f"{options.verb} takes no {options.target!r}"
     for owner, words, given in (("pause", "--for and --why", options.span or options.why),
                                 ("image-check", "--root and --sealed", options.root or options.sealed)):
@@ -115,10 +116,20 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
         return switch.run(verb, options.span, options.why)
     if verb == "run":
         return _daemon(config, options.verbose)
+    return _one_look(options, config)
+
+
+def _one_look(options: argparse.Namespace, config: configuration.Config) -> int:
+    """The verbs that look once by themselves, agent or not."""
+    verb = options.verb
     if verb == "evidence":
         from . import evidence
 
         return evidence.evidence(config.settings, options.target, options.deep)
+    if verb == "timeline":
+        from . import timeline
+
+        return timeline.run(config.settings, options.target, options.json)
     from . import doctor
 
     if verb == "doctor":

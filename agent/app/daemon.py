@@ -225,8 +225,9 @@ class Daemon:
         """What systemd and the faces are told after a cycle."""
         self.counts.woken(reasons)
         self.counts.probed(self.probes.state)
-        if self.seen.diagnosis is not None:
-            self.milestones.note(self.seen.gate, self.seen.diagnosis, boottime(), self.settings.stable_probes)
+        if self.seen.diagnosis is not None and self.seen.scene is not None:
+            self.milestones.note(self.seen.gate, self.seen.diagnosis, self.seen.scene.clock.boottime,
+                                 self.settings.stable_probes)
         gate = self.seen.gate
         if self.seen.cycles == 1:
             self.systemd.ready()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core import parse
-from ..core.paths import RUN
+from ..core.paths import FIRST, RUN
 from ..core.phases import Gate, Phase
 from ..model.errors import HandFailed
 from ..model.finding import Diagnosis
@@ -18,9 +18,9 @@ from ..node.marks import write_mark
 
 log = logging.getLogger(__name__)
 
-NAMES = ("seen", "stable", "open", "registered")
-"""NVML showed every GPU · did so often enough · the gate opened · the node was ready, its GPUs listed by the
-kubelet."""
+NAMES = ("look", "seen", "stable", "open", "registered")
+"""The agent looked · NVML showed every GPU · did so often enough · the gate opened · the node was ready, its GPUs
+listed by the kubelet."""
 
 
 class Milestones:
@@ -31,19 +31,19 @@ class Milestones:
         self.at: dict[str, float] = {}
         for name in NAMES:
             with suppress(OSError):
-                found = parse.mark((self._root / RUN.lstrip("/") / f"first-{name}").read_bytes())
+                found = parse.mark((self._root / RUN.lstrip("/") / f"{FIRST}{name}").read_bytes())
                 if found is not None:
                     self.at[name] = found.at
 
     def note(self, gate: Gate, diagnosis: Diagnosis, now: float, stable_probes: int) -> None:
-        """After a cycle: what came true for the first time is written down."""
-        true = {"seen": bool(diagnosis.fingerprint), "stable": gate.good >= stable_probes,
+        """After a cycle, whose look was at `now`: what came true for the first time is written down."""
+        true = {"look": True, "seen": bool(diagnosis.fingerprint), "stable": gate.good >= stable_probes,
                 "open": gate.phase is Phase.OPEN, "registered": gate.ready and diagnosis.registered is not None}
         for name in NAMES:
             if not true[name] or name in self.at:
                 continue
             self.at[name] = now
             try:
-                write_mark(self._root, f"first-{name}", gate.why)
+                write_mark(self._root, f"{FIRST}{name}", gate.why, at=now)
             except HandFailed as failed:
                 log.debug("a milestone was not written down: %s", failed.sentence)

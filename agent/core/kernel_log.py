@@ -1,7 +1,8 @@
 """The kernel's log lines about GPUs, to parts.
 
 Forms: open-gpu-kernel-modules 570, kernel-open/nvidia/nv.c and src/nvidia (NVRM, Xid), the kernel's
-kernel/module/signing.c (5.4 names the module, 5.10 and later do not), nvidia-nvswitch (SXid); and field reports.
+kernel/module/signing.c (5.4 names the module, 5.10 and later do not) and drivers/pci/probe.c (pci_setup_device),
+nvidia-nvswitch (SXid); and field reports.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ _BUS = r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}\): (\d+)", re.I)
 _VERSION = r"has the version '?(\d+(?:\.\d+)+)"
 _FORMS: tuple[tuple[Tells, re.Pattern[str]], ...] = (
+    (Tells.FOUND, re.compile(rf"\bpci {_BUS}: \[10de:[0-9a-f]{{4}}\] type \S+ class 0x030[02]")),
     (Tells.LOADED, re.compile(r"NVRM: loading NVIDIA ")),
     (Tells.LOST, re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BUS}\b.*fallen off the bus", re.I)),
     (Tells.INIT_FAILED, re.compile(rf"NVRM: GPU {_BUS}: (?:RmInitAdapter|rm_init_adapter) failed", re.I)),
@@ -33,7 +35,7 @@ _APPLICATIONS = {13, 31, 43, 45, 68, 109}
 """Xids of a program's own making; NVIDIA's device plugin leaves out the same (k8s-device-plugin 0.17, health.go)."""
 
 
-_HINTS = ("NVRM", "nvidia", "is rejected", "is restricted")
+_HINTS = ("NVRM", "[10de:", "nvidia", "is rejected", "is restricted")
 """One of them is in every line that tells something: to read a whole ring is to cost little."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from typing import Any
 
 from ..model.mark import Mark
@@ -13,6 +14,7 @@ _KERNEL_MODULE = re.compile(r"Kernel Module\b.*?\s(\d{3,4}(?:\.\d+){1,2})\b")
 _MODULE_FILE = re.compile(
     r"^(?!\S*-(?:uvm|modeset|drm|peermem|vgpu-vfio)\.ko)"
     r"(\S*/nvidia(?:-(?:current|open|tesla|legacy)[\w.-]*)?\.ko(?:\.(?:gz|xz|zst))?):", re.M)
+_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.A)
 _LIBRARY = re.compile(r"\.so\.(\d{3,4}(?:\.\d+){1,2})$")
 _BUS_ID = re.compile(r"^([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])$")
 
@@ -35,6 +37,19 @@ def library_version(path: str) -> str:
     """The version in a library's own file name, libnvidia-ml.so.550.90.07; "" where it carries none."""
     found = _LIBRARY.search(path)
     return found.group(1) if found else ""
+
+
+def rfc3339(written: str) -> float:
+    """Realtime, seconds, of 2026-11-29T12:36:14.099974037Z; 0.0 of anything else."""
+    found = _RFC3339.fullmatch(written)
+    if not found:
+        return 0.0
+    moment, fraction, zone = found.groups()
+    try:
+        whole = datetime.fromisoformat(moment + zone.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+    return whole + float(f"0{fraction or '.0'}")
 
 
 def hex_number(data: bytes) -> int | None:

@@ -2,6 +2,8 @@
 
 RUN = "/run/gpu-gate"
 """Marks of this boot; /run is empty at the next one."""
+FIRST = "first-"
+"""Marks of what came true for the first time in this boot begin so."""
 NODE_OBJECT = "/run/gpu-gate-node/node.json"
 """Written by gpu-gate-node.service, which alone talks to the API server."""
 ALLOW_STOPPED = "allow-stopped"

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 
 from ..model.runtime import PluginLog, PluginSays
+from . import parse
 
-_CRI = re.compile(r"^\d{4}-\d\d-\d\dT\S+ (?:stdout|stderr) [FP] ?")
+_CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ?")
 """The CRI log format a kubelet asks of its runtime (kubernetes pkg/kubelet/kuberuntime/logs)."""
 _STAMP = re.compile(r"^(?:[IWEF]\d{4} [\d:.]+\s+\d+ [\w./-]+:\d+\] |\d{4}/\d\d/\d\d \d\d:\d\d:\d\d )")
 _MARKS: tuple[tuple[re.Pattern[str], PluginSays], ...] = (
@@ -38,19 +39,23 @@ _OLD_LIBRARY = re.compile(r"Driver/library version mismatch", re.I)
 
 def read(tail: bytes) -> PluginLog:
     """The last mark in a log tail, in whatever form; a log without marks says nothing."""
-    says, line, error, version = PluginSays.NOTHING, "", "", ""
+    says, line, error, version, at = PluginSays.NOTHING, "", "", "", 0.0
     for raw in tail.decode("utf-8", "replace").splitlines():
+        stamp = _CRI.match(raw)
         plain = _STAMP.sub("", _CRI.sub("", raw)).strip()
         found = _VERSION.search(_CRI.sub("", raw))
         if found:  # a new start: what was said before it is history
-            says, line, error, version = PluginSays.NOTHING, "", "", found.group(1) or ""
+            says, line, error, version, at = PluginSays.NOTHING, "", "", found.group(1) or "", 0.0
             continue
         for pattern, meaning in _MARKS:
             mark = pattern.search(plain)
             if mark:
+                before = line
                 says, line, error = _after(says, error, meaning, mark, plain, line)
+                if line != before or not at:
+                    at = parse.rfc3339(stamp.group(1)) if stamp else 0.0
                 break
-    return PluginLog(says, line[:200], error[:120], version)
+    return PluginLog(says, line[:200], error[:120], version, at)
 
 
 def _after(says: PluginSays, error: str, meaning: PluginSays, mark: re.Match[str], plain: str,

@@ -18,6 +18,8 @@ class KernelLine:
 class Tells(str, Enum):
     """What a line is about."""
 
+    FOUND = "found"
+    "the kernel enumerated a GPU on PCI"
     LOADED = "loaded"
     "the nvidia module finished loading"
     LOST = "lost"

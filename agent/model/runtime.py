@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from .access import Device
@@ -107,6 +107,8 @@ class PluginLog:
     "NVML's words where it could not be initialised"
     version: str = ""
     "as the plugin itself prints it at its start (0.15 and later)"
+    at: float = field(default=0.0, compare=False)
+    "realtime, seconds, when the runtime got that line; 0.0 where it says nothing or not when"
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class DeviceNode:
     path: str
     major: int
     minor: int
+    made_at: float = field(default=0.0, compare=False)
+    "realtime, seconds, of its inode; 0.0 where nobody asked. The same device node made again is no other one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,10 @@ class Scene:
     "the wait unit's first start of this boot: deadlines count from here"
     launched: Reading[Mark] = NOT_ASKED
     "the plugin was launched in this boot (Launch=): it is launched once"
+    milestones: dict[str, Reading[Mark]] = field(default_factory=dict)
+    "marks of what came true for the first time in this boot, by name; read by no rule"
+    run_files: Reading[tuple[Entry, ...]] = NOT_ASKED
+    "/run/gpu-gate: a mark's own instant beside its file's time tells whether the clock was set since"
     allow_stopped: Reading[Mark] = NOT_ASKED
     "adding to a device list took something away, and is done no more in this boot"
     control_plane: bool = False

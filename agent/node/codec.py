@@ -100,6 +100,7 @@ def _decode_plain(target: Any, data: Any) -> Any:
         _want(abs(data) < 1e18, "a finite number", data)
         return float(data)
     _want(type(data) is target, f"a {target.__name__}", data)
+    _want(target is not int or -(1 << 63) <= data < 1 << 64, "a number of 64 bits", data)
     return data
 
 

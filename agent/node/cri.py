@@ -14,13 +14,10 @@ from ..model.access import Device
 from ..model.runtime import Container, ContainerDetail, ContainerState, Runtime, Sandbox
 from ..wire.protos import cri
 from ..wire.rpc import Channel, RpcError, channel, unary
+from .redact import KEPT_ENV
 
 _STATES = {0: ContainerState.CREATED, 1: ContainerState.RUNNING, 2: ContainerState.EXITED}
 _READY = 0
-
-KEPT_ENV = ("NVIDIA_", "MIG_STRATEGY", "DEVICE_", "PASS_DEVICE_SPECS", "FAIL_ON_INIT_ERROR", "CONFIG_FILE",
-            "KUBELET_SOCKET")
-"""Beginnings of the names of a device plugin's own settings (its main.go, 0.9 to 0.20). Others may be secrets."""
 
 INFO_LIMIT = 4 << 20
 ARGS_LIMIT, WORD_LIMIT = 256, 4096

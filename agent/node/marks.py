@@ -11,12 +11,13 @@ from ..model.errors import HandFailed
 from .probes import boottime
 
 
-def write_mark(root: Path, name: str, reason: str, word: str = "") -> None:
-    """A mark under /run/gpu-gate: true for this boot only, because /run is."""
+def write_mark(root: Path, name: str, reason: str, word: str = "", at: float | None = None) -> None:
+    """A mark under /run/gpu-gate: true for this boot only, because /run is. `at`: boottime, where it is not now."""
     path = root / RUN.lstrip("/") / name
+    at = round(boottime() if at is None else at, 3)
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"reason": reason, "word": word, "at": round(boottime(), 3)}).encode())
+        write_whole(path, json.dumps({"reason": reason, "word": word, "at": at}).encode())
     except OSError as exc:
         raise HandFailed(f"{path} could not be written ({exc.strerror}): touch {path} releases the kubelet") from exc
 

@@ -153,7 +153,14 @@ class Replay:
         return self._find(Seen[tuple[Entry, ...]] | Refusal, "folder", path, match)  # type: ignore[no-any-return]
 
     async def units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
-        return self._find(Seen[tuple[Unit, ...]] | Refusal, "units", *names)  # type: ignore[no-any-return]
+        found: Reading[tuple[Unit, ...]] = self._find(Seen[tuple[Unit, ...]] | Refusal, "units", *names)
+        if isinstance(found, Seen) or found.why is not Why.NOT_RECORDED:
+            return found
+        # An older look asked for fewer units: of the others nothing is known, and they are not in the answer.
+        asked = [words for key in self._tape.answers if (words := json.loads(key))[0] == "units"]
+        if len(asked) != 1 or not set(asked[0][1:]) <= set(names):
+            return found
+        return self._find(Seen[tuple[Unit, ...]] | Refusal, *asked[0])  # type: ignore[no-any-return]
 
     async def manager(self) -> Reading[Manager]:
         return self._find(Seen[Manager] | Refusal, "manager")  # type: ignore[no-any-return]

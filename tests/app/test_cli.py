@@ -28,8 +28,8 @@ from agent.node.tape import Tape
 
 from .sandbox import REPO, Node, ended
 
-VERBS = ("run", "status", "doctor", "access", "evidence", "probe", "wait", "config", "pause", "resume", "node",
-         "forget", "image-check")
+VERBS = ("run", "status", "doctor", "access", "evidence", "timeline", "probe", "wait", "config", "pause", "resume",
+         "node", "forget", "image-check")
 
 
 def gpu_gate(*words: str) -> subprocess.CompletedProcess[str]:
@@ -84,12 +84,12 @@ def test_status_without_an_agent_is_3_with_a_next_step(node: Node) -> None:
 # what doctor is given, what it says
 @pytest.mark.parametrize(("make", "says"), [
     (lambda f: None, "is that an evidence bundle?"),
-    (lambda f: f.touch(), "is that an evidence bundle?"),
+    (lambda f: f.touch(), "is no evidence bundle"),
     (lambda f: f.mkdir(), "is that an evidence bundle?"),
     (lambda f: (f.mkdir(), (f / "manifest.json").write_text("{")), "is torn"),
     (lambda f: (f.mkdir(), (f / "manifest.json").write_text("[]")), "is no evidence bundle"),
     (lambda f: (f.mkdir(), (f / "manifest.json").write_text('{"format": 1, "answers": []}')), "no clock"),
-    (lambda f: (f.mkdir(), (f / "manifest.json").write_text('{"format": 9, "answers": []}')), "gpu-gate reads 1"),
+    (lambda f: (f.mkdir(), (f / "manifest.json").write_text('{"format": 9, "answers": []}')), "reads 1 to"),
 ])
 def test_doctor_of_a_broken_bundle_is_a_sentence(tmp_path: Path, make: Callable[[Path], Any], says: str) -> None:
     make(tmp_path / "b")
@@ -101,7 +101,7 @@ def test_doctor_of_a_broken_bundle_is_a_sentence(tmp_path: Path, make: Callable[
 def bundled(folder: Path, **answers: Any) -> str:
     tape = Tape({Tape.key("clock"): encode(Clock(9.0, 9.0, 9.0)),
                  Tape.key("folder", "/sys/bus/pci/devices", "*"): encode(Seen((), 9.0))})
-    tape.answers.update({json.dumps([name]): encode(value) for name, value in answers.items()})
+    tape.answers.update({key: encode(value) for key, value in answers.items()})
     bundle.write(tape, folder)
     return str(folder)
 
@@ -110,12 +110,8 @@ def with_kubelet(folder: Path, active: str) -> str:
     """A bundle in which systemd told this of the kubelet."""
     from agent.core.look.watched import watched_units
 
-    path = bundled(folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["answers"].append({"question": ["units", *watched_units(Settings())], "answer": encode(
-        Seen((Unit("kubelet.service", "loaded", active, "", "", None),), 9.0))})
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return path
+    return bundled(folder, **{Tape.key("units", *watched_units(Settings())): Seen(
+        (Unit("kubelet.service", "loaded", active, "", "", None),), 9.0)})
 
 
 def test_doctor_of_a_bundle_in_text_and_json(tmp_path: Path) -> None:
@@ -148,6 +144,22 @@ def test_doctor_and_evidence_on_a_node_without_systemd(node: Node) -> None:
     assert [(f["condition"], f["verdict"]) for f in told["findings"]] == \
         [(f["condition"], f["verdict"]) for f in replayed["findings"]]
     assert told["scope"] == replayed["scope"] == "none"
+
+
+def test_evidence_in_one_file_and_its_timeline_on_a_node_without_systemd(node: Node) -> None:
+    path = str(node.folder / "sent.tar.gz")
+    kept, live = map(ended, (node.start("evidence", path), node.start("timeline", "--json")))
+    assert (kept.returncode, live.returncode) == (0, 0)
+    assert "no agent answers: NVML was asked by one probe" in kept.stdout
+    assert is_a_sentence(kept.stdout + kept.stderr) and is_a_sentence(live.stdout + live.stderr)
+    again = gpu_gate("timeline", path)
+    assert again.returncode == 0 and again.stderr == ""
+    assert "when units started: failed" in again.stdout and max(map(len, again.stdout.splitlines())) < 80
+    shown = json.loads(live.stdout)
+    assert shown["version"] == 1 and any("gpu-gate left no mark" in sentence for sentence in shown["unknown"])
+    (node.folder / "torn.tar.gz").write_bytes(Path(path).read_bytes()[:-20])
+    torn = gpu_gate("timeline", str(node.folder / "torn.tar.gz"))
+    assert torn.returncode == 1 and "torn" in torn.stderr and is_a_sentence(torn.stderr)
 
 
 def test_probe_without_a_module_would_load_it(node: Node) -> None:

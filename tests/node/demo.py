@@ -127,6 +127,7 @@ def without(package: Path) -> tuple[dict[str, str], dict[str, str]]:
         mend(node, package, timeline)
         again(node, said)
         deaf(node, timeline)
+        race(node)
         return broken, _row(timeline, json.loads(node.run(["simgpu", "node"]).stdout))
 
 
@@ -160,6 +161,18 @@ def mend(node: Node, package: Path, timeline: Timeline) -> None:
     print("\n    What it said, and what it kept before it did anything:\n")
     _indented(node.journal("-u", "gpu-gate", "-o", "cat", "-t", "gpu-gate"))
     _indented(node.run("cd /var/lib/gpu-gate; ls -d evidence/*/* ; cat evidence/*/outcome").stdout)
+
+
+def race(node: Node) -> None:
+    """What the evidence of the first repair tells of the boot (gpu-gate timeline, shortened)."""
+    first = "/var/lib/gpu-gate/evidence/$(ls -tr /var/lib/gpu-gate/evidence | head -1)"
+    told = json.loads(node.run(f"gpu-gate timeline --json {first}").stdout)
+    print("\n    The race, from the evidence it kept (gpu-gate timeline /var/lib/gpu-gate/evidence/…):\n")
+    at = {m["what"]: m for m in reversed(told["moments"])}
+    for what in ("persistenced", "kubelet", "started", "said-init-failed", "seen", "stable"):
+        if what in at:
+            print(f"    {at[what]['at'] - at['persistenced']['at']:6.1f} s  {at[what]['text']}"[:118])
+    _indented("\n".join(told["sentences"][:3]))
 
 
 def deaf(node: Node, timeline: Timeline) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import gate
 import mend
@@ -61,5 +62,8 @@ def tells_the_evidence(node: Node, action: dict, container_id: str) -> None:
     well = next(f for f in doctor["findings"] if f["condition"] == "PluginWell")
     assert (well["verdict"], well["reason"]) == ("fails", "PluginInitFailed")
     assert container_id[:12] in well["because"]
+    story = " ".join(node.run(f"gpu-gate timeline {folder}").stdout.split())
+    assert "The plugin said" in story and "it has said nothing better since" in story
+    assert re.search(r"The plugin started [0-9.]+ s after nvidia-persistenced", story), story
     registered = next(f for f in doctor["findings"] if f["condition"] == "PluginRegistered")
     assert registered["reason"] == "NotRegistered"

@@ -125,6 +125,27 @@ def test_doctor_as_nobody_says_what_it_may_not_ask(node: Node) -> None:
     assert_says(done.stdout, ("Nothing is seen broken, but", "run it as root", "the journal (not-permitted"))
 
 
+def test_the_timeline_of_this_boot_and_of_a_bundle(node: Node) -> None:
+    """The race that the gate won, on the live node and from one file that was made of it."""
+    code, out, err = gpu_gate(node, "evidence", "/tmp/sent.tar.gz")
+    assert (code, err) == (0, "")
+    assert node.run("stat -c %a /tmp/sent.tar.gz").stdout == "600\n"
+    told = []
+    for source in ([], ["/tmp/sent.tar.gz"]):
+        code, out, err = gpu_gate(node, "timeline", "--json", *source)
+        assert (code, err) == (0, "")
+        told.append(json.loads(out))
+    live, kept = told
+    at = {m["what"]: m["at"] for m in reversed(live["moments"])}
+    order = [at[what] for what in ("look", "seen", "stable", "released", "kubelet", "started", "registered")]
+    assert order == sorted(order), live
+    assert {"persistenced", "nodes", "runtime", "open", "socket"} <= set(at)
+    assert [m["what"] for m in kept["moments"]] == [m["what"] for m in live["moments"]]
+    code, out, err = gpu_gate(node, "timeline", "/tmp/sent.tar.gz")
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) < 80
+    assert "after NVML was stable" in flat(out) and "the kubelet listed every GPU [mark]" in flat(out)
+
+
 def test_evidence_says_later_what_was_seen_then(node: Node) -> None:
     code, out, err = gpu_gate(node, "evidence", "/tmp/kept")
     assert (code, err) == (0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from agent.core.look import look
 from agent.core.rules import diagnose
 from agent.model.errors import BundleError
-from agent.model.reading import Seen
+from agent.model.reading import Refusal, Seen, Why
 from agent.model.scene import Clock
 from agent.node import bundle
 from agent.node.codec import encode
@@ -37,6 +38,13 @@ def tape() -> Tape:
 def written(folder: Path) -> Path:
     bundle.write(tape(), folder)
     return folder
+
+
+def seal(folder: Path) -> None:
+    """The sums again, as somebody who means harm would make them."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink() and p.name != "SHA256SUMS")
+    (folder / "SHA256SUMS").write_text("".join(
+        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder)}\n" for p in files))
 
 
 def read(folder: Path) -> Any:
@@ -111,7 +119,7 @@ TORN: list[tuple[str, Callable[[Manifest], None]]] = [
     ("a name that is too long", points_at("x" * 5000)),
     ("a name that is a number", points_at(7)),
     ("a name that is a list", points_at(["files/proc/devices"])),
-    ("another format", put(format=2)),
+    ("another format", put(format=3)),
     ("no format", put(format=None)),
     ("no answers", put(answers=None)),
     ("answers by name", put(answers={"clock": 1})),
@@ -137,6 +145,7 @@ def test_a_hostile_manifest_is_a_sentence(tmp_path: Path, name: str, change: Cal
     manifest = json.loads((folder / "manifest.json").read_text())
     change(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
+    seal(folder)
     with pytest.raises(BundleError) as refused:
         read(folder)
     assert refused.value.sentence
@@ -182,6 +191,7 @@ HOSTILE: list[tuple[str, Callable[[Path], Any]]] = [
     ("a link out", link("/etc/hostname")),
     ("a link to nowhere", link("/nowhere")),
     ("a link to itself", link("devices")),
+    ("a link within the bundle", link("driver/nvidia/version")),
     ("a link to a device", link("/dev/zero")),
     ("a fifo", fifo),
 ]
@@ -196,21 +206,62 @@ def test_a_hostile_folder_is_a_sentence(tmp_path: Path, name: str, change: Calla
     assert refused.value.sentence
 
 
-def test_a_link_within_the_bundle_is_read(tmp_path: Path) -> None:
-    folder = written(tmp_path / "b")
-    link("driver/nvidia/version")(folder)
-    assert asyncio.run(Replay(bundle.read(folder)).file("/proc/devices")) == Seen(b"\x00\xff\n", 1.0)
-
-
 def test_a_manifest_that_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
     path = written(tmp_path / "b") / "manifest.json"
     path.unlink()
     path.symlink_to("/dev/null")
-    with pytest.raises(BundleError, match="plain file"):
+    with pytest.raises(BundleError, match="is a link"):
         bundle.read(path.parent)
 
 
 def test_a_file_of_a_bundle_that_no_parser_expects(tmp_path: Path) -> None:
     folder = written(tmp_path / "b")
     (folder / "files/proc/devices").write_text("² nvidia\n")
+    seal(folder)
     assert read(folder)
+
+
+def test_a_bundle_of_the_first_format_is_read(tmp_path: Path) -> None:
+    folder = written(tmp_path / "b")
+    (folder / "SHA256SUMS").unlink()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 1, "gpu_gate": "0.1.0"}))
+    assert bundle.read(folder).answers == bundle.read(written(tmp_path / "new")).answers
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "files/proc/devices", "SHA256SUMS"])
+def test_a_byte_that_differs_is_refused(tmp_path: Path, name: str) -> None:
+    folder = written(tmp_path / "b")
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2 if name != "SHA256SUMS" else 0] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(BundleError):
+        read(folder)
+
+
+def test_a_newer_format_names_who_wrote_it(tmp_path: Path) -> None:
+    folder = written(tmp_path / "b")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 99, "gpu_gate": "7.0"}))
+    with pytest.raises(BundleError, match=r"format 99, written by gpu-gate 7\.0.*a newer one"):
+        bundle.read(folder)
+
+
+def test_what_is_too_much_is_left_out_and_named(tmp_path: Path) -> None:
+    held = tape()
+    for number in range(3):
+        held.answers[Tape.key("tail", f"/{number}.log")] = encode(Seen(bytes(20 << 20), 1.0))
+    held.answers[Tape.key("runtime", "/s")] = encode(Seen(["x" * 1000] * 5000, 1.0))
+    bundle.write(held, tmp_path / "b")
+    left_out = json.loads((tmp_path / "b/manifest.json").read_text())["left_out"]
+    assert left_out == ["tails/2.log", Tape.key("runtime", "/s")]
+    found = asyncio.run(Replay(bundle.read(tmp_path / "b")).tail("/2.log"))
+    assert isinstance(found, Refusal) and found.why is Why.NOT_RECORDED
+
+
+def test_a_path_that_climbs_is_no_file_name(tmp_path: Path) -> None:
+    held = Tape({**tape().answers, Tape.key("tail", "/var/log/../../../x"): encode(Seen(b"log", 1.0))})
+    bundle.write(held, tmp_path / "a/b")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
+    found = asyncio.run(Replay(bundle.read(tmp_path / "a/b")).tail("/var/log/../../../x"))
+    assert isinstance(found, Seen) and found.value == b"log"

@@ -203,7 +203,7 @@ def test_the_exact_questions_of_a_node_without_gpus() -> None:
         "/proc/devices", "/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/char/*",
         *control_plane_files(DEFAULTS),
         f"{RUN}/released", f"{RUN}/paused", f"{RUN}/waiting", f"{RUN}/launched",
-        f"{STATE}/learned.json",
+        f"{RUN}/*", f"{STATE}/learned.json",
         "/proc/sys/kernel/random/boot_id", f"tail {STATE}/ledger.jsonl",
         f"units {' '.join(watched_units(DEFAULTS))}",
         "/var/lib/kubelet/device-plugins/*",

@@ -14,8 +14,10 @@ from agent.core.rules import diagnose
 from agent.model.errors import BundleError
 from agent.model.finding import Scope
 from agent.model.reading import Refusal, Seen, Why
+from agent.model.scene import Unit
 from agent.model.settings import Settings
 from agent.node import bundle
+from agent.node.codec import encode
 from agent.node.live import LiveHost
 from agent.node.tape import Recorder, Replay, Tape
 
@@ -178,3 +180,10 @@ def test_kinds_of_names(tmp_path: Path) -> None:
         ("dir", "dir", ""), ("fifo", "fifo", ""), ("file", "file", ""), ("link", "link", "../nvidia0")]
     matching = asyncio.run(LiveHost(root=str(tmp_path)).folder("/", "fi*"))
     assert isinstance(matching, Seen) and [e.name for e in matching.value] == ["fifo", "file"]
+
+
+def test_units_that_an_older_look_asked_for_are_read_by_a_newer_one() -> None:
+    known = Unit("a.service", "loaded", "active", "", "", 1.0)
+    host = Replay(Tape({Tape.key("units", "a.service"): encode(Seen((known,), 1.0))}))
+    assert asyncio.run(host.units(("a.service", "new.service"))) == Seen((known,), 1.0)
+    assert isinstance(asyncio.run(host.units(("new.service",))), Refusal)

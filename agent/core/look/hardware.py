@@ -143,4 +143,4 @@ async def device_nodes(host: Host) -> dict[str, Any]:
 
 
 def _node(folder: str, entry: Entry) -> DeviceNode:
-    return DeviceNode(f"{folder}/{entry.name}", entry.major, entry.minor)
+    return DeviceNode(f"{folder}/{entry.name}", entry.major, entry.minor, entry.mtime)

@@ -10,8 +10,11 @@ from ...model.runtime import LedgerEntry
 from ...model.settings import Settings
 from .. import ledger, parse
 from ..layouts import control_plane_files, manifest_folders
-from ..paths import RUN, STATE
+from ..paths import FIRST, RUN, STATE
 from .files import parsed, parsed_file
+
+MILESTONES = 8
+"""So many are read; there are fewer."""
 
 
 async def marks(host: Host, settings: Settings) -> dict[str, Any]:
@@ -23,6 +26,7 @@ async def marks(host: Host, settings: Settings) -> dict[str, Any]:
         "paused": await parsed_file(host, f"{RUN}/paused", parse.mark),
         "waiting": await parsed_file(host, f"{RUN}/waiting", parse.mark),
         "launched": await parsed_file(host, f"{RUN}/launched", parse.mark),
+        **await _milestones(host),
         "learned": await _learned(host),
         "boot_id": await _boot_id(host),
         "ledger": await _ledger(host),
@@ -37,6 +41,14 @@ async def manifest_dir(host: Host, settings: Settings, kubelet: str) -> str:
         if isinstance(await host.folder(path), Seen):
             return path
     return ""
+
+
+async def _milestones(host: Host) -> dict[str, Any]:
+    files = await host.folder(RUN)
+    names = [e.name for e in files.value if e.name.startswith(FIRST)] if isinstance(files, Seen) else []
+    found = {name.removeprefix(FIRST): await parsed_file(host, f"{RUN}/{name}", parse.mark)
+             for name in names[:MILESTONES]}
+    return {"run_files": files, "milestones": found}
 
 
 async def _boot_id(host: Host) -> str:

@@ -44,13 +44,24 @@ def findings(scene: Scene, fault: Fault | None) -> tuple[Finding, ...]:
                              heals=Heals.CONFIGURATION if fault.cure is Cure.PERSON or fault.barred else Heals.SOON,
                              next_step=fault.next_step))
     elif scene.plugins:
-        found.append(Finding(8, "PluginWell", Verdict.HOLDS, _describe(scene.plugins[0])))
+        unread = _unread(scene.plugins[0])
+        found.append(Finding(8, "PluginWell", Verdict.UNKNOWN if unread else Verdict.HOLDS, f"{unread}; "
+                             f"{_describe(scene.plugins[0])}" if unread else _describe(scene.plugins[0]),
+                             "PluginUnread" if unread else "", blocks=not unread))
     if scene.socket_owners:
         wrong = any(plugin.is_anothers(o, s) for o in scene.socket_owners for s in scene.plugins)
         found.append(Finding(9, "SocketOwner", Verdict.FAILS if wrong else Verdict.HOLDS, ", ".join(
             f"{o.socket}: {plugin.owner_name(scene, o)}, pid {o.pid}" for o in scene.socket_owners),
             "AnotherServes" if wrong else "", blocks=False))
     return tuple(found)
+
+
+def _unread(sight: PluginSight) -> str:
+    """A plugin of which only the name is known is not a well one; "" where nothing is lacking."""
+    for name, reading in (("status", sight.detail), ("log", sight.log)):
+        if isinstance(reading, Refusal) and not reading.is_telling:
+            return f"its {name} is not known ({reading})"
+    return ""
 
 
 def _describe(sight: PluginSight) -> str:

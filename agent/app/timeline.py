@@ -1,0 +1,82 @@
+"""`gpu-gate timeline [BUNDLE]`: this boot as a race is read, on a live node or from an evidence bundle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import textwrap
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..core.look import look
+from ..core.timeline import Timeline, timeline
+from ..model.scene import Scene
+from ..model.settings import Settings
+from ..node import bundle
+from ..node.tape import Replay
+from .chain import printable
+from .one_look import one_look
+
+_WIDTH = 78
+_INDENT = 22
+
+
+def run(settings: Settings, source: str, as_json: bool) -> int:
+    """Always 0: a timeline is no verdict."""
+    if source:
+        scene = asyncio.run(look(Replay(bundle.read(Path(source))), settings))
+    else:
+        scene, _ = asyncio.run(one_look(settings))
+    told = timeline(scene, settings)
+    print(json.dumps(report(scene, told), indent=1) if as_json else "\n".join(text(scene, told)))
+    return 0
+
+
+def report(scene: Scene, told: Timeline) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    before: float | None = None
+    for moment in told.moments:
+        gap = None if before is None else round(moment.at - before, 3)
+        rows.append({"at": round(moment.at, 3), "gap": gap, "what": moment.what, "text": moment.text,
+                     "source": moment.source, "of": moment.of, "converted": moment.is_theirs})
+        before = moment.at
+    return {"version": 1, "gpu_gate": __version__, "boot_id": scene.boot_id,
+            "boot_at": round(scene.clock.realtime - scene.clock.boottime, 3), "looked_at": scene.clock.boottime,
+            "moments": rows, "sentences": list(told.sentences), "unknown": list(told.unknown)}
+
+
+def text(scene: Scene, told: Timeline) -> list[str]:
+    """The sentences first, then the moments: seconds since boot, and since the line above."""
+    lines = [line for sentence in told.sentences for line in _wrapped("", _capital(sentence) + ".", 2)]
+    began = scene.clock.realtime - scene.clock.boottime
+    lines += ["", f"Since boot ({_utc(began)}), seen after {scene.clock.boottime:.1f} s:"] if lines else [
+        f"Since boot ({_utc(began)}), seen after {scene.clock.boottime:.1f} s:"]
+    is_set = any("clock was set" in sentence for sentence in told.unknown)
+    before: float | None = None
+    for moment in told.moments:
+        gap = "" if before is None else f"+{moment.at - before:.1f}"
+        star = "*" if is_set and moment.is_theirs else " "
+        lines += _wrapped(f"{moment.at:>9.1f}{star}{gap:>10}  ", f"{moment.text} [{moment.source}]", _INDENT)
+        before = moment.at
+    if told.unknown:
+        lines += ["", "Not known:"]
+        lines += [line for sentence in told.unknown for line in _wrapped("  ", sentence, 4)]
+    return lines
+
+
+def _wrapped(head: str, words: str, indent: int) -> list[str]:
+    parts = textwrap.wrap(printable(words), _WIDTH - indent, break_on_hyphens=False) or [""]
+    return [head + parts[0], *(" " * indent + part for part in parts[1:])]
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _utc(realtime: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(realtime, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return "at a time that is none"
