@@ -13,7 +13,7 @@ NO_REASONS = {  # conditions, which docs/terms.md explains
     "PluginWell", "Checkpoint", "NotPaused", "CdiSpec", "RuntimeHandler", "RuntimeAnswers", "PluginLaunched",
     "SocketOwner", "NodeResources", "WorkloadAccess", "AccessAfterReload", "AccessKept",
     "WorkloadDriver",
-    "FabricReady", "GpusAtEase", "KernelLogQuiet",
+    "MetricAgrees", "AlertAgrees", "FabricReady", "GpusAtEase", "KernelLogQuiet",
 }  # fmt: skip
 KUBERNETES = {"True", "False", "Unknown", "NoSchedule"}
 DOCTORS = {"CudaAnswers", "SocketsAnswer", "NotAsked"}

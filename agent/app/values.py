@@ -16,6 +16,7 @@ _GPU_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.service")
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _QUALIFIED = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]+(/[A-Za-z0-9._~/-]*)?")
 _LISTEN = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z.-]+):(\d{1,5})")
 
 
@@ -127,6 +128,12 @@ def _listen(value: str) -> str:
     return value
 
 
+def _address(value: str) -> str:
+    if not _ADDRESS.fullmatch(value):
+        raise ValueError("an address such as http://prometheus:9090, without user and password")
+    return value
+
+
 PARSERS: dict[str, Callable[[str], Any]] = {
     "expected_gpus": _gpus,
     "exclude_gpus": _bus_ids,
@@ -172,6 +179,11 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "node_taint": _qualified,
     "node_ready_for_s": _span(0, 3600),
     "node_withdraw_after_s": _span(0, 3600),
+    "prometheus": _address,
+    "alertmanager": _address,
+    "n9e": _address,
+    "n9e_token_file": _absolute,
+    "alert_names": _patterns,
     "heartbeat_s": _span(1, 3600),
     "revalidate_s": _span(1, 600),
 }

@@ -143,6 +143,13 @@ class Settings:
         "Node", "WithdrawAfterSec", 20.0,
         "how long the last word stands while the agent restarts or does not know; a broken link closes at once",
         unit="s")
+    prometheus: str = _key(
+        "Cluster", "Prometheus", "", "Prometheus or VictoriaMetrics, for gpu-gate doctor --cluster alone")
+    alertmanager: str = _key("Cluster", "Alertmanager", "", "Alertmanager, for the same")
+    n9e: str = _key("Cluster", "N9e", "", "Nightingale, where it evaluates the alerts itself")
+    n9e_token_file: str = _key("Cluster", "N9eTokenFile", "", "a file with a user's token for Nightingale")
+    alert_names: tuple[str, ...] = _key(
+        "Cluster", "Alerts", ("*gpu*", "*Gpu*", "*GPU*"), "patterns of the names of alerts about GPUs")
     heartbeat_s: float = _key(
         "Agent", "HeartbeatSec", 30.0,
         "look again when nothing happened; the watchdog (90 s) needs a cycle well within it", unit="s")
