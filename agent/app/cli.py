@@ -64,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="JSON, versioned")
     parser.add_argument("--deep", action="store_true",
                         help="doctor, evidence: ask CUDA as well, which opens every GPU")
+    parser.add_argument("--cluster", action="store_true",
+                        help="doctor: ask the metric store and the alert manager of [Cluster] as well")
     parser.add_argument("--check", action="store_true", help="config: exit 1 where something is wrong")
     parser.add_argument("--prevent", action="store_true",
                         help="access: make what containers with GPUs may open outlive a daemon-reload")
@@ -84,6 +86,8 @@ def _misused(options: argparse.Namespace) -> str:
                                 ("image-check", "--root and --sealed", options.root or options.sealed)):
         if given and options.verb != owner:
             return f"{words} are of {owner}, not of {options.verb}"
+    if options.cluster and (options.verb != "doctor" or options.target):
+        return "--cluster is of doctor, and not of a bundle: what a cluster says now is no word of last week"
     if options.deep and (options.verb not in ("doctor", "evidence") or (options.verb == "doctor" and options.target)):
         return "--deep asks this node's GPUs: it is of doctor and evidence, and not of a bundle"
     return ""
@@ -133,7 +137,7 @@ def _one_look(options: argparse.Namespace, config: configuration.Config) -> int:
     from . import doctor
 
     if verb == "doctor":
-        return doctor.doctor(config.settings, options.target, options.json, options.deep)
+        return doctor.doctor(config.settings, options.target, options.json, options.deep, options.cluster)
     return doctor.probe(config.settings, options.json)
 
 

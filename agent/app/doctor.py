@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from ..core.look import look
 from ..core.look.sources import examine
 from ..core.nvml_codes import name_of
+from ..core.rules import cluster as cluster_rules
 from ..core.rules import diagnose
+from ..model.cluster import ClusterWord
 from ..model.host import Examined
 from ..model.scene import ProbeState
 from ..model.settings import Settings
@@ -23,19 +26,30 @@ from .one_look import one_look
 from .opinion import Opinion, judge, report, text
 
 
-def doctor(settings: Settings, source: str, as_json: bool, deep: bool = False) -> int:
+def doctor(settings: Settings, source: str, as_json: bool, deep: bool = False, cluster: bool = False) -> int:
     """0: every link that was asked holds; 1: one is broken; 4: the first trouble is that we do not know."""
     # A live node is judged by its tape: what is said of it now is what its evidence will say.
     tape = bundle.read(Path(source)) if source else asyncio.run(one_look(settings, deep))[1].tape
-    said = asyncio.run(examined(Replay(tape), settings))
+    word = _cluster(settings) if cluster else None
+    said = asyncio.run(examined(Replay(tape), settings, word))
     print(json.dumps(report(said), indent=1) if as_json else "\n".join(text(said, wants_colour())))
     return said.exit_code
 
 
-async def examined(host: Examined, settings: Settings) -> Opinion:
-    """One look, and the doctor's own questions after it."""
+async def examined(host: Examined, settings: Settings, word: ClusterWord | None = None) -> Opinion:
+    """One look, and the doctor's own questions after it. `word`: what the cluster's monitoring says of this node."""
     scene = await look(host, settings)
-    return judge(scene, diagnose(scene, settings), await examine(host, settings, scene))
+    diagnosis = diagnose(scene, settings)
+    if word is not None:
+        more = cluster_rules.findings(word, scene, settings, diagnosis.registered)
+        diagnosis = replace(diagnosis, findings=(*diagnosis.findings, *more))
+    return judge(scene, diagnosis, await examine(host, settings, scene))
+
+
+def _cluster(settings: Settings) -> ClusterWord:
+    from . import cluster  # TLS and urllib, which nobody else here needs
+
+    return cluster.ask(settings)
 
 
 def probe(settings: Settings, as_json: bool) -> int:
