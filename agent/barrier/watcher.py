@@ -62,12 +62,12 @@ class Watcher:
                 if self._clock() - began < BRIEF_S:
                     raise ApiTrouble("the watch ended as soon as it began")
             except ApiTrouble as trouble:
+                pause_s = self.outage.failed(trouble, self._clock())  # first: who is gone is gone for a reason
                 if trouble.code in (GONE, NOT_FOUND):  # the server keeps its history for minutes only
                     self._version = ""
                 if trouble.code == NOT_FOUND:
                     with self._lock:
                         self._seen = None
-                pause_s = self.outage.failed(trouble, self._clock())
                 self._wake()
                 if not self._closed.is_set():
                     self._sleep(pause_s)
