@@ -57,7 +57,7 @@ def test_from_a_start_to_losses(node: Node) -> None:
 
     node.systemctl("daemon-reload")
     # Two heartbeats later the verdict is the same one, only older; and a loss is not that reload's any more.
-    gate.until(lambda: rows(node)["main"]["age_s"] > 7, lambda: rows(node)["main"], 40)
+    gate.until(lambda: (rows(node)["main"]["age_s"] or 0) > 7, lambda: rows(node)["main"], 40)
     assert rows(node)["main"]["now"] == "allowed" and gate.readyz(node)[0] == 200
 
     deny(node, pod["cgroup"])
