@@ -99,6 +99,7 @@ def _why(opinion: Opinion) -> Iterator[str]:
         yield from _command(first.capture)
     yield from _row("remedy", first.remedy)
     yield from _command(first.do)
+    yield from _row("is not", first.is_not)
 
 
 def _others(opinion: Opinion) -> Iterator[str]:
@@ -114,6 +115,8 @@ def _others(opinion: Opinion) -> Iterator[str]:
         if not opinion.causes:  # nothing above has said what to do
             yield from wrapped(" " * 16, f"remedy: {one.remedy}", 16)
             yield from _command(one.do, 16)
+        if one.is_not:
+            yield from wrapped(" " * 16, f"it is not {one.is_not}", 16)
 
 
 def _foot(opinion: Opinion) -> Iterator[str]:

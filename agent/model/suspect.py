@@ -32,6 +32,8 @@ class Suspect:
     remedy: str
     do: str
     'the remedy as a command to paste; "" where there is none'
+    is_not: str
+    'what it is taken for, or what does not help; "" where nothing is'
     source: str
     is_cause: bool
     "of a broken link; else what follows from one, or keeps it so"

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ import pytest
 from agent import __version__
 from agent.app.opinion import Opinion, judge, report, text
 from agent.core import journal
+from agent.core.faults import FAULTS
+from agent.core.faults.known import KnownFault
 from agent.core.rules import diagnose
 from agent.model.scene import Clock, Scene
 from agent.model.settings import Settings
+from agent.model.suspect import Strength, Suspect
 from agent.model.witness import NO_WITNESS, CudaReport, JournalLine, SocketSight, Version, Witness
 from agent.node import bundle
 from agent.node.codec import encode
@@ -62,6 +66,16 @@ def test_what_it_prints(name: str, of: Scene, witness: Witness) -> None:
     assert printed == file.read_text()
     assert len(lines[0]) <= COLUMNS
     assert all(len(line) <= COLUMNS or line.lstrip().startswith("$ ") for line in lines)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.id)
+def test_what_a_fault_is_not_is_said_where_it_is_the_cause_and_where_it_is_not(fault: KnownFault) -> None:
+    one = Suspect(fault.id, fault.link, fault.title, Strength.CONSISTENT, "so", fault.decide, fault.capture,
+                  fault.remedy, fault.do, fault.is_not, fault.source, fault.is_cause)
+    for causes in ((one,), ()):
+        lines = text(replace(opinion(scene()), suspects=(one,), causes=causes))
+        assert all(len(line) <= COLUMNS or line.lstrip().startswith("$ ") for line in lines)
+        assert not fault.is_not or f"is not {fault.is_not}" in " ".join(" ".join(lines).split())
 
 
 def test_what_follows_is_dim_and_the_broken_link_is_not() -> None:

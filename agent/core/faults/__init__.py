@@ -30,4 +30,4 @@ def _suspect(fault: KnownFault, mark: Mark, evidence: Evidence) -> Suspect:
     return Suspect(
         fault.id, fault.link, fault.title, Strength.CONFIRMED if mark.is_confirmed else Strength.CONSISTENT,
         mark.seen, "" if mark.is_confirmed else fault.decide, "" if mark.is_confirmed else filled(fault.capture),
-        fault.remedy, filled(fault.do), fault.source, fault.is_cause)
+        fault.remedy, filled(fault.do), fault.is_not, fault.source, fault.is_cause)

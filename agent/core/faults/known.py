@@ -88,6 +88,7 @@ class KnownFault:
     do: str = ""
     "the remedy as a command"
     is_not: str = ""
+    "what it is taken for, or what does not help: it follows “it is not”"
     is_cause: bool = True
     "False: it says what follows, or why it stays so, never how it began"
 
