@@ -35,6 +35,8 @@ class Done:
     outcome: str
     number: int = 0
     "of a disruptive one, in the ledger"
+    target: str = ""
+    "the container that devices were named for"
 
 
 class Doings:
@@ -67,7 +69,8 @@ class Doings:
             else:
                 continue
             self._keep(Done(round(at, 3), AllowDevices.__name__, f"named what {one.who} may open in its scope's "
-                            "DeviceAllow=, so that a daemon-reload takes nothing away", outcome))
+                            "DeviceAllow=, so that a daemon-reload takes nothing away", outcome,
+                            target=one.container_id))
 
     def _keep(self, done: Done) -> None:
         if self.recent and replace(self.recent[-1], at=done.at) == done:  # tried again and again: said once

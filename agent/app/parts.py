@@ -31,8 +31,8 @@ def actions(scene: Scene | None, recent: Iterable[Done]) -> list[dict[str, Any]]
     rows = [{"at": e.at, "kind": e.what, "disruptive": True, "target": e.target,
              "why": said.get(e.number) or e.cause, "evidence": e.evidence,
              "outcome": ledger.outcome_of(entries, e) or "awaited"} for e in disruptive[-MOST_ACTIONS:]]
-    rows += [{"at": d.at, "kind": d.kind, "disruptive": bool(d.number), "target": "", "why": d.why, "evidence": "",
-              "outcome": d.outcome} for d in recent if d.number not in written]
+    rows += [{"at": d.at, "kind": d.kind, "disruptive": bool(d.number), "target": d.target, "why": d.why,
+              "evidence": "", "outcome": d.outcome} for d in recent if d.number not in written]
     return sorted(rows, key=lambda row: float(str(row["at"])))[-MOST_ACTIONS:]
 
 

@@ -86,7 +86,7 @@ class Browser:
             raise BrowserError(f"{expression}: {said['exceptionDetails']}")
         return said["result"].get("value")
 
-    def wait(self, expression: str, within_s: float = 20.0) -> Any:
+    def wait(self, expression: str, within_s: float = 60.0) -> Any:
         """Its value, once that is something; while a page is being loaded it may not be there to be asked."""
         def asked() -> Any:
             with contextlib.suppress(BrowserError):

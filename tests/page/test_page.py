@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 from agent.app import http as http_room
+from agent.app.doings import Doings
+from agent.app.parts import actions
+from agent.model.access import Allowed
 
 from .browser import Browser, browser
 from .served import Served, served
 from .told import Telling, story
 
-DESK, PHONE = (1280, 900), (390, 844)
+DESK, WIDE, PHONE, SMALL = (1280, 900), (1600, 1000), (390, 844), (360, 780)
 LOST_GPU = """settings Prevent=report Heal=no
 world gpus=8
 do wait starts
@@ -27,6 +30,16 @@ run until ready
 in 1 kernel xid 79 of gpu 3
 in 1 gpu 3 gone
 run 100
+"""
+LOST_DEVICES = """settings Prevent=report Heal=no
+world gpus=8
+do access is watched
+do trainer holds 0 1 behind
+do kubelet starts
+run until ready
+run 3
+do daemon-reload
+run 12
 """
 HOSTILE = ("<img src=x onerror=window.hit=1>", "</script><script>window.hit=2</script>", "javascript:window.hit=3",
            "\u202egpj.exe", "'\"><svg onload=window.hit=4>", "${window.hit=5}", "a" * 5000, "\x00\x1b[31m")
@@ -104,6 +117,42 @@ def test_a_healthy_node_with_what_was_done_to_it(chromium: Browser, shown: Any) 
         assert what in boot
 
 
+def test_a_container_that_lost_its_gpus_and_has_them_again(chromium: Browser, shown: Any) -> None:
+    telling = Telling(LOST_DEVICES)
+    answers = shown(telling.status())
+    assert text_of(chromium, "h1") == "Ready"
+    assert "1 container may not open what was given" in text_of(chromium, "#facts")
+    assert text_of(chromium, "#focus").startswith("12 Workloads") and "AccessDenied" in text_of(chromium, "#focus")
+    assert "denied" in text_of(chromium, "#held tbody tr") and "given it back" not in text_of(chromium, "#held")
+    body = telling.status()
+    lost = next(row for row in body["access"] if row["now"] == "denied")
+    lost.update(now="allowed", after_reload="allowed")
+    doings = Doings()
+    doings.added((Allowed(lost["id"], lost["unit"], "kube-system/trainer-0 trainer", 0.0,
+                          given_back=("/dev/nvidia0", "/dev/nvidiactl")),), body["boot"]["at_s"] + 60)
+    body["actions"] += actions(None, doings.recent)
+    answers.say(body)
+    words = "had lost /dev/nvidia0, /dev/nvidiactl, and was given it back at "
+    chromium.wait(f"document.querySelector('#held').innerText.includes('{words}')")
+    assert "denied" not in text_of(chromium, "#held") and "may not open" not in text_of(chromium, "#facts")
+
+
+def test_names_of_gpus_stay_on_one_line_where_there_is_room(chromium: Browser, shown: Any) -> None:
+    body = Telling(LOST_DEVICES).status()
+    for gpu in body["probe"]["last"]["gpus"]:
+        gpu["name"] = "NVIDIA H100 80GB HBM3"
+    shown(body)
+    for size in (DESK, WIDE):
+        chromium.look(*size)
+        assert chromium.value(LINES) == [1] * 8
+
+
+LINES = """[...document.querySelectorAll('td.gpu')].map((cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell.lastChild);
+    return range.getClientRects().length; })"""
+
+
 def test_it_follows_the_node(chromium: Browser, shown: Any) -> None:
     """From a boot that waits to ready, and back, without being loaded again."""
     telling = Telling("world gpus=8\ndo plugin is version=0.9\ndo nvml 999\nat 1 kubelet starts\nrun 5\n")
@@ -159,10 +208,10 @@ def test_the_policy_lets_nothing_else_run(chromium: Browser, shown: Any) -> None
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESK, PHONE])
+@pytest.mark.parametrize("size", [DESK, WIDE, PHONE, SMALL])
 def test_themes_and_sizes(chromium: Browser, shown: Any, theme: str, size: tuple[int, int]) -> None:
     """Nothing is wider than the screen, and every text stands out from what is behind it (WCAG 1.4.3: 4.5 to 1)."""
-    chromium.look(*size, theme, is_phone=size == PHONE, prefers_reduced_motion="reduce")
+    chromium.look(*size, theme, is_phone=size in (PHONE, SMALL), prefers_reduced_motion="reduce")
     shown(Telling(LOST_GPU).status())
     assert chromium.value("document.documentElement.scrollWidth") == size[0]
     assert chromium.value("matchMedia('(prefers-color-scheme: dark)').matches") is (theme == "dark")

@@ -76,6 +76,7 @@ def test_the_last_actions_with_why_and_what_came_of_them() -> None:
     assert rows[0]["why"] == "some cause", "an earlier agent's: its ledger is all that is left"
     assert "its log says 999" in rows[1]["why"]
     assert rows[1]["evidence"] == "/evidence/2"
+    assert [r["target"] for r in rows][-1] == "c9"
     assert doings.counts["LinkDevChar", "failed"] == 3 and doings.counts["StartProbe", "done"] == 1
 
 
