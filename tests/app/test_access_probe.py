@@ -23,7 +23,7 @@ RUNC = "c *:* m\nb *:* m\nc 1:3 rwm\nc 1:5 rwm\nc 136:* rwm\nc 195:255 rw\nc 195
 
 def probe(*words: object, **options) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-I", "-S", str(PROGRAM), *map(str, words)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=20, **options)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, **options)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ VERBS = ("run", "status", "doctor", "access", "evidence", "timeline", "probe", "
 
 def gpu_gate(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "agent", *words], cwd=REPO, capture_output=True, text=True,
-                          timeout=15)
+                          timeout=60)
 
 
 def is_a_sentence(text: str) -> bool:

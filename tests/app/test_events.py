@@ -42,7 +42,7 @@ async def listening(answers: Seen, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 async def event(reader: asyncio.StreamReader) -> tuple[str, Any]:
     """The next event: (name, data); a comment is (":", None)."""
     while True:
-        lines = (await asyncio.wait_for(reader.readuntil(b"\n\n"), 10)).decode().strip().split("\n")
+        lines = (await asyncio.wait_for(reader.readuntil(b"\n\n"), 60)).decode().strip().split("\n")
         if lines == [":"]:
             return ":", None
         fields = dict(line.split(": ", 1) for line in lines if line.startswith(("event: ", "data: ")))
@@ -62,7 +62,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
             async with listening(answers, monkeypatch, tmp_path) as (face, stream):
                 return await story(answers, face, stream)
 
-        return asyncio.run(asyncio.wait_for(on_stage(), 30))
+        return asyncio.run(asyncio.wait_for(on_stage(), 120))
 
     return run
 
@@ -101,7 +101,7 @@ def test_many_cycles_a_second_are_told_once_and_the_last_one_is_not_lost(play: C
             said.append(await event(reader))
         return said
 
-    assert len(play(story, AT_MOST_EVERY_S=0.2)) <= 2
+    assert len(play(story, AT_MOST_EVERY_S=1.5)) <= 2
 
 
 def test_nobody_listens_and_it_costs_nothing(play: Callable[..., Any]) -> None:

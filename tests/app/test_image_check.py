@@ -73,7 +73,7 @@ def worst(image: Path, what: str, sealed: bool = True) -> Level:
 
 def image_check(root: Path, *more: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "agent", "image-check", "--root", str(root), *more]
-    return subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=15)
+    return subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=60)
 
 
 def test_a_good_image_is_0_and_every_row_is_ok(image: Path) -> None:

@@ -19,13 +19,25 @@ CONF = "/etc/gpu-gate/gpu-gate.conf.d/90-test.conf"
 QUICK = "[Gate]\nStableIntervalSec=0.2s\n"
 """Three good probes within a second; for stories whose length is not the point."""
 SOCKETS = "/var/lib/kubelet/device-plugins"
+PATIENCE_S = 90.0
+"""For what must come, on a machine that is slow; no test passes by waiting for it."""
+BEFORE_A_HEARTBEAT_S = 25.0
+"""For what must come by a signal: the timer would have found it after 30 s."""
 BUS_IDS = [f"0000:{bus}:00.0" for bus in ("07", "0f", "47", "4e", "87", "90", "b7", "bd")]
 
 
-def until(condition: Callable[[], Any], what: Callable[[], Any] | str, timeout: float = 20.0) -> None:
-    """Until the condition holds; in vain, say `what` instead (a function: what it answers then)."""
-    if not poll(condition, timeout, 0.1):
+def until(condition: Callable[[], Any], what: Callable[[], Any] | str, timeout: float = PATIENCE_S) -> Any:
+    """What the condition answered as soon as it held: asked again, it may be another thing. In vain, say `what` (a
+    function: what it answers then)."""
+    found: list[Any] = [None]
+
+    def holds() -> Any:
+        found[0] = condition()
+        return found[0]
+
+    if not poll(holds, timeout, 0.1):
         raise AssertionError(f"in vain for {timeout:g} s: {what() if callable(what) else what}")
+    return found[0]
 
 
 # --- the agent
@@ -33,7 +45,7 @@ def until(condition: Callable[[], Any], what: Callable[[], Any] | str, timeout: 
 
 def status(node: Node) -> dict[str, Any]:
     """The agent's /status, over its socket; {} where no agent answers."""
-    words = ["curl", "-sS", "-m", "3", "--unix-socket", "/run/gpu-gate/agent.sock", "http://localhost/status"]
+    words = ["curl", "-sS", "-m", "20", "--unix-socket", "/run/gpu-gate/agent.sock", "http://localhost/status"]
     said = node.run(words, check=False).stdout
     return json.loads(said) if said.startswith("{") else {}
 
@@ -43,16 +55,25 @@ def gate(node: Node) -> dict[str, Any]:
 
 
 def readyz(node: Node) -> tuple[int, str]:
-    said = node.run(["curl", "-s", "-m", "3", "-w", "\n%{http_code}", "http://127.0.0.1:9477/readyz"], check=False)
+    said = node.run(["curl", "-s", "-m", "20", "-w", "\n%{http_code}", "http://127.0.0.1:9477/readyz"], check=False)
     body, _, code = said.stdout.rpartition("\n")
     return int(code or 0), body.strip()
 
 
-def wait_phase(node: Node, *phases: str, timeout: float = 20.0) -> None:
-    until(lambda: gate(node).get("phase") in phases, lambda: f"{phases}, but {status(node)}", timeout)
+def wait_gate(node: Node, timeout: float = PATIENCE_S, **wanted: str) -> dict[str, Any]:
+    """Until the gate says so in one answer; that answer."""
+    def held() -> dict[str, Any]:
+        now = gate(node)
+        return now if wanted.items() <= now.items() else {}
+
+    return dict(until(held, lambda: f"{wanted}, but {status(node)}", timeout))
 
 
-def wait_ready(node: Node, timeout: float = 25.0) -> None:
+def wait_phase(node: Node, phase: str, timeout: float = PATIENCE_S) -> dict[str, Any]:
+    return wait_gate(node, timeout, phase=phase)
+
+
+def wait_ready(node: Node, timeout: float = PATIENCE_S) -> None:
     def settled() -> bool:
         now = gate(node)
         return bool(now.get("phase") == "OPEN" and now["ready"])
@@ -60,10 +81,13 @@ def wait_ready(node: Node, timeout: float = 25.0) -> None:
     until(settled, lambda: f"OPEN and ready, but {gate(node)}", timeout)
 
 
-def wait_why(node: Node, part: str, timeout: float = 20.0) -> str:
+def wait_why(node: Node, part: str, timeout: float = PATIENCE_S) -> str:
     """Until the agent says this about readiness; what it says."""
-    until(lambda: part in gate(node).get("ready_why", ""), lambda: f"“{part}”, but {gate(node)}", timeout)
-    return str(gate(node)["ready_why"])
+    def said() -> str:
+        why = str(gate(node).get("ready_why", ""))
+        return why if part in why else ""
+
+    return str(until(said, lambda: f"“{part}”, but {gate(node)}", timeout))
 
 
 def agent_pid(node: Node) -> str:
@@ -108,7 +132,7 @@ def wait_looked(node: Node) -> None:
     until(lambda: status(node).get("cycle", {}).get("number"), lambda: f"a cycle, but {status(node)}")
 
 
-def wait_kubelet(node: Node, timeout: float = 20.0) -> None:
+def wait_kubelet(node: Node, timeout: float = PATIENCE_S) -> None:
     until(lambda: node.is_active("kubelet.service"), lambda: f"the kubelet; {gate(node)} {released(node)}", timeout)
 
 
@@ -149,6 +173,12 @@ def entered(node: Node, unit: str) -> float:
 def nvml_calls(node: Node) -> list[list[str]]:
     """[boottime, pid, program, call, result] of every nvmlInit and nvmlShutdown since `simgpu calls`."""
     return [line.split() for line in node.run("cat /run/simgpu/nvml.calls", check=False).stdout.splitlines()]
+
+
+def deadline_passes(node: Node, settings: str) -> None:
+    """The deadline, which was far away until now, is over: these settings say so."""
+    configure(node, settings)
+    node.systemctl("reload", "gpu-gate.service")
 
 
 def probe_pids(node: Node) -> list[int]:

@@ -106,9 +106,7 @@ spec:
       {limits}
 """)
         self.node.run(f"mv /opt/probe/{name}.yaml /etc/kubernetes/manifests/")
-        gate.until(lambda: self.find(name), lambda: gate.plugins(self.node), 40)
-        found = self.find(name)
-        assert found is not None
+        found: Container = gate.until(lambda: self.find(name), lambda: gate.plugins(self.node))
         return found
 
     def find(self, name: str) -> Container | None:
@@ -162,12 +160,12 @@ spec:
         with self.node.spawn(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
             feel = Feeling(program)
             try:
-                gate.until(lambda: all(feel.changes(device) for device in devices), "no first feeling", 10)
+                gate.until(lambda: all(feel.changes(device) for device in devices), "no first feeling")
                 yield feel
             finally:  # it sits in another cgroup than it was started in: nobody else ends it
                 assert program.stdin is not None
                 program.stdin.close()
-                program.wait(10)
+                program.wait(60)
 
     def allow_list(self, container: Container) -> dict[str, str]:
         """DeviceAllow= of its scope, as systemd has it now."""

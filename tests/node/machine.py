@@ -78,7 +78,7 @@ class Machine:
 
     # --- life
 
-    def boot(self: M, *, until: str = "basic.target", timeout: float = 30.0) -> M:
+    def boot(self: M, *, until: str = "basic.target", timeout: float = 120.0) -> M:
         """Switch the node on and wait until the unit `until` is active and the system bus answers.
 
         basic.target and not the whole boot: a gate that holds the kubelet holds multi-user.target as well.
@@ -94,7 +94,7 @@ class Machine:
             raise NodeError(f"{self.name} did not reach {until} in {timeout:.0f} s. Its console said:\n{said}")
         return self
 
-    def wait_booted(self, timeout: float = 60.0) -> str:
+    def wait_booted(self, timeout: float = 180.0) -> str:
         """Wait for the end of the boot; `running`, or `degraded` when a unit failed."""
         done = self.run(["systemctl", "is-system-running", "--wait"], check=False, timeout=timeout)
         return done.stdout.strip()
@@ -113,7 +113,7 @@ class Machine:
         """Stop as a machine stops that loses its power: nothing gets to say goodbye."""
         self._halt()
 
-    def reboot(self: M, *, orderly: bool = True, until: str = "basic.target", timeout: float = 60.0) -> M:
+    def reboot(self: M, *, orderly: bool = True, until: str = "basic.target", timeout: float = 180.0) -> M:
         """Down and up again with the same disk; /run, /tmp and /dev are new, the boot id as well."""
         if orderly:
             self.poweroff(timeout / 2)
@@ -137,7 +137,7 @@ class Machine:
         command: Command,
         *,
         check: bool = True,
-        timeout: float = 60.0,
+        timeout: float = 120.0,
         input: str | bytes | None = None,
         env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
@@ -309,7 +309,7 @@ class Machine:
         kill(self._state.get("leader"))
         if self._nspawn is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._nspawn.wait(5)  # it reports its payload's end and goes
+                self._nspawn.wait(30)  # it reports its payload's end and goes
             kill(self._state.get("nspawn"))
             self._nspawn.wait()
         for name in self._state["cgroups"]:

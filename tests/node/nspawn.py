@@ -60,7 +60,7 @@ class Node(Machine):
     def exists(self, path: str) -> bool:
         return self.run(["test", "-e", path], check=False).returncode == 0
 
-    def wait_for(self, command: Command, timeout: float = 10.0, pause: float = 0.05) -> None:
+    def wait_for(self, command: Command, timeout: float = 90.0, pause: float = 0.05) -> None:
         """Until the command succeeds."""
         if not poll(lambda: self.run(command, check=False).returncode == 0, timeout, pause):
             last = self.run(command, check=False)
@@ -69,7 +69,7 @@ class Node(Machine):
 
     # --- systemd
 
-    def systemctl(self, *words: str, check: bool = True, timeout: float = 60.0) -> str:
+    def systemctl(self, *words: str, check: bool = True, timeout: float = 120.0) -> str:
         return self.run(["systemctl", *words], check=check, timeout=timeout).stdout.strip()
 
     def is_active(self, unit: str) -> bool:
@@ -80,8 +80,12 @@ class Node(Machine):
         return self.systemctl("show", "--value", "-p", name, "--", unit)
 
     def journal(self, *words: str, boot: int = 0) -> str:
-        """This boot's journal, or an earlier one's (`boot=-1`): journal("-u", "kubelet", "-o", "json")."""
-        return self.run(["journalctl", "--no-pager", f"--boot={boot}", *words], check=False).stdout
+        """This boot's journal, or an earlier one's (`boot=-1`): journal("-u", "kubelet", "-o", "json").
+
+        What was sent to journald before is in it: journald is slower than a test that saw the fact itself.
+        """
+        script = 'journalctl --sync 2>/dev/null || :; exec journalctl --no-pager "$@"'
+        return self.run(["sh", "-c", script, "sh", f"--boot={boot}", *words], check=False).stdout
 
     # --- from outside
 

@@ -39,7 +39,7 @@ def alive(who: Sequence[int] | None) -> bool:
     return bool(who) and who is not None and identity(who[0]) == tuple(who)
 
 
-def kill(who: Sequence[int] | None, timeout: float = 5.0) -> None:
+def kill(who: Sequence[int] | None, timeout: float = 30.0) -> None:
     """SIGKILL one process of ours, and wait until it is gone."""
     if who is None or not alive(who):
         return
@@ -75,7 +75,7 @@ def remove_cgroup(top: Path) -> None:
     """End what still runs below, then remove the folders from the leaves up."""
     with contextlib.suppress(OSError):
         (top / "cgroup.kill").write_text("1")
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while top.exists() and time.monotonic() < end:
         for folder, _, _ in os.walk(top, topdown=False):
             with contextlib.suppress(OSError):  # not empty yet, or removed by the other side
@@ -90,7 +90,7 @@ def clean(folder: Path) -> None:
     kill(state.get("nspawn"))
     for name in state.get("cgroups", ()):
         remove_cgroup(Path(name))
-    for _ in range(50):  # a dying mount namespace may hold the overlay's work folder for a moment
+    for _ in range(1500):  # a dying mount namespace may hold the overlay's work folder for a moment
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return

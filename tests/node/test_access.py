@@ -92,7 +92,7 @@ def scope(node: Node, *properties: str) -> Iterator[tuple[int, str]]:
 
 
 def leftovers(node: Node) -> str:
-    return node.run("find /sys/fs/cgroup /run -name 'gpu-gate-access-*'").stdout
+    return node.run("find /sys/fs/cgroup /run -name 'gpu-gate-access-*'", check=False).stdout
 
 
 STRICT = "DevicePolicy=strict", "DeviceAllow=/dev/null rw"
@@ -177,7 +177,7 @@ def limits(node: Node, pid: int) -> Iterator[list[Path]]:
             cage = top / f"{node.name}-{pid}"
             cage.mkdir()
             undo.callback(cage.rmdir)
-            undo.callback(lambda cage=cage: poll(lambda: not (cage / "cgroup.procs").read_text(), 10))
+            undo.callback(lambda cage=cage: poll(lambda: not (cage / "cgroup.procs").read_text(), 60))
             undo.callback(lambda cage=cage: (cage.parent / "cgroup.procs").write_text(str(host_pid)))
             (cage / "cgroup.procs").write_text(str(host_pid))
             (cage / limit).write_text(str(max(int((cage / usage).read_text()), 4096)))
@@ -216,7 +216,7 @@ def test_not_root(node: Node) -> None:
 def test_gone(node: Node) -> None:
     with scope(node, *STRICT) as (pid, _):
         pass
-    assert poll(lambda: ask(node, pid, CTL)["answers"][0]["detail"] == f"Process {pid} is gone.", 5)
+    assert poll(lambda: ask(node, pid, CTL)["answers"][0]["detail"] == f"Process {pid} is gone.", 60)
 
 
 def test_a_device_that_this_host_lacks(node: Node) -> None:
@@ -289,7 +289,8 @@ def test_however_a_probe_ends_the_next_one_answers_and_cleans_up(node: Node) -> 
                 done
             done
             {PROBE} --pid {pid} {CTL} {NULL}
-            """
+            """,
+            timeout=240,
         ).stdout.splitlines()
     assert [one["access"] for one in json.loads(lines[-1])["answers"]] == ["denied", "allowed"]
     assert leftovers(node) == ""
@@ -317,7 +318,7 @@ def test_a_runc_container_that_is_given_devices_behind_runc_loses_them(node: Nod
     assert accesses(node, pid, CTL, NULL) == ["allowed", "allowed"]
     node.systemctl("set-property", "--runtime", "cri-containerd-legacy.scope", "CPUWeight=50")
     node.systemctl("daemon-reload")
-    assert poll(lambda: accesses(node, pid, CTL, NULL) == ["denied", "allowed"], 5)
+    assert poll(lambda: accesses(node, pid, CTL, NULL) == ["denied", "allowed"], 60)
     assert leftovers(node) == ""
 
 
@@ -330,7 +331,7 @@ def test_a_privileged_container(node: Node) -> None:
 @pytest.mark.parametrize("suite", tree.SUITES)
 def test_the_plugins_container_before_and_after_it_is_denied(make_node, suite: str) -> None:
     node = prepare(make_node(suite, deb=False, standins=True))
-    node.wait_for("simcri id nvidia-device-plugin-ctr", 30)
+    node.wait_for("simcri id nvidia-device-plugin-ctr")
     pid = json.loads(node.run("simcri inspect nvidia-device-plugin-ctr").stdout)["info"]["pid"]
     assert accesses(node, pid, CTL, "/dev/nvidia0") == ["allowed", "allowed"]
     cgroup = f"/sys/fs/cgroup{ask(node, pid, CTL)['cgroup']}"
@@ -381,7 +382,7 @@ def test_v1(rules: list[str], wanted: list[str], tmp_path: Path) -> None:
         assert answer["version"] in ("v1", "hybrid")
     finally:
         for folder in (each for each in (inner, cage) if each.exists()):
-            poll(lambda folder=folder: not (folder / "cgroup.procs").read_text(), 5)
+            poll(lambda folder=folder: not (folder / "cgroup.procs").read_text(), 60)
             folder.rmdir()
 
 
@@ -404,7 +405,8 @@ def test_reloads_meanwhile_change_no_answer(node: Node) -> None:
                 systemctl set-property --runtime looks CPUWeight=$((50 + number)) || true
                 [ $number != 3 ] || systemctl daemon-reexec
             done
-            """
+            """,
+            timeout=240,
         )
         answers = [json.loads(line) for line in node.read("/run/looks").splitlines()]
     found = {(one["pid"], *(each["access"] for each in one["answers"])) for one in answers}

@@ -44,7 +44,7 @@ def seen(node: Node) -> tuple[bool, bool, str, str]:
 
 def wait_seen(node: Node, wanted: tuple[bool, bool, str, str]) -> None:
     gate.until(lambda: seen(node) == wanted,
-               lambda: f"{wanted}, but {seen(node)}; {node.journal('-u', UNIT, '-o', 'cat')}", 30.0)
+               lambda: f"{wanted}, but {seen(node)}; {node.journal('-u', UNIT, '-o', 'cat')}")
 
 
 def test_the_barrier(make_node, deb: Path) -> None:

@@ -45,10 +45,10 @@ def test_links_are_made_again(node: Node) -> None:
     before = links(node)
     assert len(before) >= 9
     node.run("simgpu nodes unlink")
-    gate.until(lambda: links(node) == before, lambda: links(node), 10)
+    gate.until(lambda: links(node) == before, lambda: links(node), gate.BEFORE_A_HEARTBEAT_S)
     assert calls(node) == []
     node.run("rm /dev/char/195:3")
-    gate.until(lambda: links(node) == before, lambda: links(node), 10)
+    gate.until(lambda: links(node) == before, lambda: links(node), gate.BEFORE_A_HEARTBEAT_S)
 
 
 @pytest.mark.parametrize(("name", "asked"), [
@@ -57,7 +57,7 @@ def test_links_are_made_again(node: Node) -> None:
 def test_nodes_are_made_again_by_nvidia_modprobe(node: Node, name: str, asked: str) -> None:
     number = node.run(["stat", "-c", "%t:%T", f"/dev/{name}"]).stdout
     node.run(["rm", f"/dev/{name}"])
-    node.wait_for(["test", "-c", f"/dev/{name}"])
+    node.wait_for(["test", "-c", f"/dev/{name}"], gate.BEFORE_A_HEARTBEAT_S)
     assert node.run(["stat", "-c", "%t:%T", f"/dev/{name}"]).stdout == number
     assert calls(node) == [asked]
     gate.wait_ready(node)
@@ -65,14 +65,14 @@ def test_nodes_are_made_again_by_nvidia_modprobe(node: Node, name: str, asked: s
 
 def test_a_node_of_another_major_is_not_taken_for_ours(node: Node) -> None:
     node.run("rm /dev/nvidia3; mknod /dev/nvidia3 c 1 3")
-    gate.wait_why(node, "/dev/nvidia3", 5)
+    gate.wait_why(node, "/dev/nvidia3", gate.BEFORE_A_HEARTBEAT_S)
     node.run("rm /dev/nvidia3; simgpu nodes make")
 
 
 def test_without_nvidia_modprobe_a_sentence_and_no_busy_loop(node: Node) -> None:
     node.run(f"mv {MODPROBE} /usr/bin/away; rm /dev/nvidia5")
     try:
-        gate.wait_why(node, "missing: /dev/nvidia5", 5)
+        gate.wait_why(node, "missing: /dev/nvidia5", gate.BEFORE_A_HEARTBEAT_S)
         gate.until(lambda: "a hand did not take: nvidia-modprobe" in gate.said(node), lambda: gate.said(node))
         first = gate.status(node)["cycle"]["number"]
         began = time.monotonic()
@@ -102,7 +102,7 @@ def test_a_person_who_wants_no_hands_gets_none(node: Node) -> None:
     node.systemctl("reload", "gpu-gate.service")
     gate.until(lambda: "MakeNodes=no" in gate.said(node), "not read")
     node.run("rm /dev/char/195:3 /dev/nvidia6")
-    gate.wait_why(node, "missing: /dev/nvidia6", 5)
+    gate.wait_why(node, "missing: /dev/nvidia6", gate.BEFORE_A_HEARTBEAT_S)
     assert calls(node) == []
     assert not node.exists("/dev/char/195:3")
     gate.configure(node, gate.QUICK)

@@ -85,7 +85,7 @@ def test_cdi_and_the_plugin_over_two_boots(make_node) -> None:
 def opens_with_its_spec(node: Node) -> None:
     """While NVML fails nothing is begun; then the spec comes first, the kubelet second, the plugin third."""
     gate.wait_held(node)
-    gate.until(lambda: gate.gate(node)["reason"] == "NvmlUnknown", lambda: gate.gate(node))
+    gate.wait_gate(node, reason="NvmlUnknown")
     assert not node.exists(PLACED) and calls(node) == 0  # the unit is ordered after multi-user.target
     node.run("simgpu nvml ok")
     gate.wait_ready(node)
@@ -123,10 +123,10 @@ def a_unit_is_launched_once(node: Node) -> None:
     """Never again in this boot, whoever stopped it."""
     gate.configure(node, f"{gate.QUICK}[Plugin]\nLaunch=unit\nUnit={UNIT}\n")
     node.systemctl("restart", "gpu-gate.service")
-    node.wait_for(["systemctl", "is-active", UNIT], 20)
+    node.wait_for(["systemctl", "is-active", UNIT])
     gate.until(lambda: f"{UNIT}: done" in launched(node), lambda: launched(node))
     node.systemctl("stop", UNIT)
     node.systemctl("restart", "gpu-gate.service")
-    gate.until(lambda: gate.gate(node)["phase"] == "OPEN", lambda: gate.gate(node))
+    gate.wait_phase(node, "OPEN")
     gate.wait_looked(node)
     assert not node.is_active(UNIT)

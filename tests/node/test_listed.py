@@ -13,7 +13,7 @@ from test_hold import again
 @pytest.fixture(scope="module")
 def node(make_module_node) -> Node:
     node = make_module_node(boot=False)
-    gate.prepare(node, "plug --gpus 2\n", mend.QUICK)
+    gate.prepare(node, "plug --gpus 2\n", mend.SLOW_PLUGIN)
     node.boot()
     gate.wait_ready(node)
     return node
@@ -55,5 +55,5 @@ def test_replicas_under_another_name(node: Node) -> None:
     in_mig(node, "d")
     uuid = node.run("sed -n 's/^gpu 1 uuid=\\([^ ]*\\).*/\\1/p' /run/simgpu/nvml").stdout.strip()
     mend.replace_plugin(node, mend.manifest(node, REPLICAS="4", RENAME="yes", NVIDIA_VISIBLE_DEVICES=uuid))
-    mend.with_agent(node)
+    mend.with_agent(node, "RegisterWithinSec=60s\n")
     lists(node, f"1 of 1 GPUs as nvidia.com/gpu.shared, 4 times each (the plugin was given 1 of 2 GPUs: {uuid})")

@@ -4,6 +4,7 @@ known to be right, the agent goes on, and a kill in the middle of a repair costs
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import gate
 import mend
@@ -48,7 +49,7 @@ def test_a_kubelet_whose_word_cannot_be_had(node: Node) -> None:
         node.run(f"simgpu kubelet podresources={fault}")
         cycle = gate.status(node).get("cycle", {}).get("number", 0)
         gate.until(lambda seen=cycle: gate.status(node).get("cycle", {}).get("number", 0) >= seen + 2,
-                   lambda name=fault: f"two looks at {name}: {gate.status(node)}", 30)
+                   lambda name=fault: f"two looks at {name}: {gate.status(node)}")
         found = mend.finding(node, "PluginRegistered")
         assert (found["verdict"], found["reason"]) == ("unknown", "KubeletSilent"), fault
         code, why = gate.readyz(node)
@@ -145,10 +146,12 @@ def frozen_at_the_act(node: Node, settings: str = "") -> None:
 
 def ends_well_now_or_later(node: Node) -> None:
     """A runtime that thaws may still carry out what it was asked; if it does not, one more repair is made."""
-    gate.until(lambda: gate.gate(node).get("ready") or gate.gate(node).get("reason") in ("BudgetSpent", "DidNotTake"),
-               lambda: gate.gate(node))
+    def settled() -> dict[str, Any]:
+        now = gate.gate(node)
+        return now if now.get("ready") or now.get("reason") in ("BudgetSpent", "DidNotTake") else {}
+
     whats = ["rebuild"]
-    if not gate.gate(node)["ready"]:
+    if not gate.until(settled, lambda: gate.gate(node))["ready"]:
         a_minute_later(node)
         whats = ["rebuild"] * 2
     mend.ends_well(node, whats)
@@ -169,7 +172,7 @@ def test_a_runtime_that_stops_nothing(node: Node) -> None:
     """Written down as soon as the hand gives up, and not charged: it is tried again."""
     try:
         frozen_at_the_act(node, "VerifyWithinSec=40s\n")
-        gate.until(lambda: mend.outcomes(node), lambda: gate.said(node)[-2000:], 30)
+        gate.until(lambda: mend.outcomes(node), lambda: gate.said(node)[-2000:])
     finally:
         node.systemctl("kill", "--signal=CONT", "containerd.service")
     (said,) = mend.outcomes(node)

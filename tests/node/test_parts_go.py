@@ -24,7 +24,7 @@ def node(module_node: Node) -> Iterator[Node]:
     gate.wait_ready(module_node)
     pid = gate.agent_pid(module_node)
     yield module_node
-    gate.wait_ready(module_node, 40)
+    gate.wait_ready(module_node)
     assert gate.agent_pid(module_node) == pid
 
 
@@ -33,7 +33,7 @@ def test_dev_node_gone_and_back(node: Node) -> None:
     node.run("mv /usr/bin/nvidia-modprobe /usr/bin/away")
     try:
         node.run("rm /dev/nvidia3")
-        gate.wait_why(node, "/dev/nvidia3", 5)
+        gate.wait_why(node, "/dev/nvidia3", gate.BEFORE_A_HEARTBEAT_S)
         code, why = gate.readyz(node)
         assert (code, "/dev/nvidia3" in why) == (503, True)
         assert "woken by inotify /dev" in gate.said(node)
@@ -60,10 +60,10 @@ def test_a_deaf_plugin_is_named_and_left_alone(node: Node) -> None:
         code, why = gate.readyz(node)
         assert (code, "the kubelet lists no nvidia.com/*" in why) == (503, True)
         cycle = gate.status(node)["cycle"]["number"]
-        gate.until(lambda: gate.status(node)["cycle"]["number"] >= cycle + 2, "two more looks", 40)
+        gate.until(lambda: gate.status(node)["cycle"]["number"] >= cycle + 2, "two more looks")
         assert gate.plugins(node) == plugins
         assert gate.kubelet_start(node) == kubelet
-        lines = node.run(["journalctl", "-q", "-o", "json", "-t", "gpu-gate", "--after-cursor", mark]).stdout
+        lines = node.journal("-q", "-o", "json", "-t", "gpu-gate", "--after-cursor", mark)
         acts = {json.loads(line).get("GPU_GATE_ACTION") for line in lines.splitlines()}
         assert not acts & {"SendHup", "Rebuild", "RestartUnit"}
     finally:
@@ -83,9 +83,9 @@ def test_the_plugins_folder_goes_and_comes_back(node: Node) -> None:
         node.run(f"touch {gate.SOCKETS}/one; rm {gate.SOCKETS}/one")
         return heard()
 
-    gate.until(touched, lambda: gate.status(node)["cycle"], 40)
+    gate.until(touched, lambda: gate.status(node)["cycle"])
     node.systemctl("restart", "kubelet.service")
     # Its container still holds the folder that is gone: only a new one sees the kubelet.
     (plugin,) = [row for row in gate.plugins(node) if row["state"] == "RUNNING"]
     node.run(f"simcri stop -t 10 {gate.PLUGIN}; simcri rm {plugin['id']}")
-    gate.wait_ready(node, 40)
+    gate.wait_ready(node)

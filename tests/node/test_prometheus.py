@@ -52,11 +52,11 @@ def test_the_alert_fires_in_the_incident_and_resolves_after_the_repair(make_node
     mend.gave_up(node)
     mend.with_agent(node, "[Plugin]\nRepair=report\n")  # as nobody were there who mends
     node.systemctl("start", "prometheus.service")
-    gate.until(lambda: {"GpuGateNodeNotReady", "GpuGateHeld"} <= firing(node), lambda: str(ask(node, "alerts")), 40)
+    gate.until(lambda: {"GpuGateNodeNotReady", "GpuGateHeld"} <= firing(node), lambda: str(ask(node, "alerts")))
     gate.configure(node, gate.QUICK)
     node.systemctl("reload", "gpu-gate.service")
     mend.ends_well(node, ["rebuild"])
-    gate.until(lambda: not firing(node), lambda: str(ask(node, "alerts")), 40)
+    gate.until(lambda: not firing(node), lambda: str(ask(node, "alerts")))
     (series,) = ask(node, "query?query=gpu_gate_devices_registered")["result"]  # type: ignore[misc]
     assert series["metric"]["resource"] == "nvidia.com/gpu" and series["value"][1] == "8"
     assert ask(node, "targets")["activeTargets"][0]["health"] == "up"  # type: ignore[index]

@@ -231,12 +231,12 @@ def test_pause_and_resume(node: Node) -> None:
 
 def test_the_journal_has_fields_and_message_ids(node: Node) -> None:
     def entries(message_id: str) -> list[dict[str, str]]:
-        out = node.run(["journalctl", "-q", "-o", "json", f"MESSAGE_ID={message_id}"]).stdout
+        out = node.journal("-q", "-o", "json", f"MESSAGE_ID={message_id}")
         return [json.loads(line) for line in out.splitlines()]
 
     gate.start_over(node, sim="simgpu nvml init=999")
     gate.wait_held(node)
-    gate.until(lambda: "999" in gate.gate(node)["why"], lambda: gate.gate(node))
+    gate.until(lambda: "999" in gate.gate(node).get("why", ""), lambda: gate.gate(node))
     node.run("simgpu nvml ok")
     gate.wait_ready(node)
     closed, release, opened = (
@@ -246,7 +246,7 @@ def test_the_journal_has_fields_and_message_ids(node: Node) -> None:
         ("yes", "kubelet released: stable: NVML enumerates 8 of 8 GPUs")
     assert (opened["GPU_GATE_PHASE"], opened["SYSLOG_IDENTIFIER"], opened["_SYSTEMD_UNIT"]) == \
         ("OPEN", "gpu-gate", "gpu-gate.service")
-    by_field = node.run(["journalctl", "-q", "-o", "cat", "GPU_GATE_REASON=NvmlUnknown"]).stdout
+    by_field = node.journal("-q", "-o", "cat", "GPU_GATE_REASON=NvmlUnknown")
     assert "nvmlInit said NVML_ERROR_UNKNOWN (999)" in by_field
 
     gate.start_over(node, sim="simgpu driver version 550.90.07")

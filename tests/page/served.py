@@ -72,8 +72,8 @@ def served(body: dict[str, Any], port: int) -> Iterator[Served]:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(60)
         yield answers
     finally:
         answers.loop.call_soon_threadsafe(answers.loop.stop)
-        thread.join(10)
+        thread.join(60)

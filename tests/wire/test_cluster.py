@@ -162,7 +162,7 @@ def test_a_real_prometheus_with_kube_state_metrics_page(server: Server, tmp_path
     running = subprocess.Popen([program, f"--config.file={tmp_path}/p.yml", f"--storage.tsdb.path={tmp_path}/db",
                                 f"--web.listen-address={port.address[7:]}"], stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while True:
             word = cluster.ask(Settings(prometheus=port.address, node_name="n1"))
             if isinstance(word.samples, Seen) and word.samples.value:

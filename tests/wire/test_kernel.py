@@ -239,8 +239,8 @@ def test_a_uevent_of_a_driver_is_heard_and_others_are_not(run):
         for other in list(Path("/sys/class/mem").glob("null/uevent")):
             other.write_text("change")
         UEVENT.write_text("change")
-        event = await until(lambda: heard and heard[-1])
-        assert event["ACTION"] == "change"
+        # A node that boots beside us has the kernel say "add" of everything.
+        event = await until(lambda: next((e for e in heard if e["ACTION"] == "change"), None))
         assert event["SUBSYSTEM"] in ("drivers", "module")
         assert {e["SUBSYSTEM"] for e in heard} <= {"module", "drivers", "pci"}
         uevents.close()
@@ -256,15 +256,17 @@ def test_an_overrun_is_told_and_heard_beyond_without_a_busy_loop(run):
         uevents = _uevents(heard, overflows)
         with socket.socket(fileno=os.dup(uevents._monitor.fileno())) as twin:
             twin.setsockopt(socket.SOL_SOCKET, 33, 2048)  # SO_RCVBUFFORCE: room for one or two
-        for _ in range(200):
-            UEVENT.write_text("change")
-        await until(lambda: overflows)
+            for _ in range(200):
+                UEVENT.write_text("change")
+            await until(lambda: overflows)
+            twin.setsockopt(socket.SOL_SOCKET, 33, 1 << 20)  # and for whatever a node that boots beside us makes
+        told = len(overflows)
         for _ in range(20):  # a busy loop would tell of it each time round
             await asyncio.sleep(0)
         heard.clear()
         UEVENT.write_text("change")
         await until(lambda: heard)
-        assert len(overflows) == 1
+        assert len(overflows) <= told + 1
         assert uevents.problem is None
         uevents.close()
 
