@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from ..model.cluster import Alert, ClusterWord, Sample
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.settings import Settings
-from ..node.probes import boottime
+from ..wire.clock import boottime
 
 T = TypeVar("T")
 

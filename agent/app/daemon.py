@@ -35,9 +35,10 @@ from ..node.hands import Hands
 from ..node.launch import Launcher
 from ..node.live import LiveHost, clock_now
 from ..node.mender import Mender
-from ..node.probes import Probes, boottime
+from ..node.probes import Probes
 from ..node.tape import Recorder, Tape
 from ..node.wake import Sources, Wakes
+from ..wire.clock import boottime
 from ..wire.sd import Notify
 from . import config as configuration
 from .doings import Doings

@@ -19,9 +19,10 @@ from ..model.witness import CudaReport
 from ..node.access import AccessChecks
 from ..node.codec import decode
 from ..node.examined import ExaminedHost, ask_cuda
-from ..node.probes import DRIVER_VERSION, Probes, boottime
+from ..node.probes import DRIVER_VERSION, Probes
 from ..node.tape import FullRecorder
 from ..wire.bus import SystemdBus
+from ..wire.clock import boottime
 from . import ask
 
 CONNECT_S, CONNECT_TRIES = 0.1, 20

@@ -18,8 +18,8 @@ from ..model.settings import Settings
 from ..node.access import AccessChecks
 from ..node.allow import Allow
 from ..node.live import LiveHost
-from ..node.probes import boottime
 from ..wire.bus import SystemdBus
+from ..wire.clock import boottime
 
 WITHIN_S = 8.0
 """Of all; an installation waits for it. 100 containers take about 3 s, none 0.3 s."""

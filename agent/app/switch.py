@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from pathlib import Path
 
 from ..core.paths import RUN, STATE
 from ..model.errors import GateError
+from ..node.marks import write_mark
+from ..wire.clock import boottime
 from .values import parse_span
 
 LONGEST_S = 7 * 86400.0
@@ -24,12 +24,11 @@ def run(verb: str, span: str | None, why: str | None) -> int:
     except ValueError as exc:
         print(f"gpu-gate: --for {span}: {exc}", file=sys.stderr)
         return 2
-    mark = Path(RUN) / "paused"
     try:
         if verb == "pause":
-            _pause(mark, span_s, why or "by a person")
+            _pause(span_s, why or "by a person")
         elif verb == "resume":
-            mark.unlink(missing_ok=True)
+            (Path(RUN) / "paused").unlink(missing_ok=True)
         else:
             (Path(STATE) / "learned.json").unlink(missing_ok=True)
     except OSError as exc:
@@ -44,15 +43,9 @@ def _span_s(span: str) -> float:
     return seconds
 
 
-def _pause(mark: Path, span_s: float | None, why: str) -> None:
+def _pause(span_s: float | None, why: str) -> None:
     """The end is an instant of boottime: no clock that is set can move it."""
-    now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    kept = {"reason": why[:200], "at": round(now, 3)}
-    if span_s is not None:
-        kept["until"] = round(now + span_s, 3)
-    mark.parent.mkdir(mode=0o755, exist_ok=True)
-    new = mark.with_name(".paused.new")
-    new.write_text(json.dumps(kept), encoding="utf-8")
-    os.replace(new, mark)
+    now = boottime()
+    write_mark(Path("/"), "paused", why[:200], at=now, until=None if span_s is None else now + span_s)
     ends = time.strftime("%F %T", time.localtime(time.time() + span_s)) + ", " if span_s is not None else ""
     print(f"paused until {ends}{UNTIL_RESUMED}")

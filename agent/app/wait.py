@@ -7,17 +7,20 @@ the only exit is 0: released, not applicable, or the deadline. The agent is aske
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
+from pathlib import Path
 
 from ..core.deadline import hold_limit_s
 from ..core.layouts import control_plane_files
 from ..core.parse import mark
 from ..core.paths import PCI, RUN, SOC_FAMILY
+from ..model.errors import HandFailed
 from ..model.mark import Mark
 from ..model.settings import Settings
+from ..node.marks import write_mark
+from ..wire.clock import boottime
 from . import ask
 
 POLL_S = 0.05
@@ -29,7 +32,7 @@ def run(settings: Settings) -> int:
     """Return 0 when the kubelet may start."""
     released = _read_mark("released")
     if released is None and not settings.expected_gpus and _has_no_gpu():
-        released = Mark("no NVIDIA GPU on the PCI bus", _boottime())
+        released = Mark("no NVIDIA GPU on the PCI bus", boottime())
         _leave_mark("released", released.reason)
     if released is None:
         released = _wait(settings)
@@ -41,15 +44,15 @@ def _wait(settings: Settings) -> Mark:
     began = _first_wait_at()
     plane = any(os.path.exists(path) for path in control_plane_files(settings))
     deadline = began + hold_limit_s(settings, plane)
-    _say(f"waiting for the GPUs, {max(0.0, deadline - _boottime()):.0f} s at most; to release the kubelet now: "
+    _say(f"waiting for the GPUs, {max(0.0, deadline - boottime()):.0f} s at most; to release the kubelet now: "
          "systemctl stop gpu-gate.target")
     while True:
         released = _read_mark("released")
         if released is not None:
             return released
         # A little after the agent's own deadline, so that its reason, which is better, comes first.
-        if _boottime() >= deadline + 1.0:
-            mark_now = Mark(f"the deadline is over; {_last_word()}", _boottime())
+        if boottime() >= deadline + 1.0:
+            mark_now = Mark(f"the deadline is over; {_last_word()}", boottime())
             _leave_mark("released", mark_now.reason)
             return mark_now
         time.sleep(POLL_S)
@@ -58,10 +61,10 @@ def _wait(settings: Settings) -> Mark:
 def _first_wait_at() -> float:
     """When this boot began to wait: a wait that is started again does not wait anew."""
     earlier = _read_mark("waiting")
-    if earlier is not None and 0.0 < earlier.at <= _boottime():
+    if earlier is not None and 0.0 < earlier.at <= boottime():
         return earlier.at
     _leave_mark("waiting", "the wait unit was started")
-    return _boottime()
+    return boottime()
 
 
 def _last_word() -> str:
@@ -114,18 +117,10 @@ def _read_mark(name: str) -> Mark | None:
 
 def _leave_mark(name: str, reason: str) -> None:
     """Best effort: what cannot be written costs one more wait at the kubelet's next start, no failure now."""
-    path = f"{RUN}/{name}"
     try:
-        os.makedirs(RUN, mode=0o755, exist_ok=True)
-        with open(f"{path}.wait", "w", encoding="utf-8") as file:
-            json.dump({"reason": reason, "at": round(_boottime(), 3)}, file)
-        os.replace(f"{path}.wait", path)
-    except OSError as exc:
-        _say(f"{path} could not be written ({exc.strerror})")
-
-
-def _boottime() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+        write_mark(Path("/"), name, reason)
+    except HandFailed as failed:
+        _say(failed.sentence)
 
 
 def _say(sentence: str) -> None:

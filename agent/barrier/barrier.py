@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..model.settings import Settings
+from ..wire.clock import boottime
 from ..wire.kube import ApiServer, ApiTrouble
 from ..wire.sd import Notify
 from . import decide, report
@@ -174,8 +175,8 @@ class Barrier:
 
 def run(settings: Settings, agent: Agent, boot_id: str) -> int:
     """The program of gpu-gate-node.service."""
-    barrier = Barrier(settings, agent, lambda: ApiServer(settings.node_kubeconfig), boot_id,
-                      lambda: time.clock_gettime(time.CLOCK_BOOTTIME), time.time)
+    barrier = Barrier(settings, agent, lambda: ApiServer(settings.node_kubeconfig), boot_id, boottime,
+                      time.time)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: barrier.stop())
     barrier.run()

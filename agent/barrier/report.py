@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
+from ..wire.whole import write_whole
 from .view import View
 
 log = logging.getLogger(__name__)
@@ -30,13 +30,8 @@ def report(node: View | None, seen_at: float, trouble: str) -> dict[str, Any]:
 
 def write(body: Mapping[str, Any], path: str) -> None:
     """Whole or not at all, readable to everybody."""
-    new = f"{path}.new"
     try:
-        with open(new, "w", encoding="ascii") as file:
-            json.dump(body, file, indent=1)
-            file.write("\n")
-        os.chmod(new, 0o644)
-        os.replace(new, path)
+        write_whole(path, json.dumps(body, indent=1).encode() + b"\n")
     except OSError as exc:
         log.warning("%s could not be written (%s): the doctor does not see link 11", path, exc.strerror)
 

@@ -17,11 +17,11 @@ from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.runtime import Access
 from ..wire.bus import SystemdBus
 from ..wire.child import Outcome, run_once
+from ..wire.clock import boottime
 from ..wire.dbus import BusError
 from ..wire.devcgroup import started
 from ..wire.unit_devices import device_policy
 from . import reload_log
-from .probes import boottime
 
 PROGRAM = Path(__file__).with_name("access_probe.py")
 WITHIN_S = 3.0

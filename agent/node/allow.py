@@ -21,13 +21,13 @@ from ..model.access import Allowed, Device
 from ..model.plan import Allowance, AllowDevices
 from ..wire.bus import SystemdBus
 from ..wire.child import ChildProblem
+from ..wire.clock import boottime
 from ..wire.dbus import BusError
 from ..wire.devcgroup import started
 from ..wire.dialogue import Dialogue
 from ..wire.unit_devices import allow_devices, device_policy
 from .access import AccessChecks
 from .marks import write_mark
-from .probes import boottime
 
 PROGRAM = Path(__file__).with_name("sweep_probe.py")
 ANSWER_WITHIN_S = 3.0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..model.host import Host
 from ..model.reading import Reading, Refusal, Seen, Why
+from ..wire.clock import boottime
 from ..wire.yaml import as_json
-from .probes import boottime
 
 MOST = 32
 SETTLED_S = 1.0

@@ -14,8 +14,9 @@ from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.scene import Clock
 from ..model.witness import CudaReport, JournalLine, Version
 from ..wire.child import Outcome, run_once
+from ..wire.clock import boottime
 from .live import LiveHost, clock_now
-from .probes import boottime, find_library
+from .probes import find_library
 
 JOURNAL_WITHIN_S = 1.5
 JOURNAL_LINES, JOURNAL_BYTES = 3000, 8 << 20

@@ -34,10 +34,11 @@ from ..model.plan import (
 )
 from ..model.reading import unreachable
 from ..wire.child import run_once
+from ..wire.whole import write_whole
 from .access import AccessChecks
 from .allow import Allow
 from .launch import Launcher
-from .marks import write_mark, write_whole
+from .marks import write_mark
 from .mender import Mender
 from .probes import Probes
 from .tape import Tape
@@ -123,7 +124,7 @@ class Hands:
         stored = {"machine": await self._host.machine(), "bus_ids": list(action.bus_ids)}
         path = self._root / STATE.lstrip("/") / "learned.json"
         try:
-            write_whole(path, json.dumps(stored).encode())
+            write_whole(str(path), json.dumps(stored).encode())
         except OSError as exc:
             raise HandFailed(f"{path} could not be written ({exc.strerror}): df {path.parent}") from exc
 

@@ -17,7 +17,8 @@ from ..model.errors import HandFailed
 from ..model.plan import LaunchUnit, PlaceManifest, RefreshCdi
 from ..wire.bus import SystemdBus
 from ..wire.dbus import BusError
-from .marks import write_mark, write_whole
+from ..wire.whole import write_whole
+from .marks import write_mark
 
 UNIT_WITHIN_S = 30.0
 MANIFEST_BYTES = 1 << 20
@@ -85,8 +86,8 @@ class Launcher:
                 raise HandFailed(f"{action.target} is there already and is not {action.source}: it is left alone; "
                                  "diff them, and remove it if it is nobody's")
             if there is None:
-                write_whole(self._under(STATE) / PLACED, f"{action.target}\n".encode())
-                write_whole(target, data, 0o600)
+                write_whole(str(self._under(STATE) / PLACED), f"{action.target}\n".encode())
+                write_whole(str(target), data, 0o600)
         except OSError as exc:
             raise HandFailed(f"{action.target} could not be written ({exc.strerror}): ls -ld {target.parent}; the "
                              "agent writes to folders that were there at its start and that its unit names "

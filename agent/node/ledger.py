@@ -12,6 +12,7 @@ from ..core.ledger import DID_NOT_TAKE
 from ..core.paths import STATE
 from ..model.errors import BundleError, HandFailed
 from ..model.runtime import LedgerEntry
+from ..wire.whole import write_whole
 from . import bundle
 from .tape import Tape
 
@@ -57,12 +58,7 @@ def _trim(path: Path) -> None:
     except FileNotFoundError:
         return
     if len(lines) > 2 * LEDGER_LINES:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(b"".join(lines[-LEDGER_LINES:]))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_whole(str(path), b"".join(lines[-LEDGER_LINES:]), 0o600)
 
 
 def keep_evidence(root: Path, tape: Tape, name: str, beside: dict[str, bytes]) -> Path:

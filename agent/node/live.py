@@ -16,6 +16,7 @@ from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.runtime import Access, ContainerDetail, Runtime
 from ..model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
 from ..wire.bus import SystemdBus
+from ..wire.clock import boottime
 from ..wire.dbus import BusError
 from ..wire.rpc import RpcError, get_allocatable, list_allocated
 from . import access, cri
@@ -23,7 +24,7 @@ from .documents import Documents
 from .entries import entry_of
 from .kmsg import Kmsg
 from .listener import listener_pid
-from .probes import Probes, boottime
+from .probes import Probes
 from .processes import Processes
 from .refusal import refusal
 

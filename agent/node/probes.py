@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 from ..core.layouts import DRIVER_ROOTS
 from ..model.scene import ProbeEnd, ProbeReport, ProbeState, Remains
 from ..wire.child import Child, ChildProblem
+from ..wire.clock import boottime
 from .probe_line import report_of
 
 PROGRAM = Path(__file__).with_name("nvml_probe.py")
@@ -29,10 +29,6 @@ GRACE_S = 2.0
 SHUTDOWN_S = 30.0
 """nvmlShutdown takes the GPUs down where nothing else keeps them up."""
 ANSWER_BYTES = 1 << 20
-
-
-def boottime() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def find_library(driver_root: str, soname: str = SONAME) -> str:

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ..model.access import Device, Process
+from ..wire.clock import boottime
 from ..wire.devcgroup import Cgroups, Mounts, Unsure, read, reads_maps, rules, said, started
 from ..wire.rpc import RpcError
 from . import cri
-from .probes import boottime
 
 STATUS_WITHIN_S = 0.7
 """New containers' statuses may take so long in one look (1 to 3 ms each); the rest comes with the next one."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ..core import parse
 from ..core.journal import REQUEST
 from ..wire.child import run_once
-from .probes import boottime
+from ..wire.clock import boottime
 
 WITHIN_S = 5.0
 LINES = 2000

@@ -16,12 +16,13 @@ import asyncio
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from .clock import boottime
 
 LIMIT_BYTES = 1 << 20  # of output; more counts as a flood
 ERR_TAIL_BYTES = 2048
@@ -111,7 +112,7 @@ class Child:
     def __init__(self, popen: subprocess.Popen[bytes], pidfd: int) -> None:
         self.pid = popen.pid
         self.code: int | None = None  # exit status, negative for a signal; None while it is there
-        self._popen, self._pidfd, self._began_s = popen, pidfd, time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._popen, self._pidfd, self._began_s = popen, pidfd, boottime()
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         assert popen.stderr is not None and popen.stdout is not None
         self._out = popen.stdout
@@ -196,7 +197,7 @@ class Child:
             stat[0] if stat else "?",
             wchan,
             syscall,
-            time.clock_gettime(time.CLOCK_BOOTTIME) - self._began_s,
+            boottime() - self._began_s,
         )
 
     def _send(self, number: signal.Signals) -> None:

@@ -151,7 +151,7 @@ def reply(server: socket.socket, answer: bytes) -> None:
 def test_a_run_folder_that_takes_no_mark(node: Node) -> None:
     node.pci(GPU)
     is_over(node)
-    (node.run / "released.wait").mkdir()
+    (node.run / "released").mkdir()
     done = node.gpu_gate("wait")
     assert done.returncode == 0
     assert "/run/gpu-gate/released could not be written" in done.stderr
