@@ -156,8 +156,6 @@ def _unique(words: Iterable[str]) -> tuple[str, ...]:
 
 
 KUBELET_UNITS = _unique(unit for layout in LAYOUTS for unit in layout.units)
-SOCKETS = _unique(socket for layout in LAYOUTS for socket in layout.sockets)
-POD_RESOURCES = _unique(f"{layout.root}/pod-resources/kubelet.sock" for layout in LAYOUTS)
 CONTROL_PLANE_UNITS = _unique(unit for layout in LAYOUTS for unit in layout.control_plane)
 PLUGIN_UNITS = _unique(unit for kind in KINDS for unit in kind.units)
 DRIVER_ROOTS = _unique(["/run/nvidia/driver", *(layout.driver_root for layout in LAYOUTS)])

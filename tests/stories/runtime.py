@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.core.layouts import SOCKETS
+from agent.core.layouts import CONTAINERD
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, Container, ContainerDetail, ContainerState, Runtime, Sandbox
 
@@ -148,6 +148,6 @@ class Cri:
 
     def _refusal(self, socket: str) -> Refusal | None:
         active = self._world.systemd["containerd.service"].active == "active"
-        if socket != SOCKETS[0] or not active:
+        if socket != CONTAINERD or not active:
             return Refusal(Why.MISSING, f"No such file or directory: {socket}")
         return MOODS.get(self.mood)

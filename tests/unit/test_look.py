@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.core.layouts import KUBELET_UNITS, POD_RESOURCES, SOCKETS, control_plane_files
+from agent.core.layouts import KUBELET_UNITS, control_plane_files, pod_resources_sockets, runtime_sockets
 from agent.core.look import look
 from agent.core.look.plugins import plugins
 from agent.core.look.watched import watched_folders, watched_units
@@ -43,6 +43,8 @@ from .scenes import (
     seen,
     unit,
 )
+
+RUNTIMES, POD_RESOURCES = list(runtime_sockets(DEFAULTS)), list(pod_resources_sockets(DEFAULTS))
 
 GPU, DISK = "0000:07:00.0", "0000:00:1f.2"
 VERSION = b"NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n"
@@ -355,12 +357,12 @@ def with_plugin(*containers: Any, **answers: Any) -> DictHost:
     ({CONTAINERD: PODS}, Settings(), [CONTAINERD], CONTAINERD),
     ({CRIO: PODS}, Settings(), [CONTAINERD, DOCKERSHIM, CRIO], CRIO),
     ({CONTAINERD: EMPTY, CRIO: PODS}, Settings(), [CONTAINERD, DOCKERSHIM, CRIO], CRIO),  # Docker's own, beside it
-    ({CONTAINERD: EMPTY}, Settings(), list(SOCKETS), CONTAINERD),  # before the kubelet's first pod
+    ({CONTAINERD: EMPTY}, Settings(), RUNTIMES, CONTAINERD),  # before the kubelet's first pod
     ({CONTAINERD: EMPTY, CRIO: TIMED_OUT}, Settings(), [CONTAINERD, DOCKERSHIM, CRIO], CONTAINERD),
     ({CONTAINERD: TIMED_OUT, K3S: PODS}, Settings(), [CONTAINERD], CONTAINERD),  # it is there
     ({CONTAINERD: DENIED}, Settings(), [CONTAINERD], CONTAINERD),
     ({CONTAINERD: seen(Runtime((), ()))}, Settings(runtime_socket=K3S), [K3S], K3S),
-    ({}, Settings(), list(SOCKETS), SOCKETS[0]),
+    ({}, Settings(), RUNTIMES, CONTAINERD),
 ])
 def test_the_first_runtime_that_is_there_is_asked(answers: Any, settings: Settings, asked: list[str],
                                                   used: str) -> None:
@@ -386,7 +388,7 @@ LISTED = seen((Devices("nvidia.com/gpu", UUIDS),))
 
 @pytest.mark.parametrize(("kubelet", "answers", "settings", "asked", "found"), [
     ("kubelet.service", {KUBELETS: LISTED}, DEFAULTS, [KUBELETS], LISTED),
-    ("kubelet.service", {K0S: LISTED}, DEFAULTS, list(POD_RESOURCES)[:3], LISTED),  # its --root-dir was set
+    ("kubelet.service", {K0S: LISTED}, DEFAULTS, POD_RESOURCES[:3], LISTED),  # its --root-dir was set
     ("k0sworker.service", {KUBELETS: LISTED, K0S: LISTED}, DEFAULTS, [K0S], LISTED),  # an earlier kubeadm's remains
     ("kubelet.service", {KUBELETS: TIMED_OUT, K0S: LISTED}, DEFAULTS, [KUBELETS], TIMED_OUT),  # it is there
     ("k0sworker.service", {}, DEFAULTS, [K0S, KUBELETS, POD_RESOURCES[1]], MISSING),

@@ -43,5 +43,6 @@ def test_a_code_of_a_newer_library_may_heal() -> None:
 
 
 def test_the_named_constants_are_the_codes() -> None:
-    assert (nvml_codes.MISMATCH, nvml_codes.LIBRARY_NOT_FOUND, nvml_codes.UNKNOWN_ERROR) == (
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_UNKNOWN)
+    assert (nvml_codes.GPU_IS_LOST, nvml_codes.MISMATCH, nvml_codes.DRIVER_NOT_LOADED, nvml_codes.LIBRARY_NOT_FOUND
+            ) == (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+                  pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
