@@ -198,6 +198,35 @@ def prepare(node: Node, sim: str, settings: str = "") -> None:
     configure(node, settings)
 
 
+def ready(make_module_node: Callable[..., Node], settings: str = QUICK, gpus: int = 8) -> Node:
+    """A node for the tests of one file, booted and ready."""
+    node = make_module_node(boot=False)
+    prepare(node, f"plug --gpus {gpus}\n", settings)
+    node.boot()
+    wait_ready(node)
+    return node
+
+
+def pod_text(name: str, gpus: int, devices: str, security: str = "", env: str = "") -> str:
+    """A static pod of the kubelet's stand-in that sleeps; `devices` come in the OCI spec, as CDI's do."""
+    limits = f'{{limits: {{nvidia.com/gpu: "{gpus}"}}}}' if gpus else "{}"
+    return f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: default, annotations: {{sim/devices: "{devices}"}}}}
+spec:
+  hostNetwork: true
+  terminationGracePeriodSeconds: 1
+  containers:
+    - name: {name}
+      image: localhost/sim/base:1
+      command: [/bin/sleep, "2147483647"]
+      securityContext: {{{security}}}
+      resources: {limits}
+      {env}
+"""
+
+
 def configure(node: Node, text: str) -> None:
     node.put(CONF, text)
 

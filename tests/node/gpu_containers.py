@@ -86,25 +86,9 @@ class Rig:
 
     def pod(self, name: str, gpus: int = 0, devices: str = "", security: str = "",
             legacy: str | None = None) -> Container:
-        """A static pod of the kubelet's stand-in; `devices` come in the OCI spec, as CDI's do."""
         env = f'env: [{{name: LEGACY, value: "{legacy}"}}]' if legacy is not None else ""
-        limits = f'resources: {{limits: {{nvidia.com/gpu: "{gpus}"}}}}' if gpus else "resources: {}"
         # Moved in whole: what lies there under another name for a moment is another pod.
-        self.node.put(f"/opt/probe/{name}.yaml", f"""
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: default, annotations: {{sim/devices: "{devices}"}}}}
-spec:
-  hostNetwork: true
-  terminationGracePeriodSeconds: 1
-  containers:
-    - name: {name}
-      image: localhost/sim/base:1
-      command: [/bin/sleep, "2147483647"]
-      securityContext: {{{security}}}
-      {env}
-      {limits}
-""")
+        self.node.put(f"/opt/probe/{name}.yaml", gate.pod_text(name, gpus, devices, security, env))
         self.node.run(f"mv /opt/probe/{name}.yaml /etc/kubernetes/manifests/")
         found: Container = gate.until(lambda: self.find(name), lambda: gate.plugins(self.node))
         return found

@@ -12,11 +12,7 @@ from test_hold import again
 
 @pytest.fixture(scope="module")
 def node(make_module_node) -> Node:
-    node = make_module_node(boot=False)
-    gate.prepare(node, "plug --gpus 2\n", mend.SLOW_PLUGIN)
-    node.boot()
-    gate.wait_ready(node)
-    return node
+    return gate.ready(make_module_node, mend.SLOW_PLUGIN, gpus=2)
 
 
 def in_mig(node: Node, *names: str) -> None:

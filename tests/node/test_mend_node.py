@@ -22,11 +22,7 @@ STATE = "/var/lib/gpu-gate"
 
 @pytest.fixture(scope="module")
 def module_node(make_module_node) -> Node:
-    node = make_module_node(boot=False)
-    gate.prepare(node, "plug --gpus 8\n", gate.QUICK)
-    node.boot()
-    gate.wait_ready(node)
-    return node
+    return gate.ready(make_module_node)
 
 
 @pytest.fixture

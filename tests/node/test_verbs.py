@@ -14,11 +14,7 @@ from agent.app import log
 
 @pytest.fixture(scope="module")
 def node(make_module_node) -> Node:
-    node = make_module_node(boot=False)
-    gate.prepare(node, "plug --gpus 8\n", gate.QUICK)
-    node.boot()
-    gate.wait_ready(node)
-    return node
+    return gate.ready(make_module_node)
 
 
 def gpu_gate(node: Node, *words: str) -> tuple[int, str, str]:

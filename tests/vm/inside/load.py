@@ -11,19 +11,6 @@ from boots import SLOW_S
 from here import Here
 
 PROBE = "python3 -I -S /usr/share/gpu-gate/gpu_gate/node/access_probe.py"
-POD = """
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: default, annotations: {{sim/devices: "{devices}"}}}}
-spec:
-  hostNetwork: true
-  terminationGracePeriodSeconds: 1
-  containers:
-    - name: {name}
-      image: localhost/sim/base:1
-      command: [/bin/sleep, "2147483647"]
-      resources: {{limits: {{nvidia.com/gpu: "1"}}}}
-"""
 NAMES = ("first", "second")
 CHECKS = 1000
 FILL = "busybox dd if=/dev/zero of=/dev/shm/fill bs=1M count=16"
@@ -33,7 +20,7 @@ LOAD = "while :; do systemd-run --quiet --wait --collect true; sleep 0.2; done"
 
 def pod(node: Here, name: str, devices: str) -> dict[str, Any]:
     """A pod of the kubelet's stand-in with one GPU; its container's row in /status, once the agent has asked."""
-    node.put(f"/etc/kubernetes/manifests/{name}.yaml", POD.format(name=name, devices=devices))
+    node.put(f"/etc/kubernetes/manifests/{name}.yaml", gate.pod_text(name, 1, devices))
     gate.until(lambda: row(node, name).get("how"), lambda: gate.status(node).get("access"), SLOW_S)
     return row(node, name)
 
