@@ -18,7 +18,7 @@ from ..model.plan import (
     StartProbe,
 )
 
-MOST = 20
+MOST_ACTIONS = 20
 _QUIET = (StartProbe, DropProbe, CheckAccess, NoteOutcome, AllowDevices)
 """They change nothing on the node, or are told by what came of them."""
 _DISRUPTIVE = (RestartUnit, SendHup, Rebuild)
@@ -45,7 +45,7 @@ class Doings:
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         "(kind, done or failed)"
-        self.recent: deque[Done] = deque(maxlen=MOST)
+        self.recent: deque[Done] = deque(maxlen=MOST_ACTIONS)
 
     def note(self, action: Action, at: float, failed: str = "") -> None:
         """`failed`: why it did not take."""

@@ -20,11 +20,10 @@ from ..model.runtime import LedgerEntry
 from ..model.scene import ProbeState, Scene
 from ..model.settings import Settings
 from .access import after_of, now_of
+from .parts import MOST_RESOURCES
 from .status import Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_RESOURCES = 32
-"""Resource names that are shown: they come from the kubelet, and a node has few."""
 MOST_SOURCES = 16
 _VERDICTS = {Verdict.HOLDS: 1, Verdict.FAILS: 0, Verdict.UNKNOWN: -1}
 

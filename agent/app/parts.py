@@ -14,11 +14,11 @@ from ..core.resources import listing
 from ..model.reading import Seen
 from ..model.scene import Scene
 from ..model.settings import Settings
-from .doings import Done
+from .doings import MOST_ACTIONS, Done
 
-MOST_ACTIONS = 20
 MOST_PLUGINS = 8
 MOST_RESOURCES = 32
+"""Their names come from the kubelet, and a node has few."""
 LINE_CHARS = 300
 
 

@@ -47,6 +47,10 @@ _WORDS = {
 }
 
 
+class _NotAsked(Exception):
+    """Nobody is there whom this host could ask; says why."""
+
+
 def clock_now() -> Clock:
     return Clock(boottime(), time.monotonic(), time.time())
 
@@ -82,17 +86,7 @@ class LiveHost:
         return hashlib.sha256(b"gpu-gate/" + b"/".join(parts)).hexdigest()[:32]
 
     async def file(self, path: str, limit: int = 65536) -> Reading[bytes]:
-        try:
-            # O_NONBLOCK: a fifo in the place of a file must not hold us.
-            fd = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as exc:
-            return refusal(exc)
-        try:
-            return Seen(_read(fd, limit), boottime())
-        except OSError as exc:
-            return refusal(exc)
-        finally:
-            os.close(fd)
+        return self._opened(path, limit, from_end=False)
 
     async def folder(self, path: str, match: str = "*") -> Reading[tuple[Entry, ...]]:
         entries: list[Entry] = []
@@ -108,32 +102,26 @@ class LiveHost:
         return Seen(tuple(sorted(entries, key=lambda e: e.name)), boottime())
 
     async def units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
-        if self._bus is None:
-            return Refusal(Why.NOT_ASKED, "no connection to D-Bus was made")
-        clock, question = clock_now(), ("units", *names)
-        if known := self._known(question, QUIET_S):
-            return known
-        try:
-            rows = await self._bus.units(names)
-        except BusError as exc:
-            return _bus_refusal(exc)
-        return self._keep(question, Seen(tuple(Unit(
+        return await self._asked(("units", *names), QUIET_S, lambda: self._units(names))
+
+    async def _units(self, names: Sequence[str]) -> tuple[Unit, ...]:
+        clock = clock_now()
+        return tuple(Unit(
             r.name, r.load_state, r.active_state, r.sub_state, r.invocation_id,
             _boottime_of(r.active_enter_usec, clock) if r.active_enter_usec else None, r.unit_file_state,
-        ) for r in rows), clock.boottime))
+        ) for r in await self._systemd().units(names))
 
     async def manager(self) -> Reading[Manager]:
+        return await self._asked(("manager",), QUIET_S, self._manager)
+
+    async def _manager(self) -> Manager:
+        clock, row = clock_now(), await self._systemd().manager()
+        return Manager(row.version, _boottime_of(row.units_load_usec, clock) if row.units_load_usec else None)
+
+    def _systemd(self) -> SystemdBus:
         if self._bus is None:
-            return Refusal(Why.NOT_ASKED, "no connection to D-Bus was made")
-        if known := self._known(("manager",), QUIET_S):
-            return known
-        clock = clock_now()
-        try:
-            row = await self._bus.manager()
-        except BusError as exc:
-            return _bus_refusal(exc)
-        loaded = _boottime_of(row.units_load_usec, clock) if row.units_load_usec else None
-        return self._keep(("manager",), Seen(Manager(row.version, loaded), clock.boottime))
+            raise _NotAsked("no connection to D-Bus was made")
+        return self._bus
 
     async def probe(self) -> Reading[ProbeState]:
         if self._probes is None:
@@ -141,42 +129,17 @@ class LiveHost:
         return Seen(self._probes.state, boottime())
 
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
-        question = ("allocatable", socket)
-        if known := self._known(question, QUIET_S, ALLOCATABLE_FRESH_S):
-            return known
-        asked_at = boottime()
-        rows = await self._pod_resources(socket, get_allocatable)
-        if isinstance(rows, Refusal):
-            return rows
-        merged: dict[str, list[str]] = {}
-        for row in rows:  # the kubelet sends one entry per device
-            merged.setdefault(row.resource, []).extend(row.ids)
-        found = tuple(Devices(r, tuple(sorted(set(ids)))) for r, ids in sorted(merged.items()))
-        return self._keep(question, Seen(found, asked_at))
+        return await self._asked(("allocatable", socket), QUIET_S, lambda: self._allocatable(socket),
+                                 ALLOCATABLE_FRESH_S)
 
-    async def _pod_resources(self, socket: str, ask: Callable[[str, float], Awaitable[list[T]]]) -> list[T] | Refusal:
-        path = self._path(socket)
-        try:
-            path.stat()
-            return await ask(str(path), ALLOCATABLE_WITHIN_S)
-        except OSError as exc:
-            return refusal(exc)
-        except RpcError as exc:
-            return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
+    async def _allocatable(self, socket: str) -> tuple[Devices, ...]:
+        merged: dict[str, list[str]] = {}
+        for row in await get_allocatable(self._there(socket), ALLOCATABLE_WITHIN_S):
+            merged.setdefault(row.resource, []).extend(row.ids)  # the kubelet sends one entry per device
+        return tuple(Devices(r, tuple(sorted(set(ids)))) for r, ids in sorted(merged.items()))
 
     async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
-        try:
-            fd = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as exc:
-            return refusal(exc)
-        try:
-            # Counted from the start: from the end, a file shorter than the limit answers EINVAL.
-            os.lseek(fd, max(os.fstat(fd).st_size - limit, 0), os.SEEK_SET)
-            return Seen(_read(fd, limit), boottime())
-        except OSError as exc:
-            return refusal(exc)
-        finally:
-            os.close(fd)
+        return self._opened(path, limit, from_end=True)
 
     async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
         return await self._documents.read(self, path, self._path(path), limit)
@@ -194,31 +157,16 @@ class LiveHost:
         return Seen(tuple(gone), boottime())
 
     async def runtime(self, socket: str) -> Reading[Runtime]:
-        question = ("runtime", socket)
-        if known := self._known(question, RUNTIME_QUIET_S):
-            return known
+        return await self._asked(("runtime", socket), RUNTIME_QUIET_S, lambda: self._runtime(socket))
+
+    async def _runtime(self, socket: str) -> Runtime:
         for old in [q for q in self._recent if q[0] == "container"]:
             del self._recent[old]
-        asked_at = boottime()
-        path = str(self._path(socket))
-        try:
-            os.stat(path)
-            return self._keep(question, Seen(await cri.runtime(path, CRI_WITHIN_S), asked_at))
-        except OSError as exc:
-            return refusal(exc)
-        except RpcError as exc:
-            return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
+        return await cri.runtime(self._there(socket), CRI_WITHIN_S)
 
     async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
-        question = ("container", socket, container_id)
-        if known := self._known(question, RUNTIME_QUIET_S):
-            return known
-        asked_at = boottime()
-        try:
-            found = await cri.container(str(self._path(socket)), container_id, CRI_WITHIN_S)
-            return self._keep(question, Seen(found, asked_at))
-        except RpcError as exc:
-            return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
+        return await self._asked(("container", socket, container_id), RUNTIME_QUIET_S,
+                                 lambda: cri.container(str(self._path(socket)), container_id, CRI_WITHIN_S))
 
     async def access(self, pid: int, path: str) -> Reading[Access]:
         return await access.ask(pid, path)
@@ -230,15 +178,11 @@ class LiveHost:
             return refusal(exc)
 
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
-        question = ("allocations", socket)
-        if known := self._known(question, RUNTIME_QUIET_S):
-            return known
-        asked_at = boottime()
-        rows = await self._pod_resources(socket, list_allocated)
-        if isinstance(rows, Refusal):
-            return rows
-        found = tuple(Allocation(r.namespace, r.pod, r.container, r.resource, tuple(sorted(r.ids))) for r in rows)
-        return self._keep(question, Seen(found, asked_at))
+        return await self._asked(("allocations", socket), RUNTIME_QUIET_S, lambda: self._allocations(socket))
+
+    async def _allocations(self, socket: str) -> tuple[Allocation, ...]:
+        rows = await list_allocated(self._there(socket), ALLOCATABLE_WITHIN_S)
+        return tuple(Allocation(r.namespace, r.pod, r.container, r.resource, tuple(sorted(r.ids))) for r in rows)
 
     async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
         try:
@@ -262,16 +206,44 @@ class LiveHost:
         problems = (getattr(source, "problem", None) for source in self.sources)
         return tuple(str(p) for p in problems if p)
 
-    def _known(self, question: tuple[str, ...], quiet_s: float, within_s: float = 0.0) -> Seen[Any] | None:
-        """The last answer, where it may be given again. A refusal is never given twice."""
-        known = self._recent.pop(question, None)
-        if known is None or boottime() - known.at >= max(quiet_s if self.is_quiet else self.reuse_s, within_s):
-            return None
-        return self._keep(question, known)
-
-    def _keep(self, question: tuple[str, ...], answer: Seen[T]) -> Seen[T]:
-        self._recent[question] = answer
+    async def _asked(self, question: tuple[str, ...], quiet_s: float, ask: Callable[[], Awaitable[T]],
+                     fresh_s: float = 0.0) -> Reading[T]:
+        """The last answer, where it is not too old to be given again; else a new one. No refusal is kept."""
+        known: Seen[T] | None = self._recent.get(question)
+        if known is not None and boottime() - known.at < max(quiet_s if self.is_quiet else self.reuse_s, fresh_s):
+            return known
+        self._recent.pop(question, None)
+        asked_at = boottime()
+        try:
+            answer = self._recent[question] = Seen(await ask(), asked_at)
+        except _NotAsked as exc:
+            return Refusal(Why.NOT_ASKED, str(exc))
+        except OSError as exc:
+            return refusal(exc)
+        except RpcError as exc:
+            return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
+        except BusError as exc:
+            return _bus_refusal(exc)
         return answer
+
+    def _there(self, socket: str) -> str:
+        """The path of a socket that exists: gRPC would try for long to reach one that does not. OSError."""
+        path = str(self._path(socket))
+        os.stat(path)
+        return path
+
+    def _opened(self, path: str, limit: int, from_end: bool) -> Reading[bytes]:
+        try:
+            # O_NONBLOCK: a fifo in the place of a file must not hold us.
+            fd = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                if from_end:  # counted from the start: from the end, a file shorter than the limit answers EINVAL
+                    os.lseek(fd, max(os.fstat(fd).st_size - limit, 0), os.SEEK_SET)
+                return Seen(_read(fd, limit), boottime())
+            finally:
+                os.close(fd)
+        except OSError as exc:
+            return refusal(exc)
 
     def _path(self, path: str) -> Path:
         return self._root / path.lstrip("/")
