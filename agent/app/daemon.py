@@ -5,38 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ..core.gate import step
 from ..core.look import look
+from ..core.look.sources import examine
 from ..core.look.watched import scope_folder, watched_folders, watched_units
 from ..core.mend import refuse
 from ..core.phases import Gate, Phase, Step
+from ..core.rests import RETRY_S, Rests
 from ..core.rules import diagnose
 from ..model.access import Allowed
 from ..model.errors import HandFailed
-from ..model.plan import (
-    Action,
-    Allowance,
-    AllowDevices,
-    CheckAccess,
-    DropProbe,
-    Rebuild,
-    Release,
-    RestartUnit,
-    SendHup,
-    StartProbe,
-)
+from ..model.finding import Diagnosis
+from ..model.plan import DISRUPTIVE, Action, Allowance, AllowDevices, CheckAccess, DropProbe, Release, StartProbe
+from ..model.scene import Scene
 from ..model.settings import Settings
 from ..node.access import AccessChecks
 from ..node.allow import Allow
+from ..node.examined import ExaminedHost
 from ..node.hands import Hands
 from ..node.launch import Launcher
 from ..node.live import LiveHost, clock_now
 from ..node.mender import Mender
 from ..node.probes import Probes
-from ..node.tape import Recorder, Tape
+from ..node.tape import FullRecorder, Recorder, Tape
 from ..node.wake import Sources, Wakes
 from ..wire.clock import boottime
 from ..wire.sd import Notify
@@ -59,10 +54,10 @@ VERDICT_S = 5.0
 """A look that only the access program's answer asked for takes what the look before it was told."""
 CONNECT_S = 0.5
 """The first look waits so long for systemd's answer to be had."""
-HAND_RETRY_S = 60.0
+EXAMINE_S = 1.0
+"""A repair waits at most so long for the journal and versions that are kept with its evidence."""
 RELOADED = {"systemd reloading false", "systemd owner"}
 """What systemd says after a daemon-reload; after a daemon-reexec its name has changed hands besides."""
-RELEASE_RETRY_S = 2.0
 
 
 class Daemon:
@@ -88,8 +83,7 @@ class Daemon:
         self.counts = Counts(actions=self.doings.counts)
         self.milestones = Milestones()
         self._wake_at = 0.0
-        self._hand_failed: dict[Action, float] = {}
-        self._acted: set[Action] = set()
+        self._rests = Rests()
         self._rewatch = False
         self._scopes: tuple[str, ...] = ()
         self._stop = asyncio.Event()
@@ -186,27 +180,13 @@ class Daemon:
         """One cycle. A look that takes too long leaves the last diagnosis in force, and the deadline counts on."""
         began = boottime()
         lag_s = max(0.0, began - self._wake_at) if "timer" in reasons and self._wake_at else 0.0
-        recorder: Recorder | None = None
-        diagnosis, scene, stalled = self.seen.diagnosis, self.seen.scene, False
-        await self._follow_scopes(diagnosis.guarded if diagnosis else ())
+        await self._follow_scopes(self.seen.diagnosis.guarded if self.seen.diagnosis else ())
         self.sources.refresh()
         await self.http.keep()
         self.host.is_quiet = reasons.keys() <= {"timer"} and self.seen.gate.ready \
             and self.seen.gate.phase is Phase.OPEN and not await self.host.trouble()
         self.host.reuse_s = VERDICT_S if all(reason.startswith("access") for reason in reasons) else 0.0
-        try:
-            # A look that may lead to a repair is recorded: it is the evidence of it.
-            recorder = Recorder(self.host) if self.seen.gate.mend.is_armed else None
-            scene = await asyncio.wait_for(look(recorder or self.host, self.settings), CYCLE_S)
-            diagnosis = diagnose(scene, self.settings)
-        except asyncio.TimeoutError:
-            log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
-            recorder, stalled = None, True
-            if diagnosis is not None:  # the deadline counts on; nothing else may be begun on an old look
-                diagnosis = replace(diagnosis, probe_busy=True, additive=(), mending=None, access_check=None,
-                                    allow=None)
-        if scene is not None:
-            tell_troubles(self.seen.scene.trouble if self.seen.scene else (), scene.trouble)
+        scene, diagnosis, tape, stalled = await self._look()
         now = boottime()
         if diagnosis is None:
             self._wake_at = now + self.settings.stable_interval_s
@@ -214,13 +194,28 @@ class Daemon:
             decided = step(self.seen.gate, diagnosis, now, self.settings)
             tell(self.seen, decided, reasons, diagnosis)
             self._wake_at = decided.wake_at
-            tape = recorder.tape if recorder else None
-            if await self._act(decided, tape, scene.runtime_socket if scene else "", stalled):
+            if await self._act(decided, scene, tape, stalled):
                 self._wake_at = min(self._wake_at, now + 0.1)
         self.seen = replace(self.seen, diagnosis=diagnosis, scene=scene, cycles=self.seen.cycles + 1,
                             cycle_ended_at=boottime(), cycle_took_s=boottime() - began, cycle_lag_s=lag_s,
                             wakes=reasons)
         self._feed(reasons)
+
+    async def _look(self) -> tuple[Scene | None, Diagnosis | None, Tape | None, bool]:
+        """What is seen, what it means, its tape, and whether the look stalled: then all of it is the last one's.
+        A look that may lead to a repair is recorded: it is the evidence of it."""
+        recorder = Recorder(self.host) if self.seen.gate.mend.is_armed else None
+        try:
+            scene = await asyncio.wait_for(look(recorder or self.host, self.settings), CYCLE_S)
+        except asyncio.TimeoutError:
+            log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
+            diagnosis = self.seen.diagnosis
+            if diagnosis is not None:  # the deadline counts on; nothing else may be begun on an old look
+                diagnosis = replace(diagnosis, probe_busy=True, additive=(), mending=None, access_check=None,
+                                    allow=None)
+            return self.seen.scene, diagnosis, None, True
+        tell_troubles(self.seen.scene.trouble if self.seen.scene else (), scene.trouble)
+        return scene, diagnose(scene, self.settings), recorder.tape if recorder else None, False
 
     def _feed(self, reasons: dict[str, int]) -> None:
         """What systemd and the faces are told after a cycle."""
@@ -236,46 +231,44 @@ class Daemon:
         self.systemd.watchdog()
         self.http.cycled()
 
-    async def _act(self, decided: Step, tape: Tape | None, socket: str, stalled: bool) -> bool:
-        """True where a hand changed the node: look again soon, what we did is learned by looking. A look that
-        stalled has seen no effect of any hand, and says nothing of it."""
+    async def _act(self, decided: Step, scene: Scene | None, tape: Tape | None, stalled: bool) -> bool:
+        """True where a hand changed the node: look again soon, what we did is learned by looking."""
         changed = False
-        acted: set[Action] = set(self._acted) if stalled else set()
         self.seen.gate = decided.gate
-        for action in decided.actions:
-            if self._hand_failed.get(action, 0.0) > boottime():
-                continue
-            if action in self._acted and stalled:
-                continue
-            if action in self._acted:
-                self._hand_failed[action] = boottime() + HAND_RETRY_S
-                log.warning("a hand had no effect, and rests for %d s", HAND_RETRY_S,
-                            extra=facts(action=type(action).__name__, detail=action))
-                continue
+        due, in_vain = self._rests.due(decided.actions, stalled, boottime())
+        for action in in_vain:
+            log.warning("a hand had no effect, and rests for %d s", RETRY_S,
+                        extra=facts(action=type(action).__name__, detail=action))
+        for action in due:
             try:
-                await self.hands.act(action, tape, socket)
+                if isinstance(action, DISRUPTIVE) and scene is not None and tape is not None:
+                    await self._examine(scene, tape)
+                await self.hands.act(action, tape, scene.runtime_socket if scene else "")
             except HandFailed as failed:
-                self.doings.note(action, clock_now().realtime, failed.sentence)
-                self._hand_failed[action] = boottime() + (
-                    RELEASE_RETRY_S if isinstance(action, Release) else HAND_RETRY_S)
-                if isinstance(action, (RestartUnit, SendHup, Rebuild)):
-                    gate = decided.gate
-                    self.seen.gate = replace(gate, mend=refuse(gate.mend, failed.sentence, boottime()))
-                is_news = failed.sentence != decided.gate.mend.held  # what is held is said once
-                log.log(logging.WARNING if is_news else logging.DEBUG, "a hand did not take: %s", failed.sentence,
-                        extra=facts(action=type(action).__name__))
+                self._failed(action, failed, decided.gate)
                 continue
             self.doings.note(action, clock_now().realtime)
             if not isinstance(action, (StartProbe, DropProbe, CheckAccess, AllowDevices)):
                 changed = True
-                acted.add(action)
+                self._rests.done(action)
                 # The release has its own line, with its own MESSAGE_ID.
                 level = logging.DEBUG if isinstance(action, Release) else logging.INFO
                 log.log(level, "%s", action.sentence, extra=facts(action=type(action).__name__))
-        self._acted = acted
-        # What is no longer asked for has come about by other hands: it may be asked for anew.
-        self._hand_failed = {a: t for a, t in self._hand_failed.items() if a in decided.actions and t > boottime()}
         return changed
+
+    def _failed(self, action: Action, failed: HandFailed, gate: Gate) -> None:
+        self.doings.note(action, clock_now().realtime, failed.sentence)
+        self._rests.failed(action, boottime())
+        if isinstance(action, DISRUPTIVE):
+            self.seen.gate = replace(gate, mend=refuse(gate.mend, failed.sentence, boottime()))
+        is_news = failed.sentence != gate.mend.held  # what is held is said once
+        log.log(logging.WARNING if is_news else logging.DEBUG, "a hand did not take: %s", failed.sentence,
+                extra=facts(action=type(action).__name__))
+
+    async def _examine(self, scene: Scene, tape: Tape) -> None:
+        """A doctor's questions on the tape of a repair, as many as are answered in time: no repair waits for them."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(examine(FullRecorder(ExaminedHost(), tape), self.settings, scene), EXAMINE_S)
 
     def is_overdue(self) -> bool:
         """True where the cycle has not ended when it should have: the agent is not healthy."""

@@ -6,22 +6,11 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 
 from ..model.access import Allowed
-from ..model.plan import (
-    Action,
-    AllowDevices,
-    CheckAccess,
-    DropProbe,
-    NoteOutcome,
-    Rebuild,
-    RestartUnit,
-    SendHup,
-    StartProbe,
-)
+from ..model.plan import DISRUPTIVE, Action, AllowDevices, CheckAccess, DropProbe, NoteOutcome, StartProbe
 
 MOST_ACTIONS = 20
 _QUIET = (StartProbe, DropProbe, CheckAccess, NoteOutcome, AllowDevices)
 """They change nothing on the node, or are told by what came of them."""
-_DISRUPTIVE = (RestartUnit, SendHup, Rebuild)
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,7 @@ class Doings:
         self.counts[kind, "failed" if failed else "done"] += 1
         if not isinstance(action, _QUIET):
             self._keep(Done(round(at, 3), kind, action.sentence, f"failed: {failed}" if failed else "done",
-                            action.number if isinstance(action, _DISRUPTIVE) else 0))
+                            action.number if isinstance(action, DISRUPTIVE) else 0))
 
     def added(self, done: tuple[Allowed, ...], at: float) -> None:
         """Devices were named in scopes' lists."""

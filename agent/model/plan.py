@@ -226,5 +226,6 @@ class NoteNvmlFailed:
 
 
 Disruptive = Union[RestartUnit, SendHup, Rebuild]
+DISRUPTIVE = (RestartUnit, SendHup, Rebuild)
 Action = Union[StartProbe, DropProbe, CheckAccess, Release, LinkDevChar, MakeNodes, LoadModule, AllowDevices, Learn,
                RestartUnit, SendHup, Rebuild, NoteOutcome, NoteNvmlFailed, RefreshCdi, LaunchUnit, PlaceManifest]

@@ -37,9 +37,10 @@ class Tape:
 class Recorder:
     """A Host that asks another one and writes the answers down."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, tape: Tape | None = None) -> None:
+        """`tape`: of a look that is asked on."""
         self._host = host
-        self.tape = Tape()
+        self.tape = Tape() if tape is None else tape
 
     def _keep(self, answer: T, question: str, *args: object) -> T:
         self.tape.answers[Tape.key(question, *args)] = encode(answer)
@@ -109,8 +110,8 @@ class Recorder:
 class FullRecorder(Recorder):
     """With a doctor's questions."""
 
-    def __init__(self, host: Examined) -> None:
-        super().__init__(host)
+    def __init__(self, host: Examined, tape: Tape | None = None) -> None:
+        super().__init__(host, tape)
         self._examined = host
 
     async def journal(self, units: Sequence[str]) -> Reading[tuple[JournalLine, ...]]:

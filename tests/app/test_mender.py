@@ -16,13 +16,14 @@ from agent.core import ledger as reading
 from agent.core.phases import Gate, Phase
 from agent.model.errors import HandFailed
 from agent.model.plan import NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
+from agent.model.reading import Seen
 from agent.model.runtime import LedgerEntry
 from agent.model.settings import Settings
 from agent.node.live import LiveHost
 from agent.node.mender import Mender
-from agent.node.tape import Tape
+from agent.node.tape import Replay, Tape
 from agent.wire.dbus import BusError
-from tests.unit.scenes import FAILED_LOG, diagnosed, probed, seen, sight
+from tests.unit.scenes import FAILED_LOG, diagnosed, probed, scene, seen, sight
 
 STATE = "var/lib/gpu-gate"
 CAUSE = "PluginInitFailed kube-system/dp/ctr kubelet 0a1b"
@@ -262,3 +263,26 @@ def test_what_was_seen_before_is_no_second_look(monkeypatch: pytest.MonkeyPatch)
     assert agent.seen.cycles == 1
     assert agent.seen.gate.mend.suspect == "" and agent.seen.gate.mend.acting == ""
     assert not [a for a in agent.hands.asked if isinstance(a, Rebuild)]  # type: ignore[attr-defined]
+
+
+ENTRY = '{"__MONOTONIC_TIMESTAMP": "5000000", "_PID": "1", "MESSAGE": "Reloading requested from client PID 4711."}'
+
+
+@pytest.mark.parametrize(("journalctl", "within_s", "lines"), [
+    (f"echo '{ENTRY}'", 30.0, ["Reloading requested from client PID 4711."]),
+    ("exec sleep 600", 1.0, None),
+])
+def test_a_doctors_questions_are_on_the_tape_of_a_repair_and_delay_none(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journalctl: str, within_s: float, lines: list[str] | None
+) -> None:
+    program = tmp_path / "journalctl"
+    program.write_text(f"#!/bin/sh\n{journalctl}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(daemon, "EXAMINE_S", within_s)
+    tape = Tape()
+    agent = daemon.Daemon(config.Config(Settings(listen="")))
+    asyncio.run(asyncio.wait_for(agent._examine(scene(), tape), 60))
+    found = asyncio.run(Replay(tape).journal(()))
+    assert ([line.text for line in found.value] if isinstance(found, Seen) else None) == lines
+    assert Tape.key("file", "/proc/sys/kernel/osrelease") in tape.answers

@@ -7,15 +7,17 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TypeVar
 
-from agent.app.daemon import CYCLE_S, GATHER_S, HAND_RETRY_S, RELEASE_RETRY_S
+from agent.app.daemon import CYCLE_S, GATHER_S
 from agent.core.gate import step
 from agent.core.look import look
 from agent.core.mend import refuse
 from agent.core.phases import Gate, Phase, Step
+from agent.core.rests import Rests
 from agent.core.rules import diagnose
 from agent.model.errors import HandFailed
 from agent.model.finding import Diagnosis
 from agent.model.plan import (
+    DISRUPTIVE,
     Action,
     AllowDevices,
     CheckAccess,
@@ -89,8 +91,7 @@ class Machine:
         self._access_said: list[str] = []
         self.looked_s = 0.0
         "how long this cycle's look took: what it saw is so old"
-        self._failed: dict[Action, float] = {}
-        self._done: set[Action] = set()
+        self._rests = Rests()
         self._is_quiet = False
         "nothing but the timer has woken us"
         self.checks = Checks(self.world, self._on_probe, lambda text: self.say(f"  {text}"))
@@ -185,17 +186,11 @@ class Machine:
         return recorder.tape if recorder else None
 
     def _act(self, decided: Step, tape: Tape | None) -> bool:
-        stalled = self.looked_s >= CYCLE_S
-        changed, acted = False, set(self._done) if stalled else set()
-        for action in decided.actions:
-            if self._failed.get(action, 0.0) > self.world.now:
-                continue
-            if action in self._done and stalled:
-                continue
-            if action in self._done:
-                self._failed[action] = self.world.now + HAND_RETRY_S
-                self.say(f"  a hand had no effect, and rests: {type(action).__name__}")
-                continue
+        changed = False
+        due, in_vain = self._rests.due(decided.actions, self.looked_s >= CYCLE_S, self.world.now)
+        for action in in_vain:
+            self.say(f"  a hand had no effect, and rests: {type(action).__name__}")
+        for action in due:
             try:
                 did = self._do(action, tape)
             except HandFailed as failed:
@@ -207,14 +202,13 @@ class Machine:
                 continue
             if not isinstance(action, (StartProbe, DropProbe, CheckAccess, AllowDevices)):
                 changed = True
-                acted.add(action)
+                self._rests.done(action)
                 if not isinstance(action, (Release, Learn)):
                     self.say(f"  {action.sentence}")
             self.acted.append(action)
             if len(self.acted) == self.dies_after:
                 self.die()
                 return False
-        self._done = acted
         return changed
 
     def _do(self, action: Action, tape: Tape | None) -> bool:
@@ -241,10 +235,9 @@ class Machine:
         return True
 
     def _refused(self, action: Action, failed: HandFailed) -> None:
-        rests_s = RELEASE_RETRY_S if isinstance(action, Release) else HAND_RETRY_S
-        self._failed[action] = self.world.now + rests_s
+        self._rests.failed(action, self.world.now)
         is_news = failed.sentence != self.gate.mend.held
-        if isinstance(action, (RestartUnit, SendHup, Rebuild)):
+        if isinstance(action, DISRUPTIVE):
             self.gate = replace(self.gate, mend=refuse(self.gate.mend, failed.sentence, self.world.now))
         if is_news:
             self.say(f"  a hand did not take: {failed.sentence}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...model.host import Examined
 from ...model.reading import Reading, Refusal, Seen
 from ...model.scene import Scene
@@ -18,12 +20,8 @@ MOST_SOCKETS = 8
 
 
 async def examine(host: Examined, settings: Settings, scene: Scene) -> Witness:
-    """Ask everything a doctor wants to know of this node and this boot, once."""
-    lines = await host.journal(
-        (*DRIVER_UNITS, *RUNTIME_UNITS, CDI_UNIT, *kubelet_units(settings), *plugin_units(settings)))
-    return Witness(
-        journal=lines if isinstance(lines, Refusal) else Seen(journal.words(lines.value), lines.at),
-        versions=await host.versions(PROGRAMS),
+    """Ask everything a doctor wants to know of this node and this boot, once; what takes longest comes last."""
+    quick = Witness(
         kernel=await parsed_file(host, "/proc/sys/kernel/osrelease", parse.text),
         cgroup=await _cgroup(host),
         cpu_policy=await _cpu_policy(host),
@@ -31,6 +29,11 @@ async def examine(host: Examined, settings: Settings, scene: Scene) -> Witness:
         sockets=await _sockets(host, settings, scene),
         cuda=await host.cuda(),
     )
+    versions = await host.versions(PROGRAMS)
+    lines = await host.journal(
+        (*DRIVER_UNITS, *RUNTIME_UNITS, CDI_UNIT, *kubelet_units(settings), *plugin_units(settings)))
+    found = lines if isinstance(lines, Refusal) else Seen(journal.words(lines.value), lines.at)
+    return replace(quick, versions=versions, journal=found)
 
 
 async def _cgroup(host: Examined) -> str:
