@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...model.host import Host
-from ...model.reading import Reading, Refusal, Seen
-from ...model.scene import Devices, Scene
+from ...model.reading import Seen
+from ...model.scene import Scene
 from ...model.settings import Settings
-from ..layouts import pod_resources_sockets
 from ..tegra import is_tegra
+from . import pod_resources
 from .containers import workloads
 from .hardware import device_nodes, driver, kernel_log, pci, tegra
 from .marks import manifest_dir, marks
@@ -40,7 +40,7 @@ async def look(host: Host, settings: Settings) -> Scene:
         trouble=await host.trouble(),
     )
     kubelet = running_kubelet(scene.units, settings)
-    scene = replace(scene, allocatable=await _allocatable(host, settings, kubelet),
+    scene = replace(scene, allocatable=await pod_resources.asked(host.allocatable, scene.units, settings),
                     manifest_dir=await manifest_dir(host, settings, kubelet))
     # No NVIDIA function at all: nothing to mend here.
     if isinstance(scene.pci, Seen) and not scene.pci.value and not is_tegra(scene):
@@ -51,15 +51,3 @@ async def look(host: Host, settings: Settings) -> Scene:
     scene = replace(scene, **await runtime(host, settings, scene))
     scene = replace(scene, **await workloads(host, settings, scene))
     return await plugins(host, settings, scene)
-
-
-async def _allocatable(host: Host, settings: Settings, kubelet: str) -> Reading[tuple[Devices, ...]]:
-    """By the socket that is there; where none is, what is said of this kubelet's own place."""
-    first: Reading[tuple[Devices, ...]] | None = None
-    for socket in pod_resources_sockets(settings, kubelet):
-        found = await host.allocatable(socket)
-        if not (isinstance(found, Refusal) and found.is_missing):
-            return found
-        first = first or found
-    assert first is not None
-    return first

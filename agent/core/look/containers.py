@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...model.access import Allocation
 from ...model.host import Host
-from ...model.reading import Reading, Refusal, Seen
-from ...model.scene import NOT_ASKED, Scene
+from ...model.reading import Seen
+from ...model.scene import Scene
 from ...model.settings import Settings
 from .. import containers, parse
-from ..layouts import pod_resources_sockets
 from ..paths import ALLOW_STOPPED, RUN
+from . import pod_resources
 from .files import parsed_file
-from .watched import running_kubelet
 
 
 async def workloads(host: Host, settings: Settings, scene: Scene) -> dict[str, Any]:
@@ -22,19 +20,8 @@ async def workloads(host: Host, settings: Settings, scene: Scene) -> dict[str, A
         return {}
     ids = tuple(sorted(c.id for c, _ in containers.running(scene, {})))
     return {
-        "allocations": await _allocations(host, settings, scene),
+        "allocations": await pod_resources.asked(host.allocations, scene.units, settings),
         "processes": await host.processes(scene.runtime_socket, ids),
         "access": await host.access_state(),
         "allow_stopped": await parsed_file(host, f"{RUN}/{ALLOW_STOPPED}", parse.mark),
     }
-
-
-async def _allocations(host: Host, settings: Settings, scene: Scene) -> Reading[tuple[Allocation, ...]]:
-    """By the socket that is there; where none is, what is said of this kubelet's own place."""
-    first: Reading[tuple[Allocation, ...]] = NOT_ASKED
-    for number, socket in enumerate(pod_resources_sockets(settings, running_kubelet(scene.units, settings))):
-        found = await host.allocations(socket)
-        if not (isinstance(found, Refusal) and found.is_missing):
-            return found
-        first = first if number else found
-    return first
