@@ -1,4 +1,4 @@
-"""`gpu-gate VERB`. Every verb imports only what it needs: wait and status start without asyncio.
+"""`gpu-gate VERB`. Every verb imports only what it needs: `wait` starts without asyncio, `run` without argparse.
 
 Exit status: 0 yes · 1 no (not ready, a broken link, a problem) · 2 wrong usage · 3 the agent does not answer ·
 4 unknown (doctor, access, image-check). `wait` always ends with 0.
@@ -6,15 +6,18 @@ Exit status: 0 yes · 1 no (not ready, a broken link, a problem) · 2 wrong usag
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..model.errors import GateError
 from . import config as configuration
+
+if TYPE_CHECKING:
+    import argparse
 
 VERBS = """
   run              the agent (started by gpu-gate.service)
@@ -37,11 +40,13 @@ VERBS = """
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; its exit status."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    # As gpu-gate.service says it: the agent stays, and so would argparse, half a MiB.
     # Intermixed: before Python 3.12 an option between verb and folder made the folder an unknown word.
-    options = _parser().parse_intermixed_args(argv)
+    options = None if words == ["run"] else _parser().parse_intermixed_args(words)
     config = configuration.load()
     try:
-        return _run(options, config)
+        return _run(options, config) if options else _daemon(config, verbose=False)
     except GateError as exc:
         print(f"gpu-gate: {exc.sentence}", file=sys.stderr)
         return 1
@@ -53,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    import argparse
+
     parser = argparse.ArgumentParser(
         prog="gpu-gate", description="May GPU work start on this node, and if not, which link is broken?",
         epilog="verbs:" + VERBS, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -13,7 +13,6 @@ from ..core.paths import STATE
 from ..model.errors import BundleError, HandFailed
 from ..model.runtime import LedgerEntry
 from ..wire.whole import write_whole
-from . import bundle
 from .tape import Tape
 
 LEDGER_LINES = 500
@@ -63,6 +62,8 @@ def _trim(path: Path) -> None:
 
 def keep_evidence(root: Path, tape: Tape, name: str, beside: dict[str, bytes]) -> Path:
     """Write the tape of this look as a bundle; HandFailed, and nothing left, where it cannot be kept whole."""
+    from . import bundle  # with tarfile and gzip, which a node that needs no repair never uses
+
     folder = _state(root) / "evidence"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -235,6 +235,20 @@ print("HEAVY", sorted(heavy & set(sys.modules)))
     assert done.stdout.splitlines()[-1] == "HEAVY []", done.stderr
 
 
+def test_the_agent_lives_without_what_it_does_not_use(node: Node) -> None:
+    """Each is half a MiB or more of the 45 that it may take, for as long as the node runs."""
+    code = """
+import asyncio, sys
+from agent.app import cli
+asyncio.run = lambda agent: agent.close()
+cli.main(["run"])
+assert "agent.app.daemon" in sys.modules
+print("UNUSED", [name for name in ("argparse", "gzip", "tarfile") if sys.modules.get(name)])
+"""
+    done = node.run_program(sys.executable, "-c", code)
+    assert done.stdout.splitlines()[-1:] == ["UNUSED []"], done.stderr
+
+
 # asking the agent
 
 def served(answer: bytes) -> int:
