@@ -232,7 +232,7 @@ def _status(config: configuration.Config, as_json: bool) -> int:
         released = gate["released_why"] or (f"no, {left:.0f} s to the deadline" if left is not None else "no")
         print(verdict_line(gate))
         print(printable(f"kubelet released: {released}") + "\n")
-        print("\n".join(chain(status["findings"], wants_colour())))
+        print("\n".join(chain(status["findings"], wants_colour(), status.get("first_broken"))))
         for sentence in status["trouble"] + status["config_problems"]:
             print(printable(f"note: {sentence}"))
     return 0 if gate["ready"] else 1

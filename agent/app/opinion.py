@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__
+from ..core.broken import first_broken, first_unknown
 from ..core.faults import suspects
-from ..core.faults.links import causes, first_broken, first_unknown, links
+from ..core.faults.links import causes, links
 from ..model.finding import Diagnosis, Finding
 from ..model.reading import Refusal, Seen, Why
 from ..model.scene import Scene

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import __version__
+from ..core.broken import first_broken
 from ..core.phases import Gate
 from ..model.finding import Diagnosis
 from ..model.scene import Clock, ProbeState, Scene
@@ -59,6 +60,7 @@ def status(told: Told) -> dict[str, Any]:
     seen, now = told.seen, told.clock.boottime
     diagnosis, scene = seen.diagnosis, seen.scene
     containers = diagnosis.gpu_containers if diagnosis else ()
+    broken = first_broken(diagnosis.findings) if diagnosis else None
     return {
         "version": STATUS_VERSION,
         "agent": {"version": __version__, "pid": os.getpid(), "up_s": round(now - seen.gate.started_at, 1)},
@@ -68,6 +70,7 @@ def status(told: Told) -> dict[str, Any]:
                   "took_ms": round(seen.cycle_took_s * 1000, 1), "wakes": seen.wakes,
                   "overdue_after_s": told.settings.heartbeat_s + OVERDUE_S},
         "findings": [encode(f) for f in diagnosis.findings[:MOST_FINDINGS]] if diagnosis else [],
+        "first_broken": encode(broken) if broken else None,
         "access": access.rows(containers[:MOST_CONTAINERS], now),
         "access_left_out": max(0, len(containers) - MOST_CONTAINERS),
         "expected": list(diagnosis.expected) if diagnosis else [],

@@ -1,6 +1,7 @@
 """A headless Chromium, driven by the DevTools protocol over a pipe: JSON messages that end with NUL.
 
-The words are those of chromium 150 (chrome://inspect, devtools-protocol): Target, Page, Runtime, Log, Emulation.
+The words are those of chromium 150 (chrome://inspect, devtools-protocol): Target, Page, Runtime, Log, Network,
+Emulation.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ANSWER_S = 60.0
 OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run",
@@ -36,9 +40,11 @@ class Browser:
         self._session = ""
         self.complaints: list[str] = []
         "what the console said, exceptions, and violations of the policy"
+        self.asked: set[str] = set()
+        "every address that was asked for anything"
         target = self.tell("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.tell("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Accessibility"):
+        for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
             self.tell(f"{domain}.enable")
 
     def tell(self, method: str, **how: Any) -> dict[str, Any]:
@@ -74,6 +80,8 @@ class Browser:
             self.complaints.append(json.dumps(said["args"])[:500])
         elif method == "Log.entryAdded":
             self.complaints.append(f"{said['entry']['source']}: {said['entry']['text']}"[:500])
+        elif method == "Network.requestWillBeSent":
+            self.asked.add(said["request"]["url"])
         elif method == "Page.javascriptDialogOpening":
             self.complaints.append(f"dialog: {said['message']}")
 
@@ -86,7 +94,7 @@ class Browser:
             raise BrowserError(f"{expression}: {said['exceptionDetails']}")
         return said["result"].get("value")
 
-    def wait(self, expression: str, within_s: float = 60.0) -> Any:
+    def wait(self, expression: str, within_s: float = 90.0) -> Any:
         """Its value, once that is something; while a page is being loaded it may not be there to be asked."""
         def asked() -> Any:
             with contextlib.suppress(BrowserError):
@@ -122,7 +130,10 @@ class Browser:
 
 
 @contextlib.contextmanager
-def browser(program: str, home: Path) -> Iterator[Browser]:
+def browser(home: Path) -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    if program is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("chromium is missing: tests/tools/setup node test")
     theirs, to = os.pipe()
     answers, mine = os.pipe()
     argv = [program, *OPTIONS, f"--user-data-dir={home}"]

@@ -20,7 +20,19 @@ from agent.model.access import Allowed
 from agent.model.plan import LinkDevChar, Rebuild, StartProbe
 from agent.model.scene import Clock, ProbeState
 from tests.unit.access_scenes import access_scene
-from tests.unit.scenes import BOOT_ID, DEFAULTS, MISSING, NOW, OFFSET, diagnosed, entry, scene, seen
+from tests.unit.scenes import (
+    BOOT_ID,
+    DEFAULTS,
+    FAILED_LOG,
+    MISSING,
+    NOW,
+    OFFSET,
+    diagnosed,
+    entry,
+    scene,
+    seen,
+    sight,
+)
 
 from .schema import faults
 from .told import story
@@ -99,6 +111,15 @@ def test_it_is_bounded() -> None:
     body = told(seen=Snapshot(Gate(started_at=0.0), crowd, scene()))
     assert (len(body["access"]), body["access_left_out"]) == (256, 744)
     assert not list(faults(body, SCHEMA, SCHEMA))
+
+
+def test_the_first_broken_link_is_the_doctors() -> None:
+    """A plugin that failed blocks nothing by itself: that it is not registered does. It is broken all the same."""
+    assert told()["first_broken"] is None
+    failed = scene(allocatable=seen(()), plugins=(sight(FAILED_LOG, access=True),))
+    body = told(seen=Snapshot(Gate(started_at=0.0), diagnose(failed, DEFAULTS), failed))
+    assert body["first_broken"] in body["findings"]
+    assert (body["first_broken"]["condition"], body["first_broken"]["blocks"]) == ("PluginWell", False)
 
 
 def test_registered_against_expected() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from agent.core import faults, journal
+from agent.core.broken import first_broken, first_unknown
 from agent.core.faults import FAULTS, suspects
-from agent.core.faults.links import causes, first_broken, first_unknown, links
+from agent.core.faults.links import causes, links
 from agent.core.kernel_log import words
 from agent.core.rules import diagnose
 from agent.model.finding import Diagnosis, Finding, Verdict

@@ -9,10 +9,6 @@ from ...model.suspect import Strength, Suspect
 from ...model.witness import CudaReport, Witness
 from .hardware import SYSTEM_NOT_READY
 
-EXPLAINS = ("KubeletActive", "PluginWell", "WorkloadAccess")
-"""Conditions that close no gate by themselves, and are broken links all the same: what comes later follows."""
-NOT_BROKEN = ("NoKubelet", "PluginUnread")
-"""A node without a kubelet, and a plugin of which nothing is known."""
 ELSEWHERE = {11: "gpu-gate-node.service does not run here; kubectl describe node shows it",
              13: "kube_node_status_allocatable is Prometheus's to say",
              14: "Alertmanager's to say, and recovered apart from link 13"}
@@ -68,17 +64,6 @@ def _sockets(witness: Witness) -> tuple[Finding, ...]:
     if heard:
         return (Finding(9, "SocketsAnswer", Verdict.HOLDS, f"connected: {', '.join(heard)}", blocks=False),)
     return ()
-
-
-def first_broken(found: tuple[Finding, ...]) -> Finding | None:
-    """The first link that is broken, in the chain's order."""
-    return next((f for f in found if f.verdict is Verdict.FAILS and f.reason not in NOT_BROKEN
-                 and (f.blocks or f.condition in EXPLAINS)), None)
-
-
-def first_unknown(found: tuple[Finding, ...]) -> Finding | None:
-    """The first link that would have to hold, and could not be looked at."""
-    return next((f for f in found if f.blocks and f.verdict is Verdict.UNKNOWN), None)
 
 
 def causes(broken: Finding, found: tuple[Suspect, ...]) -> tuple[Suspect, ...]:

@@ -1,0 +1,21 @@
+"""Which link is broken. Findings come in the chain's order."""
+
+from __future__ import annotations
+
+from ..model.finding import Finding, Verdict
+
+EXPLAINS = ("KubeletActive", "PluginWell", "WorkloadAccess")
+"""Conditions that close no gate by themselves, and are broken links all the same: what comes later follows."""
+NOT_BROKEN = ("NoKubelet", "PluginUnread")
+"""A node without a kubelet, and a plugin of which nothing is known."""
+
+
+def first_broken(found: tuple[Finding, ...]) -> Finding | None:
+    """The first link that is broken."""
+    return next((f for f in found if f.verdict is Verdict.FAILS and f.reason not in NOT_BROKEN
+                 and (f.blocks or f.condition in EXPLAINS)), None)
+
+
+def first_unknown(found: tuple[Finding, ...]) -> Finding | None:
+    """The first link that would have to hold, and could not be looked at."""
+    return next((f for f in found if f.blocks and f.verdict is Verdict.UNKNOWN), None)
