@@ -17,5 +17,6 @@ def first_broken(found: tuple[Finding, ...]) -> Finding | None:
 
 
 def first_unknown(found: tuple[Finding, ...]) -> Finding | None:
-    """The first link that would have to hold, and could not be looked at."""
-    return next((f for f in found if f.blocks and f.verdict is Verdict.UNKNOWN), None)
+    """The first link that would have to hold, and could not be looked at; else the first that may explain one."""
+    unknown = [f for f in found if f.verdict is Verdict.UNKNOWN and (f.blocks or f.condition in EXPLAINS)]
+    return min(unknown, key=lambda f: not f.blocks, default=None)

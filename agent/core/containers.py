@@ -28,6 +28,8 @@ AGAIN_S = 60.0
 "an answer that is unknown, or that no rules could be read for, is asked for again after so long"
 CARRY_S = 45.0
 """For so long after the last look that saw the old rules their verdict is shown: a heartbeat, and a slow answer."""
+FIXED_MAJOR = 195
+"of NVIDIA's first driver, by the kernel's Documentation/admin-guide/devices.txt; uvm's and others' are dynamic"
 CONTROL_MINOR = 255
 "of /dev/nvidiactl (open-gpu-kernel-modules, nv-linux.h)"
 
@@ -93,7 +95,7 @@ def nodes(scene: Scene) -> dict[Device, str]:
     and of IMEX channels have names of NVIDIA's as well, NVSwitch's has not."""
     if not isinstance(scene.nodes, Seen):
         return {}
-    majors = nvidia_majors(scene)
+    majors = nvidia_majors(scene) or {FIXED_MAJOR}  # not to have read them is no reason to ask nobody for access
     return {Device("c", n.major, n.minor): n.path for n in scene.nodes.value if n.major in majors}
 
 

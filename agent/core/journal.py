@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable
 
 from ..model.kernel import KernelLine
+from ..model.runtime import PluginSays
 from ..model.witness import JournalLine, JournalWord, Says
-from . import kernel_log
+from . import kernel_log, plugin_log
 
 SYSTEMD, KERNEL = "systemd", "kernel"
-LINE = 300
+LINE = 600
 """Characters of a line that are kept."""
 REQUEST = re.compile(r"Re(?:load(?:ing)?|execut(?:e|ing|ion)) requested from (client PID \d+.*?)\.*$")
 """log_caller(): v255 and later; 252 tells nobody's name."""
@@ -34,7 +35,7 @@ _FORMS: tuple[tuple[Says, re.Pattern[str]], ...] = (
     (Says.HOOK_FAILED, re.compile(r"nvidia-container-cli(?:\.real)?: [a-z ]+error", re.I)),
     (Says.GPU_UP, re.compile(r"^device \S+ - persistence mode enabled")),
 )
-_HINTS = ("nvidia", "nvml", "NVRM", "checkpoint", "CDI", "oad", "xecut", "persistence")
+_HINTS = ("nvidia", "nvml", "NVML", "No devices found", "NVRM", "checkpoint", "CDI", "oad", "xecut", "persistence")
 """One of them is in every line that tells something: a busy journal is to cost little."""
 
 
@@ -54,6 +55,8 @@ def word(line: JournalLine) -> JournalWord | None:
     for says, form in _FORMS:
         if form.search(text):
             return JournalWord(line.at, says, line.source, text)
+    if plugin_log.read(text.encode("utf-8", "replace")).says in (PluginSays.INIT_FAILED, PluginSays.NO_DEVICES):
+        return JournalWord(line.at, Says.PLUGIN_FAILED, line.source, text)
     return None
 
 

@@ -14,7 +14,8 @@ from ..model.kernel import KernelLine, KernelWord, Tells
 from . import parse
 
 _BUS = r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?"
-_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}\): (\d+)", re.I)
+_XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}(?: GPU-C?I:\d+)*\): (\d+)", re.I)
+"""In MIG mode it names the GPU instance, and the compute instance, as well (krc, "Xid (PCI:… GPU-I:… GPU-CI:…)")."""
 _VERSION = r"has the version '?(\d+(?:\.\d+)+)"
 _FORMS: tuple[tuple[Tells, re.Pattern[str]], ...] = (
     (Tells.FOUND, re.compile(rf"\bpci {_BUS}: \[10de:[0-9a-f]{{4}}\] type \S+ class 0x030[02]")),
@@ -22,7 +23,7 @@ _FORMS: tuple[tuple[Tells, re.Pattern[str]], ...] = (
     (Tells.LOST, re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BUS}\b.*fallen off the bus", re.I)),
     (Tells.INIT_FAILED, re.compile(rf"NVRM: GPU {_BUS}: (?:RmInitAdapter|rm_init_adapter) failed", re.I)),
     (Tells.UNSUPPORTED, re.compile(
-        rf"NVRM: The NVIDIA GPU {_BUS}\b.*(?:is not supported by|is supported through|requires use of)", re.I)),
+        rf"NVRM: The NVIDIA GPU {_BUS}\b.*(?:not supported by|is supported through|requires use of)", re.I | re.S)),
     (Tells.REJECTED, re.compile(
         r"(?:^|\b(nvidia)[\w-]*: )loading of (?:unsigned module|module with \w+ \w+) is rejected"
         r"|Lockdown: \S+ unsigned module loading is restricted"

@@ -19,6 +19,9 @@ _LIBRARY = re.compile(r"\.so\.(\d{3,4}(?:\.\d+){1,2})$")
 _BUS_ID = re.compile(r"^([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])$")
 
 
+UNKNOWN_FORM = "is JSON of a form that we do not know"
+
+
 def text(data: bytes) -> str:
     return data.decode("utf-8", "replace").strip()
 

@@ -1,8 +1,10 @@
 """What a device plugin's log tail says. A log is a hint, never proof: "Registered" is written by plugins the kubelet
 has forgotten since, and nothing is written by one that hangs.
 
-Both forms are read: klog's (0.14 and later: "E0627 10:12:47.588061 1 factory.go:68] Failed …") and the older
-"2021/06/27 10:12:47 Failed …". Marks: k8s-device-plugin v0.9.0 … v0.20.0, cmd/nvidia-device-plugin and internal/.
+Every form is read: klog's (0.14 and later: "E0627 10:12:47.588061 1 factory.go:68] Failed …"), its structured one
+("Failed …" err="…"), JSON (k8s.io/component-base/logs/json), and the older "2021/06/27 10:12:47 Failed …"; as CRI or
+as Docker's json-file driver keeps them. Marks: k8s-device-plugin v0.9.0 … v0.20.0, cmd/nvidia-device-plugin and
+internal/; container-engine-accelerators (GKE), pkg/gpu/nvidia/manager.go.
 """
 
 from __future__ import annotations
@@ -15,18 +17,23 @@ from . import parse
 _CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ?")
 """The CRI log format a kubelet asks of its runtime (kubernetes pkg/kubelet/kuberuntime/logs)."""
 _STAMP = re.compile(r"^(?:[IWEF]\d{4} [\d:.]+\s+\d+ [\w./-]+:\d+\] |\d{4}/\d\d/\d\d \d\d:\d\d:\d\d )")
+_ESCAPES = re.compile(r"\x1b\[[\d;]*m")
+_QUOTED = re.compile(r'^"((?:[^"\\]|\\.)*)"')
+_ERR = re.compile(r'\berr(?:or)?="((?:[^"\\]|\\.)*)"')
 _MARKS: tuple[tuple[re.Pattern[str], PluginSays], ...] = (
-    (re.compile(r"Failed to initiali[sz]e NVML: (?P<error>.+?)\.?$"), PluginSays.INIT_FAILED),
-    (re.compile(r"[Nn]vml init failed: (?P<error>.+?)\.?$"), PluginSays.INIT_FAILED),
+    (re.compile(r"(?:Failed to initiali[sz]e NVML|Failed to start nvml with error|Nvml init failed)"
+                r"(?!.*health checks? disabled)(?:: +(?P<error>.*?\S))?[.\s]*$", re.I), PluginSays.INIT_FAILED),
     (re.compile(r"could not load NVML library(?:: (?P<error>.+))?"), PluginSays.INIT_FAILED),
     (re.compile(r"Incompatible (?:strategy|platform|device discovery strategy) detected"), PluginSays.INIT_FAILED),
-    (re.compile(r"No devices found\. Waiting indefinitely"), PluginSays.NO_DEVICES),
-    (re.compile(r"Could not register device plugin"), PluginSays.NOT_REGISTERED),
-    (re.compile(r"Registered device plugin (?:for \S+ )?with Kubelet"), PluginSays.REGISTERED),
-    (re.compile(r"Starting to serve|Starting GRPC server|Starting gRPC server"), PluginSays.SERVING),
-    (re.compile(r"Ret(?:rie|rei)ving plugins|Loading NVML|Starting Plugins"), PluginSays.ASKING),
-    (re.compile(r"XidCriticalError|(?:will go|marked|marking device as|marking all devices as) unhealthy", re.I),
-     PluginSays.UNHEALTHY),
+    (re.compile(r"No devices found[.,;:]? *Waiting indefinitely", re.I), PluginSays.NO_DEVICES),
+    (re.compile(r"Could not (?:register|start) device plugin"), PluginSays.NOT_REGISTERED),
+    (re.compile(r"Registered device plugin (?:for \S+ )?with Kubelet|device-plugin registered with the kubelet"),
+     PluginSays.REGISTERED),
+    (re.compile(r"Starting to serve|Starting GRPC server|Starting gRPC server|device-plugin server started serving"),
+     PluginSays.SERVING),
+    (re.compile(r"Ret(?:rie|rei)ving plugins|Loading NVML|Starting Plugins|^device-plugin started"),
+     PluginSays.ASKING),
+    (re.compile(r"XidCriticalError|(?:will go|marked|marking(?: \S+){1,3}) unhealthy", re.I), PluginSays.UNHEALTHY),
     (re.compile(r'Received signal "[^"]*", shutting down|Stopping plugins'), PluginSays.STOPPED),
 )
 # Released images print their commit there, over several lines: version=<
@@ -41,21 +48,42 @@ def read(tail: bytes) -> PluginLog:
     """The last mark in a log tail, in whatever form; a log without marks says nothing."""
     says, line, error, version, at = PluginSays.NOTHING, "", "", "", 0.0
     for raw in tail.decode("utf-8", "replace").splitlines():
-        stamp = _CRI.match(raw)
-        plain = _STAMP.sub("", _CRI.sub("", raw)).strip()
-        found = _VERSION.search(_CRI.sub("", raw))
+        stamp, plain = _unwrapped(raw)
+        found = _VERSION.search(plain)
         if found:  # a new start: what was said before it is history
             says, line, error, version, at = PluginSays.NOTHING, "", "", found.group(1) or "", 0.0
             continue
+        plain = _message(_STAMP.sub("", plain).strip())
         for pattern, meaning in _MARKS:
             mark = pattern.search(plain)
             if mark:
                 before = line
                 says, line, error = _after(says, error, meaning, mark, plain, line)
                 if line != before or not at:
-                    at = parse.rfc3339(stamp.group(1)) if stamp else 0.0
+                    at = parse.rfc3339(stamp)
                 break
     return PluginLog(says, line[:200], error[:120], version, at)
+
+
+def _unwrapped(raw: str) -> tuple[str, str]:
+    """(when the runtime got it, what was written)."""
+    found = _CRI.match(raw)
+    stamp, text = (found.group(1), raw[found.end():]) if found else ("", raw)
+    if text.startswith('{"log":') and (kept := parse.json_object(text.encode())):  # Docker, beneath cri-dockerd
+        stamp, text = str(kept.get("time", "")), str(kept.get("log", ""))
+    return stamp, _ESCAPES.sub("", text) if "\x1b" in text else text
+
+
+def _message(plain: str) -> str:
+    """Of a structured line its message and its error; any other line as it is."""
+    if plain.startswith("{") and (said := parse.json_object(plain.encode("utf-8", "replace"))):
+        message, error = str(said.get("msg", "")), str(said.get("err", said.get("error", "")))
+    elif quoted := _QUOTED.match(plain):
+        err = _ERR.search(plain, quoted.end())
+        message, error = quoted.group(1), err.group(1) if err else ""
+    else:
+        return plain
+    return f"{message}: {error}" if error else message
 
 
 def _after(says: PluginSays, error: str, meaning: PluginSays, mark: re.Match[str], plain: str,

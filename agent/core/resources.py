@@ -126,7 +126,7 @@ def physical(device_id: str) -> str:
 def listing(scene: Scene, settings: Settings, gpus: tuple[Gpu, ...] | None = None) -> Listing:
     """Of this look; `gpus` are those that are for containers, where the rules have judged that already."""
     listed = scene.allocatable.value if isinstance(scene.allocatable, Seen) else ()
-    ids = [d for d in listed if d.ids and _is_of_gpus(d.resource, settings)]
+    ids = [Devices(d.resource, ours) for d in listed if (ours := _of_gpus(d, settings))]
     report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
     if report is None or report.end is not ProbeEnd.ANSWERED:
         bases = {physical(i) for d in ids for i in d.ids}
@@ -144,13 +144,17 @@ def listing(scene: Scene, settings: Settings, gpus: tuple[Gpu, ...] | None = Non
                    len(wanted))
 
 
-def _is_of_gpus(resource: str, settings: Settings) -> bool:
-    """The catch-all nvidia.com/* also fits NVIDIA's network devices (hostdev, rdma_…) and IMEX channels."""
-    for pattern in settings.resources or PREFERRED:
-        if fnmatchcase(resource, pattern):
-            name = resource.rpartition("/")[2].lower()
-            return pattern != "nvidia.com/*" or not re.match(r"hostdev|rdma|mlnx|imex|sriov", name)
-    return False
+def _of_gpus(devices: Devices, settings: Settings) -> tuple[str, ...]:
+    """Of a guarded resource its ids. The catch-all nvidia.com/* also fits NVIDIA's network devices (hostdev, rdma_…),
+    IMEX channels, and GPUs that kubevirt-gpu-device-plugin gives to virtual machines: those resources have a model's
+    name (GA102GL_A10), their ids are IOMMU groups or mediated devices."""
+    pattern = next((p for p in settings.resources or PREFERRED if fnmatchcase(devices.resource, p)), "")
+    name = devices.resource.rpartition("/")[2]
+    if not pattern or (pattern == "nvidia.com/*" and re.match(r"hostdev|rdma|mlnx|imex|sriov", name, re.I)):
+        return ()
+    ids = tuple(i for i in devices.ids if i.strip())
+    is_model = pattern == "nvidia.com/*" and name != name.lower()
+    return tuple(i for i in ids if i.startswith(("GPU-", "MIG-"))) if is_model else ids
 
 
 def _names(known: tuple[Gpu, ...], shown: tuple[Shown, ...]) -> dict[str, Part]:

@@ -45,6 +45,8 @@ class Says(str, Enum):
     "the NVIDIA runtime's hook refused a container"
     GPU_UP = "gpu-up"
     "nvidia-persistenced has brought a GPU up"
+    PLUGIN_FAILED = "plugin-failed"
+    "a device plugin that is a unit of the host failed to initialise NVML, or saw no GPU"
     KERNEL = "kernel"
     "the kernel on GPUs: what its own ring may have lost since"
 

@@ -45,7 +45,8 @@ def page(fault: KnownFault) -> str:
 
 
 def _console(command: str) -> str:
-    return f"```console\n# {command.replace('{plugin}', 'CONTAINER')}\n```" if command else ""
+    named = command.replace("{plugin}", "CONTAINER").replace("{unit}", "UNIT")
+    return f"```console\n# {named}\n```" if command else ""
 
 
 def pages() -> dict[str, str]:

@@ -14,6 +14,7 @@ from agent.core.broken import first_broken, first_unknown
 from agent.core.faults import FAULTS, suspects
 from agent.core.faults.links import causes, links
 from agent.core.kernel_log import words
+from agent.core.parse import UNKNOWN_FORM
 from agent.core.rules import diagnose
 from agent.model.finding import Diagnosis, Finding, Verdict
 from agent.model.gpu import GpuState
@@ -91,6 +92,10 @@ def forgotten(sock_at: float, **changes: Any) -> Scene:
 
 
 DENIED_PLUGIN = unlisted(plugins=(sight(b"Starting Plugins.", access=False),))
+AKS = "nvidia-device-plugin.service"
+FAILED_LINE = "E0627 10:12:47.588061 1667 factory.go:115] Failed to initialize NVML: ERROR_UNKNOWN"
+UNIT_PLUGIN = unlisted(plugins=(), runtime=seen(Runtime((), ())), units=seen((
+    unit("kubelet.service", since=KUBELET_AT), unit(AKS, since=80.0, sub="running"))))
 LOST = access.verdict((access.CTL, access.UVM))
 RELOADED = access.sighting(access.GPU0, allowed_at=NOW - 100, denied_at=NOW - 3, reload_at=NOW - 50)
 TOUCHED = access.sighting(access.GPU0, allowed_at=NOW - 100, denied_at=NOW - 3, reload_at=20.0)
@@ -165,6 +170,12 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
     ("EarlyNvml", unlisted(probe=failing(999)), Witness(), CONFIRMED),
     ("EarlyNvml", DENIED_PLUGIN, Witness(), None),
     ("EarlyNvml", forgotten(10.0), Witness(), None),
+    ("UnitNotRegistered", UNIT_PLUGIN, Witness(), CONSISTENT),
+    ("UnitNotRegistered", UNIT_PLUGIN, said(FAILED_LINE, 90.0, AKS), CONFIRMED),
+    ("UnitNotRegistered", UNIT_PLUGIN, said("No devices found. Waiting indefinitely.", 90.0, AKS), CONFIRMED),
+    ("UnitNotRegistered", UNIT_PLUGIN, said(FAILED_LINE, 20.0, AKS), CONSISTENT),  # of its start before
+    ("UnitNotRegistered", UNIT_PLUGIN, said(FAILED_LINE, 90.0, "dcgm.service"), CONSISTENT),
+    ("UnitNotRegistered", unlisted(), Witness(), None),
     ("DeafPlugin", unlisted(), Witness(), CONFIRMED),
     ("DeafPlugin", unlisted(plugins=(sight(FAILED_LOG, of=container(image="registry/plugin:v0.17.0")),)), Witness(),
      None),
@@ -195,6 +206,7 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
     ("StaleCheckpoint", unlisted(checkpoint=seen({"nvidia.com/gpu": 2})), Witness(), CONFIRMED),
     ("StaleCheckpoint", scene(), Witness(), None),
     ("CheckpointTorn", scene(checkpoint=FAILED), Witness(), CONFIRMED),
+    ("CheckpointTorn", scene(checkpoint=Refusal(Why.FAILED, f"f {UNKNOWN_FORM}: …")), Witness(), CONSISTENT),
     ("CheckpointTorn", scene(checkpoint=DENIED), Witness(), None),
     ("OutOfGpus", scene(), said("Node didn't have enough resource: nvidia.com/gpu, requested: 1"), CONFIRMED),
     ("OutOfGpus", scene(), said("Node didn't have enough resource: cpu, requested: 1, used: 0"), None),
@@ -236,6 +248,12 @@ def test_every_fault_is_tried_in_each_of_its_strengths() -> None:
     for fault in FAULTS:
         assert (fault.id, CONFIRMED) in tried or fault.id in never_sure, fault.id
         assert (fault.id, CONSISTENT) in tried or not fault.consistent or fault.id in hinted, fault.id
+
+
+def test_what_is_said_of_a_container_is_done_to_a_unit() -> None:
+    older = found(replace(UNIT_PLUGIN, **LOADED_LATE))["ContainerOlderThanModule"]
+    assert older.do == f"systemctl restart {AKS}" and "restart its unit" in older.remedy
+    assert found(UNIT_PLUGIN)["UnitNotRegistered"].capture == f"journalctl -b -u {AKS} -n 50"
 
 
 def test_a_healthy_node_has_no_fault() -> None:

@@ -62,6 +62,14 @@ MARKS: list[tuple[str, PluginSays, str]] = [
     ("XidCriticalError: Xid=79 on Device=GPU-x; marking device as unhealthy.", PluginSays.UNHEALTHY, ""),
     ("'nvidia.com/gpu' device marked unhealthy: GPU-x", PluginSays.UNHEALTHY, ""),
     ("Error waiting for event: x; Marking all devices as unhealthy", PluginSays.UNHEALTHY, ""),
+    ("Could not start device plugin for 'nvidia.com/gpu': listen unix: bind", PluginSays.NOT_REGISTERED, ""),
+    ("Marking device GPU-x as unhealthy: Not Supported", PluginSays.UNHEALTHY, ""),
+    ("Could not determine device placement for GPU-x: Not Found; marking it unhealthy.", PluginSays.UNHEALTHY, ""),
+    ("error starting plugins: failed to initialize NVML: ERROR_UNKNOWN", INIT_FAILED, "ERROR_UNKNOWN"),
+    ("failed to initialize nvml: Unknown Error", INIT_FAILED, "Unknown Error"),  # GKE's
+    ("device-plugin started", ASKING, ""), ("device-plugin server started serving", SERVING, ""),
+    ("device-plugin registered with the kubelet", REGISTERED, ""),
+    ("Failed to start nvml with error: could not load NVML library", INIT_FAILED, "could not load NVML library"),
     ('Received signal "terminated", shutting down.', STOPPED, ""),
     ("Stopping plugins.", STOPPED, ""),
 ]
@@ -81,10 +89,35 @@ def test_every_mark_in_every_form(form, line: str, says: PluginSays, error: str)
     "Stopping to serve 'nvidia.com/gpu' on /var/lib/kubelet/device-plugins/nvidia-gpu.sock",
     "Received SIGHUP, restarting.",
     "inotify: /var/lib/kubelet/device-plugins/kubelet.sock created, restarting.", "", "  ", "registered",
+    "Failed to start health check: failed to initialize NVML: Unknown Error; continuing with health checks disabled",
+    "NVML init failed: Unknown Error; health checks disabled",
 ])
 def test_other_lines_say_nothing_and_change_nothing(line: str) -> None:
     assert read(klog(line)) == PluginLog(PluginSays.NOTHING, "")
     assert read(klog("Registered device plugin with Kubelet", line)).says is REGISTERED
+
+
+SAID = "Failed to initialize NVML: ERROR_UNKNOWN"
+STRUCTURED = {
+    "klog's": 'E0627 10:12:47.588061       1 rm.go:115] "Failed to initialize NVML" err="ERROR_UNKNOWN"\n',
+    "klog's, more": 'E0627 10:12:47.588061       1 f.go:1] "Failed to initialize NVML" n=1 error="ERROR_UNKNOWN"\n',
+    "JSON": '{"ts":1732883567123.4,"caller":"f.go:1","msg":"Failed to initialize NVML","err":"ERROR_UNKNOWN"}'
+            '\n',
+    "Docker's json-file": '{"log":"2021/06/27 10:12:47 Failed to initialize NVML: ERROR_UNKNOWN\\n","stream":"err",'
+                          '"time":"2026-11-29T12:46:07.5Z"}\n',
+    "coloured": "\x1b[36mINFO\x1b[0m[0008] Failed to initialize NVML: ERROR_UNKNOWN\n",
+}
+
+
+@pytest.mark.parametrize("text", STRUCTURED.values(), ids=STRUCTURED.keys())
+@pytest.mark.parametrize("wrap", [str, cri], ids=["bare", "CRI"])
+def test_structured_lines(text: str, wrap) -> None:
+    found = read(wrap(text))
+    assert (found.says, found.error) == (INIT_FAILED, "ERROR_UNKNOWN") and found.line.endswith(SAID)
+
+
+def test_the_time_of_a_line_that_docker_keeps() -> None:
+    assert read(STRUCTURED["Docker's json-file"]).at == 1795956367.5
 
 
 @pytest.mark.parametrize(("lines", "says", "error"), [
@@ -192,6 +225,9 @@ def test_a_torn_last_line_is_no_more_than_what_it_shows() -> None:
 
 HOSTILE = {
     "nothing": b"",
+    "JSON without an end": b'{"log":' * 9000,
+    "quotes without an end": b'"\\' * 30000,
+    "words before it is disabled": b"failed to initialize NVML: " * 2400 + b"health checks disable",
     "nul": b"\0" * 65536,
     "no utf-8": bytes(range(128, 256)) * 256,
     "one endless line": b"Failed to initialize NVML: " + b"x" * 65000,

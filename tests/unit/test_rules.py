@@ -348,8 +348,16 @@ def test_is_the_kubelet_active(units: Any, active: bool | None) -> None:
 
 
 def test_a_host_without_a_kubelet_is_not_asked_for_a_registration() -> None:
-    assert diagnosed(units=seen(())).registered is None
+    assert diagnosed(units=seen(()), allocatable=MISSING).registered is None
     assert diagnosed(Settings(kubelet_unit="none"), units=seen((KUBELET,))).registered is None
+
+
+def test_a_kubelet_that_no_unit_carries_is_believed_and_nothing_is_done_about_it() -> None:
+    """rke1 runs it in a container of Docker's."""
+    assert diagnosed(units=seen(())).registered.verdict is Verdict.HOLDS
+    found = diagnosed(units=seen(()), allocatable=seen(()))
+    assert found.registered.reason == "NotRegistered" and not found.mending.may_act
+    assert "a kubelet answers" in finding(found, "KubeletActive").because
     assert not [f for f in diagnosed(Settings(kubelet_unit="none")).findings if f.link >= 7]
 
 

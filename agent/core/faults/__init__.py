@@ -21,13 +21,15 @@ def suspects(scene: Scene, diagnosis: Diagnosis, witness: Witness = NO_WITNESS) 
 
 
 def _suspect(fault: KnownFault, mark: Mark, evidence: Evidence) -> Suspect:
-    sight = evidence.plugin
-    name = sight.container.id[:12] if sight else "CONTAINER"
+    sight, unit = evidence.plugin, evidence.plugin_unit
+    container, service = sight.container.id[:12] if sight else "CONTAINER", unit.name if unit else "UNIT"
 
-    def filled(command: str) -> str:
-        return command.replace("{plugin}", name)
+    def filled(words: str) -> str:
+        if unit:  # what is said of a container is done to its unit
+            words = words.replace(plugin.REBUILD, plugin.RESTART).replace(plugin.AGAIN, "restart its unit")
+        return words.replace("{plugin}", container).replace("{unit}", service)
 
     return Suspect(
         fault.id, fault.link, fault.title, Strength.CONFIRMED if mark.is_confirmed else Strength.CONSISTENT,
         mark.seen, "" if mark.is_confirmed else fault.decide, "" if mark.is_confirmed else filled(fault.capture),
-        fault.remedy, filled(fault.do), fault.is_not, fault.source, fault.is_cause)
+        filled(fault.remedy), filled(fault.do), fault.is_not, fault.source, fault.is_cause)

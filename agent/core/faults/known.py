@@ -12,7 +12,7 @@ from ...model.access import GpuContainer, LossCause
 from ...model.finding import Diagnosis, Finding, Verdict
 from ...model.reading import Seen
 from ...model.runtime import PluginSight
-from ...model.scene import Entry, Scene
+from ...model.scene import Entry, Scene, Unit
 from ...model.witness import NO_WITNESS, JournalWord, Says, Witness
 
 
@@ -29,10 +29,11 @@ class Evidence:
         return next((f for f in self.diagnosis.findings
                      if f.reason in reasons and f.verdict is Verdict.FAILS), None)
 
-    def journal(self, says: Says, since: float = 0.0) -> JournalWord | None:
-        """The newest line of this boot that says so; boottime, seconds."""
+    def journal(self, says: Says, since: float = 0.0, source: str = "") -> JournalWord | None:
+        """The newest line of this boot that says so; boottime, seconds. `source`: of this unit only."""
         lines = self.witness.journal.value if isinstance(self.witness.journal, Seen) else ()
-        return max((w for w in lines if w.says is says and w.at >= since), key=lambda w: w.at, default=None)
+        return max((w for w in lines if w.says is says and w.at >= since and source in ("", w.source)),
+                   key=lambda w: w.at, default=None)
 
     def lost(self, cause: LossCause) -> GpuContainer | None:
         return next((c for c in self.diagnosis.gpu_containers if c.denied and c.loss is cause), None)
@@ -41,6 +42,13 @@ class Evidence:
     def plugin(self) -> PluginSight | None:
         """The device plugin, where there is one."""
         return self.scene.plugins[0] if len(self.scene.plugins) == 1 else None
+
+    @property
+    def plugin_unit(self) -> Unit | None:
+        """The unit of the host that is the device plugin, where something is wrong with it."""
+        fault = self.diagnosis.mending.fault if self.diagnosis.mending else None
+        units = self.scene.units.value if isinstance(self.scene.units, Seen) else ()
+        return next((u for u in units if fault and fault.sight is None and u.name == fault.unit), None)
 
     @property
     def kubelet_socket(self) -> Entry | None:
@@ -84,7 +92,7 @@ class KnownFault:
     decide: str = ""
     "what would confirm it, or rule it out"
     capture: str = ""
-    "the command that captures that. {plugin}: the plugin's container"
+    "the command that captures that. {plugin}: the plugin's container; {unit}: its unit, where it is one"
     do: str = ""
     "the remedy as a command"
     is_not: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...model.reading import Refusal, Seen, Why
 from ...model.witness import Says
+from .. import parse
 from .known import Evidence, KnownFault, Mark, cited, either, said, when
 
 AFTER_START_S = 120.0
@@ -50,8 +51,9 @@ def _runtime_silent(evidence: Evidence) -> Mark | None:
 
 def _torn(evidence: Evidence) -> Mark | None:
     file = evidence.scene.checkpoint
-    torn = isinstance(file, Refusal) and file.why is Why.FAILED
-    return Mark(True, f"kubelet_internal_checkpoint: {file}") if torn else None
+    if not isinstance(file, Refusal) or file.why is not Why.FAILED:
+        return None
+    return Mark(parse.UNKNOWN_FORM not in file.detail, f"kubelet_internal_checkpoint: {file}")
 
 
 TURNED_AWAY = 'kubectl get pods -A --field-selector status.phase=Failed,spec.nodeName="$(hostname)"'
@@ -78,6 +80,8 @@ FAULTS = (
         "CheckpointTorn", 10, "The kubelet's checkpoint cannot be read",
         "kubernetes/kubernetes #102882, tkestack/gpu-manager #62", "its content, or the kubelet's own line",
         judge=either((_torn, said(Says.CHECKPOINT))),
+        consistent="it is a whole JSON object, of a form that we do not know: a newer kubelet's, perhaps",
+        decide="whether the kubelet could read it", capture="journalctl -b -u kubelet | grep -i checkpoint",
         remedy="the kubelet goes on without it and writes another; let it", is_not=NEVER_THE_FILE, is_cause=False),
     KnownFault(
         "OutOfGpus", 10, "Pods died as OutOfnvidia.com/gpu: they came before the GPUs were registered",

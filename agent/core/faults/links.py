@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from ...model.finding import Diagnosis, Finding, Heals, Scope, Verdict
-from ...model.reading import Refusal, Seen
+from ...model.reading import Refusal, Seen, Why
 from ...model.scene import Scene
 from ...model.suspect import Strength, Suspect
 from ...model.witness import CudaReport, Witness
+from ..broken import EXPLAINS
 from .hardware import SYSTEM_NOT_READY
 
 ELSEWHERE = {11: "gpu-gate-node.service does not run here; kubectl describe node shows it",
              13: "kube_node_status_allocatable is Prometheus's to say",
              14: "Alertmanager's to say, and recovered apart from link 13"}
+NOBODY = {6: "nothing of the runtime's configuration was read", 8: "no container and no unit looks like the plugin",
+          12: "the runtime's containers were not seen"}
 
 
 def links(scene: Scene, diagnosis: Diagnosis, witness: Witness) -> tuple[Finding, ...]:
@@ -22,10 +25,25 @@ def links(scene: Scene, diagnosis: Diagnosis, witness: Witness) -> tuple[Finding
     if isinstance(scene.processes, Seen) and not diagnosis.gpu_containers:
         found.append(Finding(12, "WorkloadAccess", Verdict.HOLDS, "no running container holds a GPU", blocks=False))
     asked = {f.link for f in found}
-    found += [Finding(link, "NotAsked", Verdict.UNKNOWN,
-                      f"not asked: {ELSEWHERE.get(link, 'a link before it says why')}", blocks=False)
+    found.sort(key=lambda f: f.link)
+    found += [Finding(link, "NotAsked", Verdict.UNKNOWN, f"not asked: {_why_not(link, scene, found)}", blocks=False)
               for link in range(1, 15) if link not in asked]
     return tuple(sorted(found, key=lambda f: f.link))
+
+
+def _why_not(link: int, scene: Scene, found: list[Finding]) -> str:
+    """Why a link has no word at all: it is others' to say, an answer is lacking, or one before it is broken."""
+    if link in ELSEWHERE:
+        return ELSEWHERE[link]
+    lacks = {3: scene.nodes, 8: scene.runtime, 9: scene.plugin_sockets, 10: scene.allocatable,
+             12: scene.processes}.get(link)
+    earlier = next((f for f in found if f.link < link and f.verdict is Verdict.FAILS
+                    and (f.blocks or f.condition in EXPLAINS)), None)
+    if earlier:
+        return f"link {earlier.link} comes before it ({earlier.reason})"
+    if isinstance(lacks, Refusal) and lacks.why is not Why.NOT_ASKED:
+        return f"there was no answer ({lacks})"
+    return NOBODY.get(link, "this look has nothing of it")
 
 
 def _cuda(witness: Witness, expected: int) -> tuple[Finding, ...]:

@@ -64,7 +64,8 @@ def _socket_made_anew(evidence: Evidence) -> Mark | None:
         return None
     made = evidence.boottime_of(sock.mtime)
     again = evidence.journal(Says.REGISTERED, made)
-    if made <= found[1] or again:
+    # A stamp that lies in the future is of a clock that was set since: it tells no order.
+    if made <= found[1] or again or made > evidence.scene.clock.boottime:
         return None
     since = evidence.scene.clock.boottime - made
     return Mark(since >= SETTLED_S, f"kubelet.sock was made anew {made - found[1]:.0f} s after the plugin's start, "
@@ -86,7 +87,18 @@ def _asking(evidence: Evidence) -> Mark | None:
     return Mark(False, found.because) if found else None
 
 
+def _unit_failed(evidence: Evidence) -> Mark | None:
+    """A plugin that is a unit has no log of its own: the journal has it."""
+    found, unit = evidence.finding("NotRegistered", "PluginListsGone"), evidence.plugin_unit
+    if not found or not unit or not unit.is_active:
+        return None
+    line = evidence.journal(Says.PLUGIN_FAILED, unit.active_since or 0.0, unit.name)
+    return Mark(line is not None, found.because + (f"; {cited(evidence, line)}" if line else ""))
+
+
 REBUILD = "crictl stop {plugin} && crictl rm {plugin}"
+RESTART = "systemctl restart {unit}"
+AGAIN = "have its container made again"
 NOT_THE_POD = "helped by kubectl delete pod where it is a static pod: the kubelet keeps the container"
 VENDORS = "A cloud vendor's plugin is updated by that vendor, never replaced by another image."
 FAULTS = (
@@ -99,6 +111,15 @@ FAULTS = (
         capture="journalctl -b -u nvidia-persistenced; gpu-gate access; crictl logs {plugin}",
         remedy="have its container made again; to keep it from coming back: gpu-gate before the kubelet. " + VENDORS,
         do=REBUILD, is_not=NOT_THE_POD),
+    KnownFault(
+        "UnitNotRegistered", 8, "The device plugin is a unit of the host, and registered nothing",
+        "bottlerocket-core-kit nvidia-k8s-device-plugin, Azure/AgentBaker nvidia-device-plugin.service",
+        "its own line in the journal, since its start, that NVML failed or showed no GPU", judge=_unit_failed,
+        consistent="its unit is active, and the kubelet lists nothing of it",
+        decide="its own lines", capture="journalctl -b -u {unit} -n 50",
+        remedy="restart it, once NVML on the host shows every GPU; to keep it from coming back: gpu-gate before it "
+               "(docs/launch.md)", do=RESTART,
+        is_not="seen by systemd: its unit stays active"),
     KnownFault(
         "DeafPlugin", 8, "An old plugin that failed once hears nothing more (v0.9 to v0.12)",
         "NVIDIA/k8s-device-plugin #170", "a version of that range whose log ends with a failed NVML", judge=_deaf,

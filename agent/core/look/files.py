@@ -18,7 +18,8 @@ def parsed(reading: Reading[bytes], parser: Callable[[bytes], T | None], what: s
         return reading
     value = parser(reading.value)
     if value is None:
-        return Refusal(Why.FAILED, f"{what} holds something else: {parse.text(reading.value)[:80]!r}")
+        form = parse.UNKNOWN_FORM if parse.json_object(reading.value) else "holds something else"
+        return Refusal(Why.FAILED, f"{what} {form}: {parse.text(reading.value)[:80]!r}")
     return Seen(value, reading.at)
 
 

@@ -33,7 +33,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
              *pause.findings(scene, paused), *toolkit.findings(scene, cdi),
              *mig.findings(judged, listed), *kubelet.findings(scene, settings),
              *launch.findings(scene, settings, gpus), *access.findings(scene, settings, held),
-             *((*plugin.findings(scene, fault), registered, *kubelet.allocation(scene, listed, judged),
+             *((*plugin.findings(scene, settings, fault), registered, *kubelet.allocation(scene, listed, judged),
                 *node_object.findings(scene, settings)) if registered else ()))
     probe = scene.probe.value if isinstance(scene.probe, Seen) else ProbeState()
     return Diagnosis(

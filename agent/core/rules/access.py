@@ -8,7 +8,7 @@ from typing import Any
 from ...model.access import GpuContainer, Now, Risk
 from ...model.finding import Finding, Heals, Verdict
 from ...model.plan import AllowDevices, CheckAccess
-from ...model.reading import Refusal, Seen
+from ...model.reading import Refusal, Seen, Why
 from ...model.scene import Scene
 from ...model.settings import Settings
 from .. import allow, containers
@@ -31,7 +31,7 @@ def findings(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) 
         # A node that was not asked (no driver yet, no runtime, which link 8 tells) has no finding.
         return (Finding(12, "WorkloadAccess", Verdict.UNKNOWN, "the processes of running containers could not be "
                         f"read ({scene.processes})", "AccessUnknown", blocks=False),) \
-            if scene.processes.is_telling else ()
+            if scene.processes.is_telling or scene.processes.why is Why.NOT_PERMITTED else ()
     if not holders:
         return ()
     return (_now(scene, settings, holders), *_next(settings, holders), *_stopped(scene),

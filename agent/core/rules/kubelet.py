@@ -42,7 +42,8 @@ def findings(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
                         "SystemdUnreadable", missing=("the kubelet's unit",), blocks=False),)
     unit = find_unit(scene, settings)
     if unit is None:
-        return (Finding(7, "KubeletActive", Verdict.FAILS, "no kubelet unit is installed", "NoKubelet",
+        heard = ", and a kubelet answers: no unit that we know" if isinstance(scene.allocatable, Seen) else ""
+        return (Finding(7, "KubeletActive", Verdict.FAILS, f"no kubelet unit is installed{heard}", "NoKubelet",
                         blocks=False, heals=Heals.CONFIGURATION,
                         next_step="[Kubelet] Unit= names it; Unit=none says that there is none"),)
     found = [Finding(7, "KubeletActive", Verdict.HOLDS if unit.is_active else Verdict.FAILS,
@@ -60,7 +61,10 @@ def findings(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
 def registered(scene: Scene, settings: Settings, listed: Listing) -> Finding | None:
     """Does the kubelet list every GPU? Only its own word counts: log, socket file and checkpoint may lie."""
     unit = find_unit(scene, settings)
-    if settings.kubelet_unit == "none" or (unit is None and isinstance(scene.units, Seen)):
+    if settings.kubelet_unit == "none":
+        return None
+    # Its API answers: there is one, whoever carries it (rke1 runs it in a container).
+    if unit is None and isinstance(scene.units, Seen) and not isinstance(scene.allocatable, Seen):
         return None
     if isinstance(scene.allocatable, Refusal):
         return _registered(Verdict.UNKNOWN, f"the kubelet's pod-resources API gave no answer "
