@@ -79,7 +79,7 @@ def _step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, listed: in
           settings: Settings) -> Mended:
     view = diagnosis.mending
     if mend.acting:
-        return _settle(mend, view, listed, now)
+        return _settle(mend, view, listed, now, settings.verify_within_s)
     if open_since is None or view is None or diagnosis.paused or not view.may_act:
         return Mended(_free(mend))
     fault = view.fault
@@ -223,17 +223,30 @@ def _hand(fault: Fault, cause: str, number: int, hupped: bool) -> Action:
     return Rebuild(number, container.id, cause, fault.because)
 
 
-def _settle(mend: Mend, view: Mending | None, listed: int, now: float) -> Mended:
-    """After an action: the kubelet must list everything in two answers, or the action did not cure it."""
+def _settle(mend: Mend, view: Mending | None, listed: int, now: float, within_s: float) -> Mended:
+    """After an action: the kubelet must list everything in two answers, or the action did not cure it. It is given
+    `within_s` from the hand's end: a CRI stop alone may take 15 s."""
     if view is not None and listed >= TWICE:
         return Mended(Mend(bad_probe_at=mend.bad_probe_at), _outcome(view, ledger.CURED))
     if listed:
         return Mended(mend, wake_at=now + AGAIN_S)
+    if _is_under_way(mend, view, now):
+        mend = replace(mend, settle_by=max(mend.settle_by, now + within_s))
     if now < mend.settle_by and not _is_in_vain(mend, view, now):
         soon = AGAIN_S if now < mend.acted_at + QUICK_S else 2.0
         return Mended(mend, wake_at=min(now + soon, mend.settle_by))
     noted = _outcome(view, ledger.NOT_CURED) if view is not None else ()
     return Mended(Mend(bad_probe_at=mend.bad_probe_at), noted, wake_at=now)
+
+
+def _is_under_way(mend: Mend, view: Mending | None, now: float) -> bool:
+    """What the hand was to end runs on, and nobody wrote down that it failed. SIGHUP ends nothing, and is sent at
+    once."""
+    done = ledger.actions(view.entries, view.boot_id) if view is not None else ()
+    if view is None or view.fault is None or not done or done[-1].what == ledger.HUP:
+        return False
+    return _runs_on(view.fault, done[-1]) and ledger.did_take(view.entries, done[-1]) \
+        and now < mend.acted_at + UNDONE_S
 
 
 def _is_in_vain(mend: Mend, view: Mending | None, now: float) -> bool:

@@ -15,6 +15,8 @@ _TAG = re.compile(r":v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 _PLAIN = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 ENDS_FOR_GOOD = ("Never", "OnFailure")
 """restartPolicy of pods whose container a stop ends for good: NVIDIA's plugin exits with 0 on SIGTERM."""
+NOT_READ = "?"
+"""In the place of a restartPolicy: somebody wrote one, perhaps, and it could not be read."""
 Pair = tuple[Container, Sandbox | None]
 
 

@@ -15,6 +15,7 @@ from agent.core.look import look
 from agent.core.look.plugins import plugins
 from agent.core.look.watched import watched_folders, watched_units
 from agent.core.paths import NODE_OBJECT, PCI, RUN, SOC_FAMILY, STATE
+from agent.core.plugin import NOT_READ
 from agent.core.rules import diagnose
 from agent.model.access import AccessState, Allocation, Process
 from agent.model.finding import Scope
@@ -425,8 +426,14 @@ MANIFESTS = "/etc/kubernetes/manifests"
     (STATIC, {"a.yaml": YAML.replace(b"device-plugin-ctr", b"c").replace(b"nvidia-device-plugin", b"nvidia"),
               "b.yaml": YAML.replace(b"Never", b"Always")}, "Always"),  # the longest name is the pod's
     (STATIC, {"other.yaml": YAML.replace(b"nvidia", b"intel")}, ""),
-    (STATIC, {"plugin.yaml.bak": YAML, "note.txt": YAML}, ""),  # the kubelet reads all but hidden ones; we, less
-    (STATIC, {"plugin.yaml": DENIED}, ""),
+    (STATIC, {"plugin.manifest": YAML}, "Never"), (STATIC, {".plugin.yaml": YAML}, ""),  # the kubelet reads all but
+    (STATIC, {"a.yaml": YAML.replace(b"Never", b"Always"), "a.yaml.bak": YAML}, "Never"),  # hidden ones
+    (STATIC, {"a.yaml": YAML, "b.yaml": YAML.replace(b"Never", b"Always")}, "Never"),
+    (STATIC, {"plugin.yaml": DENIED}, NOT_READ),
+    (STATIC, {"plugin.yaml": DENIED, "other.yaml": YAML.replace(b"nvidia", b"intel")}, NOT_READ),
+    (STATIC, {"plugin.yaml": YAML.replace(b"Never", b"Always"), "other.yaml": DENIED}, "Always"),
+    (STATIC, {"plugin.yaml": YAML + b"#" * 65536}, NOT_READ),
+    (STATIC, {f"{n}.yaml": YAML.replace(b"nvidia", b"intel") for n in range(33)}, NOT_READ),
     (STATIC, {"plugin.yaml": b"\xff\xfe"}, ""),
     (STATIC, {}, ""),
     ({APPLIED: '{"spec": {"restartPolicy": "Never"}}'}, {"plugin.yaml": YAML}, "Never"),

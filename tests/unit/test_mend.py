@@ -394,6 +394,21 @@ def test_in_vain() -> None:
     assert (late.mend.acting, notes(late)) == ("", ["not cured"])
 
 
+def test_it_is_given_its_time_from_the_hands_end() -> None:
+    """VerifyWithinSec= may be shorter than the CRI stop that it is to judge."""
+    settings, mend = Settings(verify_within_s=5.0), replace(ACTED, settle_by=ACTED.acted_at + 5.0)
+    begun = (replace(DONE[0], target="c1"),)
+    for late in (4.0, 9.0, 14.0):  # the same container runs on
+        done = look({**BROKEN, "ledger": seen(begun)}, settings, mend, ACTED.acted_at + late)
+        mend = done.mend
+        assert mend.acting and not notes(done) and mend.settle_by == ACTED.acted_at + late + 5.0
+    new = {**BROKEN, "plugins": (sight(FAILED_LOG, of=container("c2")),), "ledger": seen(begun)}
+    assert look(new, settings, mend, ACTED.acted_at + 18.0).mend.acting
+    assert notes(look(new, settings, mend, ACTED.acted_at + 19.0)) == ["not cured"]
+    # no hand takes so long: nobody ended it
+    assert notes(look({**BROKEN, "ledger": seen(begun)}, settings, mend, ACTED.acted_at + 40.0)) == ["not cured"]
+
+
 @pytest.mark.parametrize("changes", [BROKEN, {**BROKEN, "paused": seen(Mark("", 0.0))}, {"units": seen(())}])
 def test_nothing_else_is_done_while_an_action_is_not_settled(changes: dict[str, Any]) -> None:
     for n in range(60):
@@ -401,7 +416,7 @@ def test_nothing_else_is_done_while_an_action_is_not_settled(changes: dict[str, 
 
 
 def test_the_kubelet_went_before_it_could_say() -> None:
-    gone = look({"units": seen(()), "ledger": seen(DONE)}, mend=ACTED, at=NOW + 61)
+    gone = look({"units": seen(()), "allocatable": MISSING, "ledger": seen(DONE)}, mend=ACTED, at=NOW + 61)
     assert (gone.mend.acting, gone.actions) == ("", ())
 
 

@@ -453,6 +453,13 @@ def test_a_container_that_would_not_come_back_is_not_removed(policy: str, found:
     assert (f"restartPolicy is {policy}:" in said.because) is (reason == "NeverStartedAgain")
 
 
+def test_a_manifest_that_cannot_be_read_is_no_permission() -> None:
+    unread = replace(sight(FAILED_LOG), restart_policy=plugin.NOT_READ)
+    said = fault(scene(plugins=(unread,)), DEFAULTS, short=True)
+    assert said is not None and said.barred and said.reason == "PluginInitFailed"
+    assert "could not be read" in said.because and "restartPolicy" in said.next_step
+
+
 OTHER = Runtime((sandbox(), sandbox("s2", name="hami-7x")),
                 (container(), named("device-plugin", "c2", sandbox_id="s2")))
 

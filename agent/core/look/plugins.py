@@ -24,10 +24,12 @@ from .. import containers, holders, parse, plugin, plugin_log
 from ..layouts import KINDS, kind_of, manifest_folders, matches, pod_resources_sockets, runtime_sockets
 from ..resources import listing
 from ..tegra import is_tegra
-from .files import parsed_file
+from .files import parsed
 from .watched import running_kubelet
 
 PLUGINS, SOCKETS_ASKED, MANIFESTS = 4, 4, 32
+MANIFEST_BYTES = 65536
+CHECKPOINT_BYTES = 4 << 20
 """So many are read; more than one candidate is reported, and nothing is done."""
 DRA = "gpu.nvidia.com"
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -39,10 +41,17 @@ _UNIT = re.compile(r"/([^/\n]+\.service)")
 
 async def runtime(host: Host, settings: Settings, scene: Scene) -> dict[str, Any]:
     """The kubelet's runtime, what it runs, and the kubelet's checkpoint."""
-    checkpoint = await parsed_file(
-        host, f"{settings.device_plugins_dir}/kubelet_internal_checkpoint", parse.checkpoint, 4 << 20)
+    checkpoint = await _checkpoint(host, f"{settings.device_plugins_dir}/kubelet_internal_checkpoint")
     socket, lists = await _runtime(host, runtime_sockets(settings, running_kubelet(scene.units, settings)))
     return {"checkpoint": checkpoint, "runtime_socket": socket, "runtime": lists}
+
+
+async def _checkpoint(host: Host, path: str) -> Reading[dict[str, int]]:
+    """One that is longer than what we read is no torn one: thousands of pods are in it."""
+    data = await host.file(path, CHECKPOINT_BYTES)
+    if isinstance(data, Seen) and len(data.value) >= CHECKPOINT_BYTES:
+        return Refusal(Why.NOT_ASKED, f"{path} is longer than {CHECKPOINT_BYTES >> 20} MiB")
+    return parsed(data, parse.checkpoint, path)
 
 
 async def plugins(host: Host, settings: Settings, scene: Scene) -> Scene:
@@ -104,7 +113,8 @@ async def _with_access(host: Host, sight: PluginSight) -> PluginSight:
 
 
 async def _restart_policy(host: Host, sandbox: Sandbox | None, folders: tuple[str, ...]) -> str:
-    """What the pod's author wrote, as far as this node knows it: CRI does not say. A DaemonSet's is Always."""
+    """What the pod's author wrote, as far as this node knows it: CRI does not say. A DaemonSet's is Always; "" where
+    nothing speaks of it, which is Always as well; plugin.NOT_READ where it is written and cannot be read."""
     if sandbox is None:
         return ""
     if sandbox.annotations.get("kubernetes.io/config.source") == "file":
@@ -115,21 +125,27 @@ async def _restart_policy(host: Host, sandbox: Sandbox | None, folders: tuple[st
 
 
 async def _static_policy(host: Host, pod: str, folders: tuple[str, ...]) -> str:
-    """Of the manifest with the longest name that this pod's name begins with: the rest of it is the node's."""
-    best, policy = 0, ""
+    """Of the manifest with the longest name that this pod's name begins with: the rest of it is the node's. Of two
+    that say different things the one that ends for good: nobody knows which the kubelet took."""
+    best, policy, unread = 0, "", False
     for folder in folders:
         names = await host.folder(folder)
-        for entry in names.value[:MANIFESTS] if isinstance(names, Seen) else ():
-            if entry.kind != "file" or not entry.name.endswith((".yaml", ".yml", ".json")):
-                continue
-            text = await host.file(f"{folder}/{entry.name}")
-            if not isinstance(text, Seen):
+        unread = unread or (isinstance(names, Refusal) and not names.is_missing)
+        entries = names.value if isinstance(names, Seen) else ()
+        # As the kubelet takes them (pkg/kubelet/config/file.go): of any name (kops: .manifest), and links as well.
+        files = [e.name for e in entries if e.kind in ("file", "link") and not e.name.startswith(".")]
+        unread = unread or len(files) > MANIFESTS
+        for name in files[:MANIFESTS]:
+            text = await host.file(f"{folder}/{name}", MANIFEST_BYTES)
+            if not isinstance(text, Seen) or len(text.value) >= MANIFEST_BYTES:
+                unread = True
                 continue
             names_in, said = _written(text.value)
             length = max((len(n) for n in names_in if pod.startswith(f"{n}-")), default=0)
-            if length > best:
+            if length > best or (length and length == best and said in plugin.ENDS_FOR_GOOD):
                 best, policy = length, said
-    return policy
+    # A manifest in a folder that nobody told us of is no manifest that could not be read.
+    return policy if best or not unread else plugin.NOT_READ
 
 
 def _written(manifest: bytes) -> tuple[list[str], str]:

@@ -22,7 +22,7 @@ NOTHING = Listing()
 REBUILD = "crictl stop and rm that one container"
 
 
-def findings(scene: Scene, fault: Fault | None) -> tuple[Finding, ...]:
+def findings(scene: Scene, settings: Settings, fault: Fault | None) -> tuple[Finding, ...]:
     found: list[Finding] = []
     if isinstance(scene.checkpoint, Seen):
         names = {r: n for r, n in scene.checkpoint.value.items() if n and r.startswith("nvidia.com/")}
@@ -48,6 +48,8 @@ def findings(scene: Scene, fault: Fault | None) -> tuple[Finding, ...]:
         found.append(Finding(8, "PluginWell", Verdict.UNKNOWN if unread else Verdict.HOLDS, f"{unread}; "
                              f"{_describe(scene.plugins[0])}" if unread else _describe(scene.plugins[0]),
                              "PluginUnread" if unread else "", blocks=not unread))
+    elif (unit := plugin.unit(scene.units, settings)) is not None:
+        found.append(Finding(8, "PluginWell", Verdict.HOLDS, f"{unit.name} is {unit.active}"))
     if scene.socket_owners:
         wrong = any(plugin.is_anothers(o, s) for o in scene.socket_owners for s in scene.plugins)
         found.append(Finding(9, "SocketOwner", Verdict.FAILS if wrong else Verdict.HOLDS, ", ".join(
@@ -127,6 +129,11 @@ def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:
         return replace(found, reason="NeverStartedAgain", barred=True, because=f"{found.because}; its pod's "
                        f"restartPolicy is {sight.restart_policy}: a container that is stopped does not come back",
                        next_step="make it restartPolicy: Always, as in a DaemonSet, and create the pod again")
+    if sight.restart_policy == plugin.NOT_READ:
+        return replace(found, barred=True, because=f"{found.because}; the manifest of its pod could not be read, and "
+                       "with restartPolicy: Never a container that is stopped would not come back",
+                       next_step=f"grep restartPolicy in its manifest; then crictl stop {sight.container.id[:12]} "
+                       f"&& crictl rm {sight.container.id[:12]}")
     return found
 
 
