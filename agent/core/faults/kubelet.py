@@ -81,7 +81,7 @@ FAULTS = (
         "kubernetes/kubernetes #102882, tkestack/gpu-manager #62", "its content, or the kubelet's own line",
         judge=either((_torn, said(Says.CHECKPOINT))),
         consistent="it is a whole JSON object, of a form that we do not know: a newer kubelet's, perhaps",
-        decide="whether the kubelet could read it", capture="journalctl -b -u kubelet | grep -i checkpoint",
+        decide="whether the kubelet could read it", capture="journalctl -b -u kubelet | grep -i 'failing to read'",
         remedy="the kubelet goes on without it and writes another; let it", is_not=NEVER_THE_FILE, is_cause=False),
     KnownFault(
         "OutOfGpus", 10, "Pods died as OutOfnvidia.com/gpu: they came before the GPUs were registered",
