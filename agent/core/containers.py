@@ -224,7 +224,7 @@ def carried(of: View, process: Process) -> Verdict | None:
 
 def _unknown(verdict: Verdict) -> Verdict:
     answers = tuple((device, Now.UNKNOWN) for device, _ in verdict.answers)
-    return replace(verdict, answers=answers, all_devices=False, rights=(),
+    return replace(verdict, answers=answers, all_devices=False,
                    detail="what governs its devices changed while it was asked")
 
 

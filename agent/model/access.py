@@ -148,8 +148,6 @@ class Verdict:
     all_devices: bool
     "a number that is nobody's is allowed as well: it may open everything (privileged, or no device cgroup)"
     answers: tuple[tuple[Device, Now], ...]
-    rights: tuple[tuple[Device, str], ...] = ()
-    "of rwm, what is allowed; only where it was asked for"
     detail: str = ""
     "why something is unknown"
     asked_rules: str = ""

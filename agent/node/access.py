@@ -67,12 +67,12 @@ def access_of(line: bytes, pid: int, path: str, at: float) -> Reading[Access]:
     return Seen(Access(path, access == "allowed", way), at)
 
 
-async def ask_many(questions: Sequence[Question], rights: bool = False) -> tuple[Verdict, ...]:
+async def ask_many(questions: Sequence[Question]) -> tuple[Verdict, ...]:
     """A verdict on each, in order, by as few runs of the program as can be. One that breaks leaves all unknown."""
     found: list[Verdict] = []
     for first in range(0, len(questions), AT_ONCE):
         some = questions[first:first + AT_ONCE]
-        argv = [sys.executable, "-I", "-S", str(PROGRAM), *(["--rights"] if rights else [])]
+        argv = [sys.executable, "-I", "-S", str(PROGRAM)]
         for question in some:
             argv += ["--pid", str(question.pid), *(device.word for device in question.devices)]
         ended = await run_once(argv, WITHIN_S + EACH_S * len(some), ANSWER_BYTES, grace_s=GRACE_S)
@@ -102,7 +102,7 @@ def verdict_of(line: bytes, question: Question, at: float) -> Verdict:
         if not (type(way) is str and type(rules) is str and type(said["started"]) is str):
             raise ValueError("parts of another kind")
         rows = [_row(answer, device) for answer, device in zip(answers, question.devices, strict=True)]
-        if any(now is not Now.UNKNOWN for _, now, _, _ in rows) and not (way and rules):
+        if any(now is not Now.UNKNOWN for _, now, _ in rows) and not (way and rules):
             raise ValueError("an answer without a way")
     except (KeyError, TypeError, ValueError) as exc:
         return unknown(question, at, f"the access program printed junk ({exc}): {line[:80]!r}")
@@ -110,23 +110,23 @@ def verdict_of(line: bytes, question: Question, at: float) -> Verdict:
         return unknown(question, at, f"process {question.pid} is another one by now")
     return Verdict(
         question.container_id, question.pid, question.started, rules or question.rules, at, way,
-        any(device == containers.NOBODYS and now is Now.ALLOWED for device, now, _, _ in rows),
-        tuple((device, now) for device, now, _, _ in rows), tuple((d, r) for d, _, r, _ in rows if r),
-        next((detail for _, now, _, detail in rows if now is Now.UNKNOWN), ""), question.rules)
+        any(device == containers.NOBODYS and now is Now.ALLOWED for device, now, _ in rows),
+        tuple((device, now) for device, now, _ in rows),
+        next((detail for _, now, detail in rows if now is Now.UNKNOWN), ""), question.rules)
 
 
-def _row(answer: dict[str, Any], device: Device) -> tuple[Device, Now, str, str]:
-    now, detail, rights = Now(answer["access"]), answer["detail"], answer.get("rights", "")
+def _row(answer: dict[str, Any], device: Device) -> tuple[Device, Now, str]:
+    now, detail = Now(answer["access"]), answer["detail"]
     if (answer["kind"], answer["major"], answer["minor"]) != (device.kind, device.major, device.minor):
         raise ValueError("another node")
-    if type(detail) is not str or type(rights) is not str or set(rights) - set("rwm"):
+    if type(detail) is not str:
         raise ValueError("parts of another kind")
-    return device, now, rights, detail
+    return device, now, detail
 
 
 def unknown(question: Question, at: float, detail: str) -> Verdict:
     return Verdict(question.container_id, question.pid, question.started, question.rules, at, "", False,
-                   tuple((device, Now.UNKNOWN) for device in question.devices), (), detail, question.rules)
+                   tuple((device, Now.UNKNOWN) for device in question.devices), detail, question.rules)
 
 
 class AccessChecks:

@@ -1,9 +1,8 @@
 """May the processes of a container open these device nodes now? An exec'd program: one JSON line for each --pid.
 
-    access_probe.py [--rights] --pid PID DEVICE... [--pid PID DEVICE...]...
+    access_probe.py --pid PID DEVICE... [--pid PID DEVICE...]...
 
-DEVICE is a node of this host by its path (/dev/nvidiactl), or c:MAJOR:MINOR, or b:MAJOR:MINOR. With --rights each
-answer says as well what of rwm is allowed ("m" by mknod(2) of a node of our own).
+DEVICE is a node of this host by its path (/dev/nvidiactl), or c:MAJOR:MINOR, or b:MAJOR:MINOR.
 
     {"v": 1, "pid": 4711, "started": "731", "cgroup": "/kubepods…", "version": "v2", "rules": "programs 12,15",
      "way": "scratch", "place": "/sys/fs/cgroup/…",
@@ -44,7 +43,7 @@ class Device:
 
     def __init__(self, word: str) -> None:
         self.path, self.kind, self.major, self.minor = word, "c", -1, -1
-        self.access, self.errno, self.detail, self.rights = "unknown", 0, "", ""
+        self.access, self.errno, self.detail = "unknown", 0, ""
         parts = word.split(":")
         if len(parts) == 3 and parts[0] in ("b", "c") and parts[1].isdecimal() and parts[2].isdecimal():
             self.kind = parts[0]
@@ -65,11 +64,11 @@ class Device:
         else:
             self.unsure(errno.ENODEV, f"{word} is no device node on this host.")
 
-    def settle(self, access: str, number: int = 0, detail: str = "", rights: str = "rwm") -> None:
-        self.access, self.errno, self.detail, self.rights = access, number, detail, rights
+    def settle(self, access: str, number: int = 0, detail: str = "") -> None:
+        self.access, self.errno, self.detail = access, number, detail
 
     def unsure(self, number: int, detail: str) -> None:
-        self.settle("unknown", number, detail, "")
+        self.settle("unknown", number, detail)
 
     @property
     def node(self) -> DeviceNode:
@@ -104,13 +103,12 @@ def look(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch, out:
         raise Unsure(errno.ESRCH, f"Process {pid} ended or moved to another cgroup while it was looked at.")
 
 
-def listed(text: str, kind: str, major: int, minor: int) -> tuple[bool, str]:
-    """Whether a v1 devices.list lets a node be opened for reading and writing, and which of rwm it grants at all;
-    ValueError where it is none.
+def listed(text: str, kind: str, major: int, minor: int) -> bool:
+    """Whether a v1 devices.list lets a node be opened for reading and writing; ValueError where it is none.
 
     One line must grant both (match_exception in security/device_cgroup.c): "c *:* m" is no access.
     """
-    found, granted = False, set()
+    found = False
     for line in text.splitlines():
         what, numbers, rights = line.split()
         line_major, line_minor = numbers.split(":")
@@ -119,9 +117,8 @@ def listed(text: str, kind: str, major: int, minor: int) -> tuple[bool, str]:
         if not (line_major + line_minor).replace("*", "0").isdecimal():
             raise ValueError(line)
         if line_major in ("*", str(major)) and line_minor in ("*", str(minor)) and what in ("a", kind):
-            granted |= set(rights)
             found |= {"r", "w"} <= set(rights)
-    return found, "".join(right for right in "rwm" if right in granted)
+    return found
 
 
 def by_list(folder: str, devices: list[Device]) -> tuple[str, list[Device]]:
@@ -129,11 +126,10 @@ def by_list(folder: str, devices: list[Device]) -> tuple[str, list[Device]]:
     try:
         text = read(f"{folder}/devices.list")
         for device in devices:
-            found, rights = listed(text, device.kind, device.major, device.minor)
-            if found:
-                device.settle("allowed", 0, EVERYTHING if text == "a *:* rwm\n" else "", rights)
+            if listed(text, device.kind, device.major, device.minor):
+                device.settle("allowed", 0, EVERYTHING if text == "a *:* rwm\n" else "")
             else:
-                device.settle("denied", errno.EPERM, "devices.list of its cgroup does not grant rw.", rights)
+                device.settle("denied", errno.EPERM, "devices.list of its cgroup does not grant rw.")
     except OSError as exc:
         raise Unsure(exc.errno or 0, f"devices.list of its cgroup cannot be read: {said(exc)}") from exc
     except ValueError as exc:
@@ -165,7 +161,7 @@ def by_programs(cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch
                 continue
             if programs(fd) == ids:
                 for device, verdict in zip(devices, verdicts, strict=True):
-                    device.settle(*verdict[:3], "".join(r for r in device.rights or "rwm" if r in verdict.rights))
+                    device.settle(*verdict)
                 return "scratch", ids
     except OSError as exc:
         raise Unsure(exc.errno or 0, f"The device programs of its cgroup cannot be read: {said(exc)}") from exc
@@ -185,7 +181,7 @@ def answer(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch) ->
         give_up(devices, exc.errno or 0, f"Process {pid} could not be looked at: {said(exc)}")
     except (ValueError, IndexError) as exc:
         give_up(devices, errno.EPROTO, f"What /proc says of process {pid} is not understood: {exc}.")
-    keys = ("path", "kind", "major", "minor", "access", "errno", "detail", *(("rights",) if scratch.rights else ()))
+    keys = ("path", "kind", "major", "minor", "access", "errno", "detail")
     return {**out, "answers": [{key: getattr(device, key) for key in keys} for device in devices]}
 
 
@@ -213,15 +209,14 @@ def questions(words: list[str]) -> list[tuple[int, list[str]]]:
 
 
 def main(argv: list[str]) -> int:
-    rights = argv[:1] == ["--rights"]
     try:
-        asked = questions(argv[1:] if rights else argv)
+        asked = questions(argv)
     except ValueError as exc:
-        print(f"access_probe: {exc}. Usage: access_probe.py [--rights] --pid PID DEVICE...", file=sys.stderr)
+        print(f"access_probe: {exc}. Usage: access_probe.py --pid PID DEVICE...", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of finally
     mounts = Mounts(read("/proc/self/mountinfo"))
-    scratch = Scratch(mounts, rights)
+    scratch = Scratch(mounts)
     try:
         for pid, words in asked:
             line = json.dumps(answer(pid, [Device(word) for word in words], mounts, scratch))

@@ -83,18 +83,10 @@ class Sweep(Scratch):
                     self._before[node] = self._of(node, "")
                 if not {"r", "w"} <= set(self._before[node]):
                     raise Unsure(errno.EPERM, "gpu-gate's own cgroup restricts devices, so not all could be tried.")
-        attached: list[int] = []
-        try:
-            for number in device_programs:
-                if number not in self._inherited:
-                    attached.append(self._attach(number))
-            found: dict[DeviceNode, str] = {}
+        found: dict[DeviceNode, str] = {}
+        with self._under(device_programs):
             for node in nodes:
                 found[node] = self._of(node, "".join(found.get(wild, "") for wild in _above(node)))
-            if set(programs(self._fd)) != {*self._inherited, *device_programs}:
-                raise Unsure(errno.EAGAIN, "The programs of gpu-gate's own cgroup were replaced meanwhile.")
-        finally:
-            self._detach(attached)
         return found
 
     def _of(self, node: DeviceNode, known: str) -> str:

@@ -10,7 +10,8 @@ import errno
 import os
 import stat
 from collections import namedtuple
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from .devcgroup import (
     BPF_CGROUP_DEVICE,
@@ -35,8 +36,8 @@ FOLDERS = ("/run/gpu-gate", "/run")
 
 DeviceNode = namedtuple("DeviceNode", "kind major minor host_path")
 """kind is "c" or "b"; host_path a node of this host with these numbers, or ""."""
-Verdict = namedtuple("Verdict", "access errno detail rights")
-"""access is allowed, denied or unknown; detail a sentence; rights what of rwm is allowed, "" where nobody asked."""
+Verdict = namedtuple("Verdict", "access errno detail")
+"""access is allowed, denied or unknown; detail a sentence."""
 
 
 def access(path: str, mode: int = os.R_OK | os.W_OK) -> int:
@@ -45,7 +46,7 @@ def access(path: str, mode: int = os.R_OK | os.W_OK) -> int:
     return ctypes.get_errno() if failed else 0
 
 
-def sweep(folder: str) -> None:
+def clear(folder: str) -> None:
     """Remove what a probe that was killed has left here."""
     for name in os.listdir(folder):
         pid, _, ticks = name.removeprefix(NAME).partition("-")
@@ -62,9 +63,7 @@ def sweep(folder: str) -> None:
 class Scratch:
     """A cgroup of our own with only this program in it, made at first need."""
 
-    def __init__(self, mounts: Mounts, rights: bool = False) -> None:
-        """`rights`: ask for each of rwm as well."""
-        self.rights = rights
+    def __init__(self, mounts: Mounts) -> None:
         self.path, self.name = "", f"{NAME}{os.getpid()}-{started('self')}"
         self.own = Cgroups.of("self")
         self._mounts, self._fd = mounts, -1
@@ -78,20 +77,25 @@ class Scratch:
         self._inherited = programs(self._fd)
         paths = [self._path(node) for node in nodes]
         before = [access(path) for path in paths]
+        with self._under(device_programs):
+            after = [access(path) for path in paths]
+        # Were our own cgroup restricted by what the process is not under, a refusal would not be its own.
+        is_ours = is_same_v1 and set(self._inherited) <= set(device_programs)
+        return [_verdict(*each, is_ours) for each in zip(before, after, strict=True)]
+
+    @contextmanager
+    def _under(self, device_programs: list[int]) -> Iterator[None]:
+        """With these programs in force for us. Unsure where they are not, or no longer at the end."""
         attached: list[int] = []
         try:
             for number in device_programs:
                 if number not in self._inherited:
                     attached.append(self._attach(number))
-            after = [access(path) for path in paths]
-            rights = [self._rights(node) if self.rights else "" for node in nodes]
+            yield
             if set(programs(self._fd)) != {*self._inherited, *device_programs}:
                 raise Unsure(errno.EAGAIN, "The programs of gpu-gate's own cgroup were replaced meanwhile.")
         finally:
             self._detach(attached)
-        # Were our own cgroup restricted by what the process is not under, a refusal would not be its own.
-        is_ours = is_same_v1 and set(self._inherited) <= set(device_programs)
-        return [_verdict(*each, is_ours) for each in zip(before, after, rights, strict=True)]
 
     def leave(self) -> None:
         """Go back to where we were, and remove what was made. What cannot be removed is at the next start."""
@@ -113,7 +117,7 @@ class Scratch:
         for path in dict.fromkeys((self.own.v2 or "/", "/")):
             try:
                 place = self._mounts.folder(self._mounts.v2, path).rstrip("/")
-                sweep(place)
+                clear(place)
                 os.mkdir(f"{place}/{self.name}", 0o700)
                 self.path = f"{place}/{self.name}"
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -158,11 +162,6 @@ class Scratch:
             self.leave()  # the next question makes a clean one
             raise Unsure(problem.errno or 0, f"The scratch cgroup could not be cleared: {said(problem)}")
 
-    def _rights(self, node: DeviceNode) -> str:
-        path = self._path(node)
-        found = ("r" if access(path, os.R_OK) == 0 else "") + ("w" if access(path, os.W_OK) == 0 else "")
-        return found + ("m" if self._may_make(node) else "")
-
     def _may_make(self, node: DeviceNode) -> bool:
         """mknod(2) runs the same device check (devcgroup_inode_mknod); what is made is taken away at once."""
         try:
@@ -200,7 +199,7 @@ class Scratch:
         problem: OSError | None = None
         for top in () if self._folder else FOLDERS:
             try:
-                sweep(top)
+                clear(top)
                 os.mkdir(f"{top}/{self.name}", 0o700)
                 self._folder = f"{top}/{self.name}"
                 break
@@ -211,9 +210,9 @@ class Scratch:
         return self._folder
 
 
-def _verdict(before: int, after: int, rights: str, is_ours: bool) -> Verdict:
+def _verdict(before: int, after: int, is_ours: bool) -> Verdict:
     if after == 0:
-        return Verdict("allowed", 0, "", rights)
+        return Verdict("allowed", 0, "")
     if before == 0 or (before == errno.EPERM and is_ours):
-        return Verdict("denied", after, "The device programs of its cgroup deny it.", rights)
-    return Verdict("unknown", after, f"gpu-gate itself may not open it: {os.strerror(after)}.", "")
+        return Verdict("denied", after, "The device programs of its cgroup deny it.")
+    return Verdict("unknown", after, f"gpu-gate itself may not open it: {os.strerror(after)}.")

@@ -37,15 +37,13 @@ def test_a_line_is_a_verdict_on_the_rules_that_were_tried() -> None:
     assert found.answers == ((CTL, Now.ALLOWED), (NOBODYS, Now.DENIED))
     assert (found.rules, found.asked_rules, found.all_devices, found.at) == ("programs 1,2", "programs 1", False, 5.0)
     assert verdict_of(line(nobodys="allowed"), QUESTION, 5.0).all_devices
-    rights = line(answers=[answer(CTL, "denied", rights="m"), answer(NOBODYS, "denied", rights="")])
-    assert verdict_of(rights, QUESTION, 5.0).rights == ((CTL, "m"),)
 
 
 JUNK = [
     b"", b"null", b"{}", b"\xff\xfe", b"[" * 10_000, line()[:-9], line() + b"x", line(v=2), line(pid=8), line(way=""),
     line(rules=""), line(started="100"), line(started=7), line(answers=[]), line(answers=[answer(CTL, "allowed")]),
     line(answers=[answer(NOBODYS, "allowed"), answer(CTL, "allowed")]), line(ctl="fine"), line(answers={"a": 1}),
-    line(answers=[answer(CTL, "allowed", rights="rwx"), answer(NOBODYS, "denied")]), line(answers=[None, None]),
+    line(answers=[None, None]),
 ]  # fmt: skip
 
 
@@ -77,7 +75,7 @@ def test_only_a_whole_run_counts(ended: Outcome) -> None:
 
 
 def test_a_process_that_is_gone_is_unknown() -> None:
-    (found,) = asyncio.run(ask_many([Question("c1", 4194300, "1", (CTL, NOBODYS), "programs 1")], rights=True))
+    (found,) = asyncio.run(ask_many([Question("c1", 4194300, "1", (CTL, NOBODYS), "programs 1")]))
     assert {now for _, now in found.answers} == {Now.UNKNOWN}
 
 

@@ -46,7 +46,7 @@ def probe(*words: object, **options) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_devices_list(text: str, kind: str, major: int, minor: int, is_allowed: bool) -> None:
-    assert listed(text, kind, major, minor)[0] is is_allowed
+    assert listed(text, kind, major, minor) is is_allowed
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_junk_never_turns_into_access() -> None:
     for _ in range(5000):
         text = "".join(chance.choice("abc *:0123456789rwm\n\t\x00é") for _ in range(chance.randrange(30)))
         try:
-            is_allowed, _ = listed(text, "c", 195, 255)
+            is_allowed = listed(text, "c", 195, 255)
         except ValueError:
             continue
         lines = [line.split() for line in text.splitlines()]
@@ -123,7 +123,7 @@ def test_wrong_usage_is_a_sentence() -> None:
     done = probe("--pid", "no")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == ("access_probe: --pid wants a number. Usage: "
-                           "access_probe.py [--rights] --pid PID DEVICE...\n")
+                           "access_probe.py --pid PID DEVICE...\n")
 
 
 def test_a_process_that_is_gone() -> None:
