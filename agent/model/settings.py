@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def _key(section: str, key: str, default: Any, why: str, *, unit: str = "") -> Any:
-    return field(default=default, metadata={"section": section, "key": key, "why": why, "unit": unit})
+def _key(section: str, key: str, default: Any, why: str) -> Any:
+    return field(default=default, metadata={"section": section, "key": key, "why": why})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,37 +26,34 @@ class Settings:
     stable_probes: int = _key(
         "Gate", "StableProbes", 3, "fresh probes in a row that must see the same, complete set")
     stable_interval_s: float = _key(
-        "Gate", "StableIntervalSec", 1.0, "between the starts of two probes", unit="s")
+        "Gate", "StableIntervalSec", 1.0, "between the starts of two probes")
     deadline_s: float = _key(
         "Gate", "DeadlineSec", 180.0,
-        "below kubeadm's 4 minutes for the kubelet and the 5 minutes after which pods are evicted", unit="s")
+        "below kubeadm's 4 minutes for the kubelet and the 5 minutes after which pods are evicted")
     on_deadline: str = _key(
         "Gate", "OnDeadline", "open",
         "open: the kubelet starts and the node is not ready; hold: it goes on waiting, up to HoldSec")
     hold_s: float = _key(
-        "Gate", "HoldSec", 1800.0, "the longest a kubelet is ever held; at most 30 minutes", unit="s")
+        "Gate", "HoldSec", 1800.0, "the longest a kubelet is ever held; at most 30 minutes")
     control_plane_deadline_s: float = _key(
         "Gate", "ControlPlaneDeadlineSec", 20.0,
-        "caps DeadlineSec where a control plane runs as static pods: its kubelet must not wait for GPUs",
-        unit="s")
+        "caps DeadlineSec where a control plane runs as static pods: its kubelet must not wait for GPUs")
     fabric: str = _key(
         "Gate", "Fabric", "prefer",
         "of GPUs with NVSwitch. prefer: the gate waits FabricWithinSec for it, then opens and warns; require: no GPU "
         "work without it; ignore. In Progress is the resting state where NVSwitches are shared")
     fabric_within_s: float = _key(
-        "Gate", "FabricWithinSec", 60.0, "the fabric manager takes some seconds after the GPUs are up", unit="s")
+        "Gate", "FabricWithinSec", 60.0, "the fabric manager takes some seconds after the GPUs are up")
     pause_while: tuple[str, ...] = _key(
         "Gate", "PauseWhile", ("nvidia-mig-manager.service",),
         "no probe and no repair while one of these is starting: a oneshot that changes MIG or resets GPUs fails "
         "where somebody holds a GPU")
     probe_timeout_s: float = _key(
         "Probe", "TimeoutSec", 60.0,
-        "NVML may take 1-3 s a GPU without persistence (NVIDIA, driver-persistence); 8 GPUs on a busy node 45 s",
-        unit="s")
+        "NVML may take 1-3 s a GPU without persistence (NVIDIA, driver-persistence); 8 GPUs on a busy node 45 s")
     probe_interval_s: float = _key(
         "Probe", "IntervalSec", 600.0,
-        "between probes of an open gate when nothing happened: without persistence each one wakes every GPU",
-        unit="s")
+        "between probes of an open gate when nothing happened: without persistence each one wakes every GPU")
     driver_root: str = _key(
         "Probe", "DriverRoot", "",
         "where the driver's libraries are; empty: looked up in /, /run/nvidia/driver, /home/kubernetes/bin/nvidia")
@@ -109,9 +106,9 @@ class Settings:
     register_within_s: float = _key(
         "Plugin", "RegisterWithinSec", 30.0,
         "a plugin whose log shows no failure is given so long after its own, the kubelet's and NVML's start; "
-        "the slowest that was seen took 3 s, on a busy node 15", unit="s")
+        "the slowest that was seen took 3 s, on a busy node 15")
     verify_within_s: float = _key(
-        "Plugin", "VerifyWithinSec", 60.0, "after a repair the kubelet must list the GPUs within this", unit="s")
+        "Plugin", "VerifyWithinSec", 60.0, "after a repair the kubelet must list the GPUs within this")
     repairs_per_hour: int = _key("Plugin", "RepairsPerHour", 3, "disruptive actions in one hour")
     repairs_per_boot: int = _key("Plugin", "RepairsPerBoot", 6, "disruptive actions in one boot")
     prevent: str = _key(
@@ -137,12 +134,10 @@ class Settings:
         "Node", "StartupTaint", "",
         "key of the taint that is removed when GPU work may start and put back when it may not; empty: none")
     node_ready_for_s: float = _key(
-        "Node", "ReadyForSec", 5.0, "ready without a break before the barrier opens: a flapping link stays outside",
-        unit="s")
+        "Node", "ReadyForSec", 5.0, "ready without a break before the barrier opens: a flapping link stays outside")
     node_withdraw_after_s: float = _key(
         "Node", "WithdrawAfterSec", 20.0,
-        "how long the last word stands while the agent restarts or does not know; a broken link closes at once",
-        unit="s")
+        "how long the last word stands while the agent restarts or does not know; a broken link closes at once")
     prometheus: str = _key(
         "Cluster", "Prometheus", "", "Prometheus or VictoriaMetrics, for gpu-gate doctor --cluster alone")
     alertmanager: str = _key("Cluster", "Alertmanager", "", "Alertmanager, for the same")
@@ -152,7 +147,7 @@ class Settings:
         "Cluster", "Alerts", ("*gpu*", "*Gpu*", "*GPU*"), "patterns of the names of alerts about GPUs")
     heartbeat_s: float = _key(
         "Agent", "HeartbeatSec", 30.0,
-        "look again when nothing happened; the watchdog (90 s) needs a cycle well within it", unit="s")
+        "look again when nothing happened; the watchdog (90 s) needs a cycle well within it")
     revalidate_s: float = _key(
         "Agent", "RevalidateSec", 15.0,
-        "how long the last verdict stands while a reload or restart is looked into", unit="s")
+        "how long the last verdict stands while a reload or restart is looked into")
