@@ -12,7 +12,7 @@ from typing import Any
 
 from ..model.settings import Settings
 from . import launching
-from .values import PARSERS
+from .setting_values import PARSERS
 
 MAIN = "etc/gpu-gate/gpu-gate.conf"
 WATCHDOG_S = 90.0

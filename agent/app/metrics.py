@@ -20,8 +20,8 @@ from ..model.runtime import LedgerEntry
 from ..model.scene import ProbeState, Scene
 from ..model.settings import Settings
 from .access import after_of, now_of
-from .parts import MOST_RESOURCES
 from .status import Snapshot
+from .status_parts import MOST_RESOURCES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_SOURCES = 16

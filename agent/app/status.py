@@ -14,7 +14,7 @@ from ..model.finding import Diagnosis
 from ..model.scene import Clock, ProbeState, Scene
 from ..model.settings import Settings
 from ..node.codec import encode
-from . import access, parts
+from . import access, status_parts
 from .config import Problem
 from .doings import Done
 
@@ -75,11 +75,11 @@ def status(told: Told) -> dict[str, Any]:
         "access_left_out": max(0, len(containers) - MOST_CONTAINERS),
         "expected": list(diagnosis.expected) if diagnosis else [],
         "probe": encode(told.probe),
-        "boot": parts.boot(scene, told.milestones, now, told.clock.realtime),
-        "services": parts.services(scene),
-        "registered": parts.registered(scene, told.settings),
-        "plugins": parts.plugins(scene),
-        "actions": parts.actions(scene, told.recent),
+        "boot": status_parts.boot(scene, told.milestones, now, told.clock.realtime),
+        "services": status_parts.services(scene),
+        "registered": status_parts.registered(scene, told.settings),
+        "plugins": status_parts.plugins(scene),
+        "actions": status_parts.actions(scene, told.recent),
         "trouble": list(scene.trouble[:MOST_SENTENCES]) if scene else [],
         "config_problems": [str(p) for p in told.problems[:MOST_SENTENCES]],
     }

@@ -10,7 +10,7 @@ from ..core.paths import RUN, STATE
 from ..model.errors import GateError
 from ..node.marks import write_mark
 from ..wire.clock import boottime
-from .values import parse_span
+from .setting_values import parse_span
 
 LONGEST_S = 7 * 86400.0
 """A pause that nobody ends outlives its reason."""

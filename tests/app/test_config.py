@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.app import config
-from agent.app.values import parse_span
+from agent.app.setting_values import parse_span
 from agent.model.settings import Settings
 
 REPO = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 
 from agent.app import http as http_room
 from agent.app.doings import Doings
-from agent.app.parts import actions
+from agent.app.status_parts import actions
 from agent.model.access import Allowed
 
 from .browser import Browser, browser

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.app import parts
+from agent.app import status_parts
 from agent.app.doings import Doings
 from agent.app.events import _without_times
 from agent.app.status import Snapshot, Told, status
@@ -81,7 +81,7 @@ def test_the_last_actions_with_why_and_what_came_of_them() -> None:
     for _ in range(3):
         doings.note(LinkDevChar((("195:0", "../nvidia0"),)), NOW + OFFSET + 1, "read-only")
     doings.added((Allowed("c9", "s.scope", "ml/t main", NOW, given_back=("/dev/nvidia0",)),), NOW + OFFSET + 2)
-    rows = parts.actions(scene(ledger=seen(entries)), doings.recent)
+    rows = status_parts.actions(scene(ledger=seen(entries)), doings.recent)
     assert [(r["kind"], r["disruptive"], r["outcome"]) for r in rows] == [
         ("rebuild", True, "not cured"), ("rebuild", True, "awaited"), ("LinkDevChar", False, "failed: read-only"),
         ("AllowDevices", False, "given back: /dev/nvidia0")]
@@ -96,7 +96,7 @@ def test_a_repair_that_could_not_be_begun_is_told() -> None:
     """Nothing is in the ledger then."""
     doings = Doings()
     doings.note(Rebuild(1, "c1", "a cause", "because"), NOW, "the ledger cannot be written")
-    (row,) = parts.actions(scene(), doings.recent)
+    (row,) = status_parts.actions(scene(), doings.recent)
     assert row["disruptive"] and row["outcome"].startswith("failed")
 
 
@@ -104,7 +104,7 @@ def test_it_is_bounded() -> None:
     many = seen(tuple(entry(n, at=float(n)) for n in range(500)))
     body = told(scene(ledger=many, plugins=scene().plugins * 50))
     assert [a["at"] for a in body["actions"]] == [float(n) for n in range(480, 500)]
-    assert len(body["plugins"]) == parts.MOST_PLUGINS
+    assert len(body["plugins"]) == status_parts.MOST_PLUGINS
     assert body["boot"]["id"] == BOOT_ID
     few = diagnose(access_scene(), DEFAULTS)
     crowd = replace(few, gpu_containers=few.gpu_containers * 1000)
