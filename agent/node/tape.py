@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Union
 
 from ..model.access import AccessState, Allocation, Process
 from ..model.errors import BundleError
@@ -136,6 +136,10 @@ class Replay:
             return Refusal(Why.NOT_RECORDED, f"{question} {' '.join(map(str, args))}".strip())
         return decode(kind, found)
 
+    def _reading(self, kind: type[T], question: str, *args: object) -> Reading[T]:
+        found: Reading[T] = self._find(Union[Seen[kind], Refusal], question, *args)  # type: ignore[valid-type]
+        return found
+
     async def clock(self) -> Clock:
         found = self._find(Clock, "clock")
         if isinstance(found, Refusal):
@@ -147,78 +151,77 @@ class Replay:
         return found if isinstance(found, str) else ""
 
     async def file(self, path: str, limit: int = 65536) -> Reading[bytes]:
-        found = self._find(Seen[bytes] | Refusal, "file", path)
+        found = self._reading(bytes, "file", path)
         return Seen(found.value[:limit], found.at) if isinstance(found, Seen) else found
 
     async def folder(self, path: str, match: str = "*") -> Reading[tuple[Entry, ...]]:
-        return self._find(Seen[tuple[Entry, ...]] | Refusal, "folder", path, match)  # type: ignore[no-any-return]
+        return self._reading(tuple[Entry, ...], "folder", path, match)
 
     async def units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
-        found: Reading[tuple[Unit, ...]] = self._find(Seen[tuple[Unit, ...]] | Refusal, "units", *names)
+        found = self._reading(tuple[Unit, ...], "units", *names)
         if isinstance(found, Seen) or found.why is not Why.NOT_RECORDED:
             return found
         # An older look asked for fewer units: of the others nothing is known, and they are not in the answer.
         asked = [words for key in self._tape.answers if (words := json.loads(key))[0] == "units"]
         if len(asked) != 1 or not set(asked[0][1:]) <= set(names):
             return found
-        return self._find(Seen[tuple[Unit, ...]] | Refusal, *asked[0])  # type: ignore[no-any-return]
+        return self._reading(tuple[Unit, ...], *asked[0])
 
     async def manager(self) -> Reading[Manager]:
-        return self._find(Seen[Manager] | Refusal, "manager")  # type: ignore[no-any-return]
+        return self._reading(Manager, "manager")
 
     async def probe(self) -> Reading[ProbeState]:
-        return self._find(Seen[ProbeState] | Refusal, "probe")  # type: ignore[no-any-return]
+        return self._reading(ProbeState, "probe")
 
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
-        return self._find(Seen[tuple[Devices, ...]] | Refusal, "allocatable", socket)  # type: ignore[no-any-return]
+        return self._reading(tuple[Devices, ...], "allocatable", socket)
 
     async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
-        found = self._find(Seen[bytes] | Refusal, "tail", path)
+        found = self._reading(bytes, "tail", path)
         return Seen(found.value[-limit:], found.at) if isinstance(found, Seen) else found
 
     async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
-        found = self._find(Seen[bytes] | Refusal, "document", path)
+        found = self._reading(bytes, "document", path)
         return Seen(found.value[:limit], found.at) if isinstance(found, Seen) else found
 
     async def absent(self, paths: Sequence[str]) -> Reading[tuple[str, ...]]:
-        return self._find(Seen[tuple[str, ...]] | Refusal, "absent", *paths)  # type: ignore[no-any-return]
+        return self._reading(tuple[str, ...], "absent", *paths)
 
     async def runtime(self, socket: str) -> Reading[Runtime]:
-        return self._find(Seen[Runtime] | Refusal, "runtime", socket)  # type: ignore[no-any-return]
+        return self._reading(Runtime, "runtime", socket)
 
     async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
-        kind = Seen[ContainerDetail] | Refusal
-        return self._find(kind, "container", socket, container_id)  # type: ignore[no-any-return]
+        return self._reading(ContainerDetail, "container", socket, container_id)
 
     async def access(self, pid: int, path: str) -> Reading[Access]:
-        return self._find(Seen[Access] | Refusal, "access", pid, path)  # type: ignore[no-any-return]
+        return self._reading(Access, "access", pid, path)
 
     async def listener(self, path: str) -> Reading[int]:
-        return self._find(Seen[int] | Refusal, "listener", path)  # type: ignore[no-any-return]
+        return self._reading(int, "listener", path)
 
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
-        return self._find(Seen[tuple[Allocation, ...]] | Refusal, "allocations", socket)  # type: ignore[no-any-return]
+        return self._reading(tuple[Allocation, ...], "allocations", socket)
 
     async def processes(self, socket: str, container_ids: Sequence[str]  # noqa: ARG002
                         ) -> Reading[tuple[Process, ...]]:
-        return self._find(Seen[tuple[Process, ...]] | Refusal, "processes", socket)  # type: ignore[no-any-return]
+        return self._reading(tuple[Process, ...], "processes", socket)
 
     async def access_state(self) -> Reading[AccessState]:
-        return self._find(Seen[AccessState] | Refusal, "access_state")  # type: ignore[no-any-return]
+        return self._reading(AccessState, "access_state")
 
     async def trouble(self) -> tuple[str, ...]:
         found = self._find(tuple[str, ...], "trouble")
         return () if isinstance(found, Refusal) else found
 
     async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
-        return self._find(Seen[tuple[KernelLine, ...]] | Refusal, "kernel_log")  # type: ignore[no-any-return]
+        return self._reading(tuple[KernelLine, ...], "kernel_log")
 
     async def journal(self, units: Sequence[str]) -> Reading[tuple[JournalLine, ...]]:  # noqa: ARG002
-        return self._find(Seen[tuple[JournalLine, ...]] | Refusal, "journal")  # type: ignore[no-any-return]
+        return self._reading(tuple[JournalLine, ...], "journal")
 
     async def versions(self, programs: Sequence[str]) -> tuple[Version, ...]:  # noqa: ARG002
         found = self._find(tuple[Version, ...], "versions")
         return () if isinstance(found, Refusal) else found
 
     async def cuda(self) -> Reading[CudaReport]:
-        return self._find(Seen[CudaReport] | Refusal, "cuda")  # type: ignore[no-any-return]
+        return self._reading(CudaReport, "cuda")
