@@ -179,7 +179,7 @@ def test_a_runtime_that_stops_nothing(node: Node) -> None:
 
 def test_killed_between_stop_and_remove(node: Node) -> None:
     """The plugin takes its time to end, and the agent is killed meanwhile: what was begun is not begun again."""
-    before = mend.well(node, OLD="1", DEAF="1", LINGER_S="4")
+    before = mend.well(node, OLD="1", DEAF="1", LINGER_S="9")
     mend.with_agent(node)
     gate.wait_ready(node)
     node.systemctl("restart", "kubelet.service")
