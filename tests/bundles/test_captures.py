@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from agent.core import mend
 from agent.core.look import look
 from agent.core.rules import diagnose
 from agent.model.finding import Diagnosis, Finding, Verdict
 from agent.model.host import Host
-from agent.model.plan import Rebuild, RestartUnit, SendHup
 from agent.model.reading import Refusal, Seen
 from agent.model.runtime import PluginSays
 from agent.model.scene import Scene
@@ -24,12 +22,12 @@ from agent.model.settings import Settings
 from agent.node import bundle
 from agent.node.tape import Replay
 
+from . import mender
 from .load import Around, load, nanoseconds, tape
 
 HERE = Path(__file__).resolve().parent
 CAPTURES = HERE / "captures"
 DEFAULTS = Settings()
-WORDS = {Rebuild: "rebuild", SendHup: "hup", RestartUnit: "restart-unit"}
 
 
 @dataclass(frozen=True)
@@ -112,18 +110,7 @@ def checkpoint(scene: Scene) -> str:
 
 
 def would_do(scene: Scene, diagnosis: Diagnosis, settings: Settings = DEFAULTS) -> str:
-    """What the mender does while the node stays as it is, NVML having been stable for half a minute."""
-    now, memory = scene.clock.boottime, mend.Mend()
-    stable_since = now - 30 if diagnosis.fingerprint else None
-    for _ in range(20):
-        mended = mend.step(memory, diagnosis, stable_since, 0, now, settings)
-        memory = mended.mend
-        for action in mended.actions:
-            return WORDS[type(action)]
-        if mended.wake_at is None:
-            break
-        now = max(mended.wake_at, now + 0.1)
-    return "held" if memory.held else "none"
+    return mender.would_do(scene, diagnosis, settings)
 
 
 def test_the_table_names_every_state() -> None:

@@ -12,10 +12,8 @@ import pytest
 
 from agent.app.doctor import examined
 from agent.app.opinion import Opinion, text
-from agent.core import mend
 from agent.core.look import look
 from agent.core.look.sources import examine
-from agent.model.plan import Rebuild, RestartUnit, SendHup
 from agent.model.scene import Scene
 from agent.model.settings import Settings
 from agent.node import bundle
@@ -23,8 +21,8 @@ from agent.node.tape import FullRecorder, Replay, Tape
 
 from .casebook import FOLDER, CaseScene, cases, scenes
 from .casenode import CaseNode
+from .mender import would_do
 
-WORDS = {Rebuild: "rebuild", SendHup: "hup", RestartUnit: "restart-unit"}
 ALL = list(scenes())
 each_scene = pytest.mark.parametrize("scene", ALL, ids=[f"{s.case}-{s.name}".replace(" ", "-") for s in ALL])
 
@@ -46,21 +44,6 @@ def judged(scene: CaseScene, tape: Tape) -> tuple[Opinion, Settings]:
     return asyncio.run(examined(Replay(tape), settings)), settings
 
 
-def would_do(opinion: Opinion, settings: Settings) -> str:
-    """What the mender does while the node stays as it is, its GPUs having been stable for half a minute."""
-    now, memory = opinion.scene.clock.boottime, mend.Mend()
-    stable_since = now - 30 if opinion.diagnosis.fingerprint else None
-    for _ in range(20):
-        mended = mend.step(memory, opinion.diagnosis, stable_since, 0, now, settings)
-        memory = mended.mend
-        for action in mended.actions:
-            return WORDS[type(action)]
-        if mended.wake_at is None:
-            break
-        now = max(mended.wake_at, now + 0.1)
-    return "held" if memory.held else "none"
-
-
 @each_scene
 def test_a_case(scene: CaseScene, tmp_path: Path) -> None:
     live, tape = taped(scene)
@@ -73,7 +56,7 @@ def test_a_case(scene: CaseScene, tmp_path: Path) -> None:
     broken, cause = opinion.broken, next(iter(opinion.causes), None)
     shown = {s.id: s.strength.value for s in opinion.suspects}
     assert [f"{broken.link} {broken.reason}" if broken else "-"] == scene.said("says"), page
-    assert would_do(opinion, settings) == scene.said("mender")[0], page
+    assert would_do(opinion.scene, opinion.diagnosis, settings) == scene.said("mender")[0], page
     for word in scene.said("cause"):
         assert cause and f"{cause.id} {cause.strength.value}" == word, page
     for word in scene.said("also"):
@@ -94,14 +77,15 @@ def test_a_torn_bundle_of_a_case_makes_nothing_up(number: int) -> None:
     """A fifth of the answers is lost: the mender does nothing that it would not have done, and nobody crashes."""
     scene, rolled = ALL[number], random.Random(number)
     _, tape = taped(scene)
-    was = would_do(*judged(scene, tape))
+    opinion, settings = judged(scene, tape)
+    was = would_do(opinion.scene, opinion.diagnosis, settings)
     for _ in range(4):
         left = {k: answer for k, answer in tape.answers.items() if rolled.random() > 0.2 or k == Tape.key("clock")}
         opinion, settings = judged(scene, Tape(left))
         assert text(opinion)
         # Where its access is not on the tape any more, the plugin is not trusted with a signal.
         allowed = {was, "none", "held", *(["rebuild"] if was == "hup" else [])}
-        assert would_do(opinion, settings) in allowed, tape.answers.keys() - left.keys()
+        assert would_do(opinion.scene, opinion.diagnosis, settings) in allowed, tape.answers.keys() - left.keys()
 
 
 PAGE = FOLDER.parents[2] / "docs/cases.md"

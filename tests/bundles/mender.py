@@ -1,0 +1,26 @@
+"""What the mender would do of one scene."""
+
+from __future__ import annotations
+
+from agent.core import mend
+from agent.model.finding import Diagnosis
+from agent.model.plan import Rebuild, RestartUnit, SendHup
+from agent.model.scene import Scene
+from agent.model.settings import Settings
+
+WORDS = {Rebuild: "rebuild", SendHup: "hup", RestartUnit: "restart-unit"}
+
+
+def would_do(scene: Scene, diagnosis: Diagnosis, settings: Settings) -> str:
+    """While the node stays as it is, its GPUs having been stable for half a minute."""
+    now, memory = scene.clock.boottime, mend.Mend()
+    stable_since = now - 30 if diagnosis.fingerprint else None
+    for _ in range(20):
+        mended = mend.step(memory, diagnosis, stable_since, 0, now, settings)
+        memory = mended.mend
+        for action in mended.actions:
+            return WORDS[type(action)]
+        if mended.wake_at is None:
+            break
+        now = max(mended.wake_at, now + 0.1)
+    return "held" if memory.held else "none"
