@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -265,6 +267,15 @@ def test_what_was_seen_before_is_no_second_look(monkeypatch: pytest.MonkeyPatch)
     assert not [a for a in agent.hands.asked if isinstance(a, Rebuild)]  # type: ignore[attr-defined]
 
 
+async def until_reaped(asked: Coroutine[Any, Any, None]) -> None:
+    """What was cut off is killed, and reaped by the loop that goes on."""
+    await asked
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            await asyncio.sleep(0.05)
+
+
 ENTRY = '{"__MONOTONIC_TIMESTAMP": "5000000", "_PID": "1", "MESSAGE": "Reloading requested from client PID 4711."}'
 
 
@@ -282,7 +293,7 @@ def test_a_doctors_questions_are_on_the_tape_of_a_repair_and_delay_none(
     monkeypatch.setattr(daemon, "EXAMINE_S", within_s)
     tape = Tape()
     agent = daemon.Daemon(config.Config(Settings(listen="")))
-    asyncio.run(asyncio.wait_for(agent._examine(scene(), tape), 60))
+    asyncio.run(asyncio.wait_for(until_reaped(agent._examine(scene(), tape)), 60))
     found = asyncio.run(Replay(tape).journal(()))
     assert ([line.text for line in found.value] if isinstance(found, Seen) else None) == lines
     assert Tape.key("file", "/proc/sys/kernel/osrelease") in tape.answers
