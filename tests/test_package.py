@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agent import __version__
-from agent.app.cli import VERBS
+from agent.app import cli
 from agent.model.settings import Settings
 
 REPO = Path(__file__).resolve().parent.parent
@@ -78,6 +78,14 @@ def test_one_version_everywhere() -> None:
     assert __version__ == version()
     first = (DEB / "changelog").read_text().splitlines()[0]
     assert first.startswith(f"gpu-gate ({version()}) ")
+    assert re.findall(r"^## (.+)$", (REPO / "NEWS.md").read_text(), re.MULTILINE)[0] == version()
+
+
+def test_a_wheel_would_have_every_folder() -> None:
+    listed = (REPO / "pyproject.toml").read_text().partition("\npackages = ")[2].partition("\n")[0]
+    said = re.findall(r'"(gpu_gate[\w.]*)"', listed)
+    folders = {file.parent.relative_to(REPO / "agent") for file in (REPO / "agent").rglob("__init__.py")}
+    assert sorted(said) == sorted(".".join(["gpu_gate", *folder.parts]) for folder in folders)
 
 
 def test_built_package_carries_that_version_for_all_machines(deb: Path) -> None:
@@ -206,20 +214,34 @@ def test_shipped_settings_are_the_defaults_and_all_commented_out() -> None:
     assert all(not line or line[0] in "#[" for line in lines)
 
 
-def test_manual_names_every_setting_with_its_default() -> None:
-    page = (REPO / "docs" / "man" / "gpu-gate.conf.5").read_text().replace("\\-", "-")
-    said = {tuple(found) for found in re.findall(r"^\.I (\w+)=(.*)$", page, re.MULTILINE)}
-    missing = {(key, value) for (_, key), value in shipped().items()} - said
-    assert not missing
+def manual(name: str) -> str:
+    return (REPO / "docs" / "man" / name).read_text().replace("\\-", "-")
+
+
+def test_manual_names_every_setting_with_its_default_and_no_other() -> None:
+    page = manual("gpu-gate.conf.5").partition(".SH [")[2].partition(".SH EXAMPLE")[0]
+    said: dict[tuple[str, str], str] = {}
+    for section in page.split(".SH ["):
+        heads = re.findall(r"^\.TP\n\.I (\w+)=(.*)$", section, re.MULTILINE)
+        said |= {(section.partition("]")[0], key): value for key, value in heads}
+    assert said == {(section.upper(), key): value for (section, key), value in shipped().items()}
 
 
 def test_manual_names_every_verb_and_no_other() -> None:
-    page = (REPO / "docs" / "man" / "gpu-gate.8").read_text().replace("\\-", "-")
-    verbs = page.partition(".SH VERBS")[2].partition(".SH OPTIONS")[0]
+    verbs = manual("gpu-gate.8").partition(".SH VERBS")[2].partition(".SH OPTIONS")[0]
     heads = re.findall(r"^\.TP\n\.BR? (.*)$", verbs, re.MULTILINE)
     named = {word for head in heads for word in re.findall(r"[a-z]+(?:-[a-z]+)*", head.partition("[")[0])}
-    wanted = re.findall(r"^  ([a-z]+(?:-[a-z]+)*(?:, [a-z]+)*) ", VERBS, re.MULTILINE)
+    wanted = re.findall(r"^  ([a-z]+(?:-[a-z]+)*(?:, [a-z]+)*) ", cli.VERBS, re.MULTILINE)
     assert named == {verb for line in wanted for verb in line.split(", ")}
+
+
+def test_manual_names_every_option_and_exit_status_and_no_other() -> None:
+    options, _, statuses = manual("gpu-gate.8").partition(".SH OPTIONS")[2].partition(".SH EXIT STATUS")
+    heads = re.findall(r"^\.TP\n(.*)$", options, re.MULTILINE)
+    has = re.findall(r"^  (?:-h, )?(--[a-z]+)", cli._parser().format_help(), re.MULTILINE)
+    assert sorted(re.findall(r"--[a-z]+", " ".join(heads))) == sorted(has)
+    numbers = re.findall(r"^\.TP\n\.B (\d)$", statuses.partition(".SH UNITS")[0], re.MULTILINE)
+    assert numbers == re.findall(r"\b(\d) ", (cli.__doc__ or "").partition("Exit status: ")[2])
 
 
 # --- on a node: installed, upgraded, removed, purged (what was seen is written down in docs/units.md) ---

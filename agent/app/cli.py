@@ -90,9 +90,11 @@ def _misused(options: argparse.Namespace) -> str:
     if options.target and options.verb not in ("doctor", "evidence", "timeline", "node"):
         return f"{options.verb} takes no {options.target!r}"
     for owner, words, given in (("pause", "--for and --why", options.span or options.why),
-                                ("image-check", "--root and --sealed", options.root or options.sealed)):
+                                ("image-check", "--root and --sealed", options.root or options.sealed),
+                                ("config", "--check", options.check), ("access", "--prevent", options.prevent),
+                                ("status", "--npd", options.npd)):
         if given and options.verb != owner:
-            return f"{words} are of {owner}, not of {options.verb}"
+            return f"{words}: of {owner}, not of {options.verb}"
     if options.cluster and (options.verb != "doctor" or options.target):
         return "--cluster is of doctor, and not of a bundle: what a cluster says now is no word of last week"
     if options.deep and (options.verb not in ("doctor", "evidence") or (options.verb == "doctor" and options.target)):

@@ -43,7 +43,7 @@ def is_a_sentence(text: str) -> bool:
 
 @pytest.mark.parametrize("words", [
     (), ("fly",), ("doctor", "a", "b"), ("--no-such",), ("status", "x"), ("wait", "x"), ("config", "x"),
-    ("run", "x"), ("pause", "x")])
+    ("run", "x"), ("pause", "x"), ("status", "--prevent"), ("doctor", "--check"), ("access", "--npd")])
 def test_wrong_usage_is_2(words: tuple[str, ...]) -> None:
     done = gpu_gate(*words)
     assert done.returncode == 2
