@@ -121,6 +121,13 @@ def test_the_script_makes_an_image(chroot: Any) -> None:
     before = files(chroot)
     chroot.run("/usr/share/gpu-gate/images/install --expected-gpus 8 --set Gate.OnDeadline=hold", timeout=120)
     assert files(chroot) == before
+    # What the script wrote goes with the package, what a person wrote stays.
+    mine = "/etc/gpu-gate/gpu-gate.conf.d/90-mine.conf"
+    chroot.put(mine, "[Gate]\n")
+    chroot.run("dpkg --purge gpu-gate", timeout=120)
+    left = chroot.run("find /etc -name '*gpu-gate*' -o -name '*nvidia-dev-char*' -o -name 90-mine.conf").stdout
+    assert set(left.split()) == {"/etc/gpu-gate", "/etc/gpu-gate/gpu-gate.conf.d", mine}
+    assert not chroot.exists("/etc/systemd/system/snap.kubelet-eks.daemon.service.d")
 
 
 WRONG = (
