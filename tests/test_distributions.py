@@ -29,7 +29,7 @@ def interpreter(version: str) -> str:
     return found
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(5400)
 @pytest.mark.parametrize("release", RELEASES)
 def test_unit_and_wire_with_the_libraries_of_ubuntu(release: str) -> None:
     wanted = REPO / "tests" / "tools" / f"ubuntu-{release}.txt"
