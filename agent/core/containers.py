@@ -16,7 +16,6 @@ from ..model.reading import Seen
 from ..model.runtime import Container, ContainerState, Sandbox
 from ..model.scene import Scene
 from ..model.settings import Settings
-from . import plugin
 from .device_list import Number
 from .resources import physical
 
@@ -66,7 +65,7 @@ def view(scene: Scene, settings: Settings) -> View:
     found = View(scene, running(scene, processes), processes, nodes(scene), allocated(scene, settings),
                  {v.container_id: v for v in state.verdicts} if state else {}, sightings,
                  {row.unit: row for row in state.scopes} if state else {}, {})
-    return replace(found, claims=_claims(found, settings)) if found.running else found
+    return replace(found, claims=_claims(found)) if found.running else found
 
 
 def narrow(scene: Scene, container_id: str) -> View:
@@ -121,10 +120,9 @@ def key_of(container: Container, sandbox: Sandbox | None) -> tuple[str, str, str
             sandbox.name if sandbox else labels.get("io.kubernetes.pod.name", ""), container.name)
 
 
-def _claims(of: View, settings: Settings) -> Claims:
+def _claims(of: View) -> Claims:
     scene, majors = of.scene, nvidia_majors(of.scene)
-    plugins = {c.id for c, _ in plugin.candidates(scene.runtime.value, settings)} \
-        if isinstance(scene.runtime, Seen) else set()
+    plugins = {sight.container.id for sight in scene.plugins}
     needed, minors = control(scene, of.nodes), _minors(scene)
     found: Claims = {}
     for container, sandbox in of.running:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from ..model.reading import Reading, Seen
-from ..model.runtime import Container, ContainerState, PluginLog, PluginSight, Runtime, Sandbox, SocketOwner
+from ..model.runtime import (
+    Container,
+    ContainerDetail,
+    ContainerState,
+    PluginLog,
+    PluginSight,
+    Runtime,
+    Sandbox,
+    SocketOwner,
+)
 from ..model.scene import Scene, Unit
 from ..model.settings import Settings
 from .layouts import KINDS, PLUGIN_UNITS, PREFERRED, Kind, is_company, kind_of, matches, overlap
@@ -20,14 +30,16 @@ NOT_READ = "?"
 Pair = tuple[Container, Sandbox | None]
 
 
-def candidates(runtime: Runtime, settings: Settings) -> tuple[Pair, ...]:
+def candidates(runtime: Runtime, settings: Settings, unable: Collection[str] = ()) -> tuple[Pair, ...]:
     """Every container that looks like the plugin of the guarded resources: of each pod's container the newest one,
-    pods that are gone left out. More than one means that two want one resource, and only a person may choose."""
+    pods that are gone left out. More than one means that two want one resource, and only a person may choose.
+    `unable`: ids of those that are known not to reach the kubelet (`can_register`)."""
     sandboxes = {s.id: s for s in runtime.sandboxes}
     newest: dict[tuple[str, str], Pair] = {}
     for container in runtime.containers:
         sandbox = sandboxes.get(container.sandbox_id)
-        if (sandbox is not None and not sandbox.is_ready) or not _is_candidate(container, sandbox, settings):
+        if (sandbox is not None and not sandbox.is_ready) or container.id in unable \
+                or not _is_candidate(container, sandbox, settings):
             continue
         # By the pod, not by the sandbox: more than one READY sandbox may carry one uid (rke2 #4775).
         uid = container.labels.get("io.kubernetes.pod.uid") or (sandbox.uid if sandbox else container.sandbox_id)
@@ -83,6 +95,26 @@ def _is_named(container: Container, sandbox: Sandbox | None, settings: Settings)
     kind = kind_of(container, sandbox)
     return kind is not None and not is_company(container, kind) and (
         matches(container.name, kind.containers) or matches(container.image, kind.images))
+
+
+def oldest(pairs: Iterable[Pair], count: int) -> tuple[Pair, ...]:
+    """The pods that were there first: whoever comes to look like the plugin comes later."""
+    found = sorted(pairs, key=lambda pair: (pair[1].created_at if pair[1] else pair[0].created_at, pair[0].id))
+    return tuple(sorted(found[:count], key=lambda pair: pair[0].id))
+
+
+def can_register(detail: ContainerDetail, folder: str) -> bool:
+    """False where it was not given the kubelet's `folder`, or one above it, or another of that name: it can make no
+    socket there, so it is no device plugin. Labels, images and names are any pod's to choose; a path of the host is
+    not, but for the folders below pods/UID that the kubelet itself makes."""
+    wanted = _parts(folder)
+    given = [_parts(path) for path in detail.mounts]
+    return not given or any(wanted[:len(path)] == path or (path[-1:] == wanted[-1:] and "pods" not in path)
+                            for path in given)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
 
 
 def by_command(sights: tuple[PluginSight, ...]) -> tuple[PluginSight, ...]:

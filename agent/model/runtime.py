@@ -77,6 +77,8 @@ class ContainerDetail:
     "only NVIDIA_* and the device plugin's own settings: others may be secrets"
     device_rules: tuple[tuple[Device, str], ...] = ()
     "of its OCI spec, those that allow: -1 is every major or minor; rights of rwm"
+    mounts: tuple[str, ...] = ()
+    "paths of the host that are mounted in it; empty: not told, for the kubelet mounts one in every container"
 
 
 class PluginSays(str, Enum):

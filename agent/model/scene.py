@@ -256,6 +256,8 @@ class Scene:
     runtime: Reading[Runtime] = NOT_ASKED
     plugins: tuple[PluginSight, ...] = ()
     "containers that look like the device plugin of this node, newest attempt of each"
+    not_plugins: tuple[str, ...] = ()
+    "names of those that look like it and do not reach the kubelet's folder"
     socket_owners: tuple[SocketOwner, ...] = ()
     "who listens on the plugin's sockets; asked only where the kubelet lists too little"
     allocations: Reading[tuple[Allocation, ...]] = NOT_ASKED

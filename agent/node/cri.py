@@ -129,6 +129,7 @@ def detail_of(status: Any, info: dict[str, Any]) -> ContainerDetail:
         pid=_pid(info.get("pid")),
         args=_args(info),
         env={k: v for k, v in _env(info) if k.startswith(KEPT_ENV)},
+        mounts=tuple(mount.host_path[:WORD_LIMIT] for mount in status.mounts[:ARGS_LIMIT] if mount.host_path),
         device_rules=_device_rules(info),
     )
 

@@ -45,7 +45,8 @@ ListContainersRequest:
 ListContainersResponse: containers=1 Container*
 ContainerStatus: id=1 string, metadata=2 ContainerMetadata, state=3 ContainerState, created_at=4 int64,
   started_at=5 int64, finished_at=6 int64, exit_code=7 int32, image=8 ImageSpec, image_ref=9 string, reason=10 string,
-  message=11 string, labels=12 map, annotations=13 map, log_path=15 string
+  message=11 string, labels=12 map, annotations=13 map, mounts=14 Mount*, log_path=15 string
+Mount: container_path=1 string, host_path=2 string
 ContainerStatusRequest: container_id=1 string, verbose=2 bool
 ContainerStatusResponse: status=1 ContainerStatus, info=2 map
 StopContainerRequest: container_id=1 string, timeout=2 int64

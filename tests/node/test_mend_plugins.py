@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import gate
@@ -13,6 +14,21 @@ UNIT = "nvidia-device-plugin.service"
 UNIT_FILE = """[Service]
 Environment=FAIL_ON_INIT_ERROR=false
 ExecStart=/opt/gpu-gate-sim/plugin.py
+"""
+TENANT = """
+apiVersion: v1
+kind: Pod
+metadata: {{name: tenant, namespace: default, labels: {{app: nvidia-device-plugin, name: nvidia-device-plugin-ds}}}}
+spec:
+  hostNetwork: true
+  terminationGracePeriodSeconds: 1
+  volumes: [{{name: device-plugins, emptyDir: {{}}}}]
+  containers:
+    - name: nvidia-device-plugin-ctr
+      image: {image}
+      imagePullPolicy: Never
+      command: [/bin/sleep, "2147483647"]
+      volumeMounts: [{{name: device-plugins, mountPath: /var/lib/kubelet/device-plugins}}]
 """
 
 
@@ -131,6 +147,26 @@ def test_nobody_but_a_person_chooses_between_two(node: Node) -> None:
         assert mend.actions(node) == [] and len(mend.running(node)) == 2
     finally:
         node.run("rm /etc/kubernetes/manifests/second.yaml")
+        mend.plugin(node)
+
+
+def test_a_tenants_pod_that_looks_like_it_changes_nothing(node: Node) -> None:
+    """Its label, its image and its names, and not the kubelet's folder: the plugin is mended, and nobody else."""
+    node.run("simgpu nvml reset init=999")
+    broken = mend.replace_plugin(node, mend.manifest(node, OLD="1"))
+    mend.says(node, broken["id"], "only deploy this plugin on GPU nodes")
+    image = re.search(r"image: (\S+)", node.read(gate.MANIFEST))[1]
+    node.put("/etc/kubernetes/manifests/tenant.yaml", TENANT.format(image=image))
+    tenant = next(row for row in mend.wait_running(node, lambda rows: len(rows) == 2) if row["id"] != broken["id"])
+    try:
+        node.run("simgpu nvml ok")
+        mend.with_agent(node)
+        mend.ends_well(node, ["rebuild"])
+        assert mend.actions(node)[0]["target"] == broken["id"]
+        assert tenant in mend.running(node)
+        assert [p["namespace"] for p in gate.status(node)["plugins"]] == ["kube-system"]
+    finally:
+        node.run("rm /etc/kubernetes/manifests/tenant.yaml")
         mend.plugin(node)
 
 

@@ -17,6 +17,7 @@ from agent.core.look.watched import watched_folders, watched_units
 from agent.core.paths import NODE_OBJECT, PCI, RUN, SOC_FAMILY, STATE
 from agent.core.plugin import NOT_READ
 from agent.core.rules import diagnose
+from agent.core.rules.plugin import fault
 from agent.model.access import AccessState, Allocation, Process
 from agent.model.finding import Scope
 from agent.model.kernel import KernelLine
@@ -541,6 +542,43 @@ def test_a_swarm_of_plugins_is_not_read_to_its_end() -> None:
     host = with_plugin(*swarm)
     assert 1 < len(asyncio.run(look(host, DEFAULTS)).plugins) <= 4
     assert len([q for q in host.asked if q.startswith("container")]) <= 4
+
+
+TENANTS = ("/var/lib/kubelet/pods/7f/etc-hosts",
+           "/var/lib/kubelet/pods/7f/volumes/kubernetes.io~empty-dir/device-plugins")
+REAL = (TENANTS[0], "/var/lib/kubelet/device-plugins")
+
+
+def pods_alike(**mounts: tuple[str, ...]) -> DictHost:
+    """Pods with the plugin's label, image and name, the oldest first, and what is mounted in each."""
+    boxes = [sandbox(f"pod-{name}", name=name, namespace=f"of-{name}", uid=name, created_at=60.0 + n)
+             for n, name in enumerate(mounts)]
+    alike = [container(name, f"pod-{name}", labels={"io.kubernetes.pod.uid": name}) for name in mounts]
+    return with_plugin(
+        *alike, runtime={CONTAINERD: seen(Runtime(tuple(boxes), tuple(alike)))},
+        container={c.id: seen(detail(c, mounts=mounts[c.id])) for c in alike})
+
+
+def test_a_pod_that_only_looks_like_the_plugin_is_not_it() -> None:
+    """Whoever may create a pod chooses its labels, image and names; the kubelet's folder is not theirs to mount."""
+    scene = asyncio.run(look(pods_alike(real=REAL, tenant=TENANTS), DEFAULTS))
+    assert [s.container.id for s in scene.plugins] == ["real"]
+    assert scene.not_plugins == ("of-tenant/tenant nvidia-device-plugin-ctr",)
+    alone = asyncio.run(look(pods_alike(tenant=TENANTS), DEFAULTS))
+    assert alone.plugins == ()
+    found = fault(alone, DEFAULTS, short=True)
+    assert found is not None and found.reason == "NoPlugin"
+    assert "of-tenant/tenant nvidia-device-plugin-ctr looks like it" in found.because
+
+
+def test_a_flood_of_such_pods_does_not_hide_the_plugin() -> None:
+    host = pods_alike(real=REAL, **{f"t{n}": TENANTS for n in range(100)})
+    assert "real" in [s.container.id for s in asyncio.run(look(host, DEFAULTS)).plugins]
+    assert len([q for q in host.asked if q.startswith("container")]) <= 20
+
+
+def test_where_the_runtime_does_not_tell_of_mounts_nobody_is_ruled_out() -> None:
+    assert len(asyncio.run(look(pods_alike(one=(), other=()), DEFAULTS)).plugins) == 2
 
 
 def test_a_node_without_nvidia_functions_has_no_plugin_to_look_for() -> None:

@@ -26,6 +26,7 @@ from .scenes import (
     TIMED_OUT,
     WELL_LOG,
     container,
+    detail,
     diagnosed,
     finding,
     sandbox,
@@ -206,6 +207,33 @@ def test_the_owner_names_it(settings: Settings, ids: set[str]) -> None:
 def test_a_candidate_that_the_owner_chose_is_the_only_one(runtime: Runtime, settings: Settings,
                                                          ids: set[str]) -> None:
     assert {c.id for c, _ in plugin.candidates(runtime, settings)} == ids
+
+
+FOLDER = "/var/lib/kubelet/device-plugins"
+
+
+@pytest.mark.parametrize(("mounts", "can"), [
+    ((), True),  # not told
+    (("/var/lib/kubelet/pods/7f/etc-hosts", FOLDER), True),
+    ((f"{FOLDER}/",), True),
+    (("/var/lib/kubelet",), True),
+    (("/",), True),
+    (("/data//kubelet/device-plugins",), True),  # /var/lib/kubelet may be a link
+    (("/var/lib/kubelet/device-plugins-of-mine",), False),
+    (("/var/lib/kubelet/pods/7f/etc-hosts", "/dev", "/sys"), False),
+    (("/var/lib/kubelet/pods/7f/volumes/kubernetes.io~empty-dir/device-plugins",), False),
+    (("/var/lib/kubelet/pods/7f/volume-subpaths/device-plugins/main/0",), False),
+])
+def test_what_a_plugin_must_have_been_given(mounts: tuple[str, ...], can: bool) -> None:
+    assert plugin.can_register(detail(container(), mounts=mounts), FOLDER) is can
+
+
+def test_another_plugins_look_does_not_displace_the_one_of_this_node() -> None:
+    """Anybody's pod with NVIDIA's label on a node whose plugin offers resources of its own."""
+    found = both(GPUSHARE, STATIC)
+    assert {c.name for c, _ in plugin.candidates(found, DEFAULTS)} == {"nvidia-device-plugin-ctr"}
+    unable = {c.id for c in STATIC.containers}
+    assert {c.name for c, _ in plugin.candidates(found, DEFAULTS, unable)} == {"gpushare"}
 
 
 def of_command(container_id: str, *args: str) -> PluginSight:

@@ -26,10 +26,12 @@ CONTAINER = message(
 SANDBOX = message(
     (1, "s1"), (2, message((1, "plugin"), (2, "uid"), (3, "kube-system"), (4, 2))), (4, AT), (5, {"app": "x"}),
     (6, {"kubernetes.io/config.source": "file"}), (7, "nvidia"))
+SOCKETS = "/var/lib/kubelet/device-plugins"
 STATUS = message(
     (1, "c1"), (2, message((1, "nvidia-device-plugin-ctr"))), (3, 2), (4, AT), (5, AT + NS), (6, AT + 2 * NS),
     (7, 137), (8, message((1, "registry.local/nvidia-device-plugin:v0.17.4"))), (9, "sha256:6ba3"), (10, "Error"),
-    (11, "…"), (12, {"a": "b"}), (14, message((1, "/dev"))), (15, "/var/log/pods/x/0.log"))
+    (11, "…"), (12, {"a": "b"}), (14, message((1, "/dev"))),
+    (14, message((1, "/x"), (2, SOCKETS))), (15, "/var/log/pods/x/0.log"))
 SPEC = {"process": {"args": ["nvidia-device-plugin", "--mig-strategy=single"], "env": [
     "PATH=/usr/bin", "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=all", "FAIL_ON_INIT_ERROR=false",
     "AWS_SECRET_ACCESS_KEY=x", "DEVICE_LIST_STRATEGY=cdi-annotations,envvar", "EMPTY", "PASS_DEVICE_SPECS=true",
@@ -93,7 +95,7 @@ def test_a_container_in_containerd(run: Any, path: Path) -> None:
     at = AT / NS
     assert detail(run, path, json.dumps(info)) == ContainerDetail(
         "c1", ContainerState.EXITED, at + 1, at + 2, 137, "Error", "registry.local/nvidia-device-plugin:v0.17.4",
-        "/var/log/pods/x/0.log", 23383, ("nvidia-device-plugin", "--mig-strategy=single"), ENV)
+        "/var/log/pods/x/0.log", 23383, ("nvidia-device-plugin", "--mig-strategy=single"), ENV, mounts=(SOCKETS,))
 
 
 def test_a_container_in_cri_o(run: Any, path: Path) -> None:

@@ -11,6 +11,7 @@ from ...model.reading import Reading, Refusal, Seen, Why
 from ...model.runtime import (
     Access,
     Container,
+    ContainerDetail,
     ContainerState,
     PluginLog,
     PluginSight,
@@ -31,6 +32,8 @@ PLUGINS, SOCKETS_ASKED, MANIFESTS = 4, 4, 32
 MANIFEST_BYTES = 65536
 CHECKPOINT_BYTES = 4 << 20
 """So many are read; more than one candidate is reported, and nothing is done."""
+LOOK_ALIKES = 16
+"""So many containers are looked into before the rest is taken for what it looks like."""
 DRA = "gpu.nvidia.com"
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _NAME = re.compile(r"""^[\s-]*name:\s*["']?([\w.-]+)""", re.M)
@@ -59,9 +62,10 @@ async def plugins(host: Host, settings: Settings, scene: Scene) -> Scene:
     kubelet does not list what it should, or the plugin lost its access."""
     if not isinstance(scene.runtime, Seen):
         return scene
-    pairs = plugin.candidates(scene.runtime.value, settings)[:PLUGINS]
-    sights = plugin.by_command(tuple([await _sight(host, scene, c, s) for c, s in pairs]))
-    scene = replace(scene, plugins=sights)
+    details, unable = await _looked_into(host, scene.runtime_socket, scene.runtime.value, settings)
+    pairs = plugin.oldest(plugin.candidates(scene.runtime.value, settings, unable), PLUGINS)
+    sights = plugin.by_command(tuple([await _sight(host, scene, c, s, details.get(c.id)) for c, s in pairs]))
+    scene = replace(scene, plugins=sights, not_plugins=_names(scene.runtime.value, unable))
     is_complete = listing(scene, plugin.effective(settings, sights)).is_complete
     if is_complete and not any(isinstance(s.access, Seen) and not s.access.value.allowed for s in sights):
         return scene
@@ -94,8 +98,32 @@ async def _runtime(host: Host, sockets: tuple[str, ...]) -> tuple[str, Reading[R
     return empty or first
 
 
-async def _sight(host: Host, scene: Scene, container: Container, sandbox: Sandbox | None) -> PluginSight:
-    detail = await host.container(scene.runtime_socket, container.id)
+async def _looked_into(host: Host, socket: str, runtime: Runtime,
+                       settings: Settings) -> tuple[dict[str, Reading[ContainerDetail]], set[str]]:
+    """The status of whatever looks like the plugin, and the ids of those that cannot be it: any pod may take its
+    labels, its image and its name, and must not keep the real one from being mended."""
+    details: dict[str, Reading[ContainerDetail]] = {}
+    unable: set[str] = set()
+    while True:
+        pairs = plugin.oldest(plugin.candidates(runtime, settings, unable), PLUGINS)
+        for container, _ in pairs:
+            if container.id not in details:
+                details[container.id] = await host.container(socket, container.id)
+        wrong = {c.id for c, _ in pairs if isinstance(detail := details[c.id], Seen)
+                 and not plugin.can_register(detail.value, settings.device_plugins_dir)}
+        unable |= wrong
+        if not wrong or len(details) >= LOOK_ALIKES:
+            return details, unable
+
+
+def _names(runtime: Runtime, ids: set[str]) -> tuple[str, ...]:
+    pods = {s.id: f"{s.namespace}/{s.name}" for s in runtime.sandboxes}
+    return tuple(sorted(f"{pods.get(c.sandbox_id, '?')} {c.name}" for c in runtime.containers if c.id in ids))
+
+
+async def _sight(host: Host, scene: Scene, container: Container, sandbox: Sandbox | None,
+                 known: Reading[ContainerDetail] | None) -> PluginSight:
+    detail = known or await host.container(scene.runtime_socket, container.id)
     log: Reading[PluginLog] = Refusal(Why.NOT_ASKED, "the container's status was not read")
     access: Reading[Access] = Refusal(Why.NOT_ASKED, "nobody doubts it, or it has no process")
     if isinstance(detail, Seen):

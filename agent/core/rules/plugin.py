@@ -92,7 +92,10 @@ def fault(scene: Scene, settings: Settings, short: bool, listed: Listing = NOTHI
     if not sights:
         if unit or is_named:
             return _unit_fault(scene, unit, settings, listed)
-        return Fault("NoPlugin", "no container of this node looks like the device plugin" + _served(scene), Cure.WAIT,
+        unable = f"; {', '.join(scene.not_plugins[:4])} looks like it, and was not given the kubelet's folder of " \
+            "sockets" if scene.not_plugins else ""
+        return Fault("NoPlugin", f"no container of this node looks like the device plugin{unable}" + _served(scene),
+                     Cure.WAIT,
                      "kubectl get pods -A -o wide | grep device-plugin; [Plugin] Containers=, Images=")
     return _not_to_be_removed(scene, _container_fault(scene, sights[0], listed), sights[0])
 
