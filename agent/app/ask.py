@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 from ..core.paths import RUN
@@ -44,6 +47,32 @@ def status(within_s: float = 2.0, listen: str = "") -> dict[str, Any]:
     return dict(found)
 
 
+def _check_owner(port: int) -> None:
+    """Anybody may listen on a port of 127.0.0.1 that the agent has not taken yet, or has let go of while it is
+    restarted: what is not root's, or our own, is not believed. OSError.
+
+    /proc/net/tcp lists what listens first (Linux net/ipv4/tcp_ipv4.c, tcp_seq_start), each with its user.
+    """
+    owners = {int(fields[7]) for path in ("/proc/net/tcp", "/proc/net/tcp6") for fields in _listening(path)
+              if int(fields[1].rpartition(":")[2], 16) == port}
+    if not owners or owners - {0, os.geteuid()}:
+        who = ", ".join(f"user {uid}" for uid in sorted(owners)) or "nobody known"
+        raise PermissionError(errno.EPERM, f"port {port} is held by {who} and not by root: ss -ltnp")
+
+
+def _listening(path: str) -> Iterator[list[str]]:
+    try:
+        with open(path, encoding="ascii") as table:
+            next(table, None)
+            for line in table:
+                fields = line.split()
+                if fields[3] != "0A":  # TCP_LISTEN, include/net/tcp_states.h
+                    return
+                yield fields
+    except FileNotFoundError:
+        return
+
+
 def _sentence(exc: OSError) -> str:
     return f"the agent does not answer ({exc.strerror or exc}): systemctl status gpu-gate"
 
@@ -52,6 +81,8 @@ def _get(family: int, address: Any, path: str, within_s: float) -> tuple[int, by
     with socket.socket(family, socket.SOCK_STREAM) as connection:
         connection.settimeout(within_s)
         connection.connect(address)
+        if family != socket.AF_UNIX:
+            _check_owner(address[1])
         connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
         parts, size = [], 0
         while (part := connection.recv(1 << 16)) and size < LIMIT_BYTES:

@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(options, config) if options else _daemon(config, verbose=False)
     except GateError as exc:
-        print(f"gpu-gate: {exc.sentence}", file=sys.stderr)
+        from .chain import printable
+
+        print(printable(f"gpu-gate: {exc.sentence}"), file=sys.stderr)
         return 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

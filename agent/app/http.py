@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from ..wire.web import Answer, Server
 from . import page
 from .ask import SOCKET
+from .chain import printable
 from .events import Events
 from .metrics import CONTENT_TYPE
 
@@ -128,7 +129,7 @@ class Http:
         ready, why = self._answers.readiness()
         if self._answers.is_overdue():
             return _line(503, "a cycle is overdue: what was last seen is too old")
-        return _line(200 if ready else 503, " ".join(why.split()))
+        return _line(200 if ready else 503, printable(" ".join(why.split())))
 
     def _status(self) -> Answer:
         return Answer(200, self._fresh("/status", lambda: json.dumps(self._answers.status(), indent=1) + "\n"),

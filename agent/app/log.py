@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any
 
+from .chain import printable
+
 # The lines operators look for: journalctl MESSAGE_ID=…
 GATE_OPENED = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e501"
 KUBELET_RELEASED = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e502"
@@ -28,6 +30,14 @@ def facts(message_id: str = "", **values: Any) -> dict[str, Any]:
     return {"gpu_gate_fields": named}
 
 
+class Plain(logging.Formatter):
+    """One line a record, whatever a pod, a log or a bundle is called: nobody writes a second line, or a terminal's
+    escape sequence, by our hand. A traceback keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
+
 def set_up(verbose: bool = False, identifier: str = "gpu-gate") -> None:
     """Log to journald where systemd connected us to it, else to stderr. SYSTEMD_LOG_LEVEL is honoured."""
     root = logging.getLogger()
@@ -38,7 +48,8 @@ def set_up(verbose: bool = False, identifier: str = "gpu-gate") -> None:
         from ..wire.sd import JournalHandler
 
         handler = JournalHandler(identifier=identifier)
+        handler.setFormatter(Plain("%(message)s"))
     else:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        handler.setFormatter(Plain("%(levelname)s %(message)s"))
     root.handlers[:] = [handler]

@@ -20,6 +20,7 @@ from ..node.allow import Allow
 from ..node.live import LiveHost
 from ..wire.bus import SystemdBus
 from ..wire.clock import boottime
+from .chain import printable
 
 WITHIN_S = 8.0
 """Of all; an installation waits for it. 100 containers take about 3 s, none 0.3 s."""
@@ -36,7 +37,7 @@ def run(settings: Settings) -> int:
     except asyncio.TimeoutError:
         problem = f"not done within {WITHIN_S:g} s"
     for one in done:
-        print(f"gpu-gate: {sentence(one)}", file=sys.stderr if one.problem or one.lost else sys.stdout)
+        print(printable(f"gpu-gate: {sentence(one)}"), file=sys.stderr if one.problem or one.lost else sys.stdout)
     if problem:
         print(f"gpu-gate: containers may lose their GPUs at a daemon-reload: {problem}; see gpu-gate access",
               file=sys.stderr)

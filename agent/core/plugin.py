@@ -23,6 +23,7 @@ from .layouts import KINDS, PLUGIN_UNITS, PREFERRED, Kind, is_company, kind_of, 
 
 _TAG = re.compile(r":v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 _PLAIN = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
+_PLAIN_ID = re.compile(r"\w[\w.-]*", re.A)
 ENDS_FOR_GOOD = ("Never", "OnFailure")
 """restartPolicy of pods whose container a stop ends for good: NVIDIA's plugin exits with 0 on SIGTERM."""
 NOT_READ = "?"
@@ -171,6 +172,12 @@ def owner_name(scene: Scene, owner: SocketOwner) -> str:
     pod = next((s for s in known.sandboxes if found and s.id == found.sandbox_id), None)
     named = f"{pod.namespace}/{pod.name} " if pod else ""
     return f"{named}{found.name + ' ' if found else 'container '}{owner.container_id[:12]}"
+
+
+def short_id(container: Container) -> str:
+    """As crictl takes it, in a command to be pasted. A bundle may come from anybody: what a shell would take for more
+    than a name is none."""
+    return container.id[:12] if _PLAIN_ID.fullmatch(container.id[:12]) else "CONTAINER"
 
 
 def pod_name(sight: PluginSight) -> str:

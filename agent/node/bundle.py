@@ -245,7 +245,7 @@ class _Folder:
         try:
             if not _is_safe(name) or path.resolve() != path:
                 raise BundleError(f"{name[:200]!r} leads out of the bundle, or is a link")
-            with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            with open(_opened(self._top, name), "rb") as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
                     raise BundleError(f"{name[:200]!r} is no plain file, or makes it larger than "
@@ -253,6 +253,19 @@ class _Folder:
                 return file.read(limit + 1)[:limit]
         except (OSError, ValueError, RuntimeError) as exc:
             raise BundleError(f"{name[:200]!r} could not be read ({exc}): is that an evidence bundle?") from exc
+
+
+def _opened(top: Path, name: str) -> int:
+    """Its descriptor, folder by folder: whose bundle it is may exchange one for a link while root reads it."""
+    at = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    *folders, last = name.split("/")
+    for part, flags in (*((folder, os.O_DIRECTORY) for folder in folders), (last, os.O_NONBLOCK)):
+        try:
+            below = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=at)
+        finally:
+            os.close(at)
+        at = below
+    return at
 
 
 def _json(path: Path, data: bytes) -> Any:

@@ -50,7 +50,7 @@ class Notify:
 
     def status(self, text: str) -> bool:
         """The sentence that `systemctl status` shows: one line, characters beyond ASCII become '?'."""
-        return self._send("STATUS=" + " ".join(text.split()))
+        return self._send("STATUS=" + "".join(c if c.isprintable() else "?" for c in " ".join(text.split())))
 
     def watchdog(self) -> bool:
         """Alive; due every `watchdog_s`, best at half of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import logging
 import os
 import re
 import socket
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from agent.app import ask, cli
+from agent.app import ask, cli, log
 from agent.app.chain import chain, verdict_line
 from agent.app.config import Config
 from agent.model.reading import Seen
@@ -26,7 +27,7 @@ from agent.node import bundle
 from agent.node.codec import encode
 from agent.node.tape import Tape
 
-from .sandbox import REPO, Node, ended
+from .sandbox import REPO, Node, ended, needs_root
 
 VERBS = ("run", "status", "doctor", "access", "evidence", "timeline", "probe", "wait", "config", "pause", "resume",
          "node", "forget", "image-check")
@@ -334,6 +335,49 @@ def test_status_for_node_problem_detector(gate: dict[str, Any], code: int, says:
 def test_node_problem_detector_is_told_that_nothing_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli._npd(Config(Settings(listen="127.0.0.1:1"))) == 2
     assert capsys.readouterr().out.startswith("AgentSilent: the agent does not answer")
+
+
+SQUATTER = """
+import os, socket
+os.setuid(65534)
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    with server.accept()[0] as client:
+        client.recv(4096)
+        client.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\nready\\n")
+        client.recv(1)
+"""
+
+
+def test_who_holds_the_agents_port_and_is_not_root_is_not_believed() -> None:
+    """Any user may take it while the agent is restarted, and say that the node is ready."""
+    needs_root()
+    with subprocess.Popen([sys.executable, "-c", SQUATTER], stdout=subprocess.PIPE, text=True) as squatter:
+        assert squatter.stdout is not None
+        port = squatter.stdout.readline().strip()
+        with pytest.raises(ask.NoAgent, match=f"port {port} is held by user 65534 and not by root"):
+            ask.get("/readyz", listen=f"127.0.0.1:{port}")
+        squatter.kill()
+
+
+def test_a_log_line_is_one_line_whatever_a_pod_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(log.Plain("%(levelname)s %(message)s"))
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        record = logging.LogRecord("x", 20, __file__, 1, "%s lost it", ("a\nERROR forged\x1b[31m",), sys.exc_info())
+    handler.emit(record)
+    first, *traceback = capsys.readouterr().err.splitlines()
+    assert first == "INFO a?ERROR forged?[31m lost it"
+    assert traceback[0].startswith("Traceback") and len(traceback) > 2
+
+
+def test_a_bundle_does_not_write_to_the_terminal_by_its_version(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": 99, "gpu_gate": "\x1b]0;x\x07", "answers": []}))
+    done = gpu_gate("doctor", str(tmp_path))
+    assert done.returncode == 1 and "written by gpu-gate ?]0;x?" in done.stderr
+    assert done.stderr.rstrip("\n").isprintable()
 
 
 def test_the_chain_as_text() -> None:

@@ -58,7 +58,7 @@ async def exchange(port: int, text: str) -> tuple[int, dict[str, str], str]:
     """(status, headers, body) of one raw request."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(text.encode())
-    answer = (await asyncio.wait_for(reader.read(), 10)).decode()
+    answer = (await asyncio.wait_for(reader.read(), 60)).decode()
     writer.close()
     head, _, body = answer.partition("\r\n\r\n")
     lines = head.split("\r\n")
@@ -113,6 +113,7 @@ def seen(**changes: Any) -> Seen:
     ("/readyz", seen(overdue=True), 503, "a cycle is overdue: what was last seen is too old\n"),
     ("/readyz?verbose", seen(), 200, "all well\n"),
     ("/readyz", seen(ready=False, why="a\r\nb"), 503, "a b\n"),
+    ("/readyz", seen(ready=False, why="pod \x1b[2J\u202e"), 503, "pod ?[2J?\n"),
 ])
 def test_answers(path: str, answers: Seen, code: int, body: str) -> None:
     answers.where = ""

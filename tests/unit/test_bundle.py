@@ -214,6 +214,15 @@ def test_a_manifest_that_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
         bundle.read(path.parent)
 
 
+def test_a_link_that_takes_a_folders_place_while_it_is_read_leads_nowhere(tmp_path: Path) -> None:
+    folder = written(tmp_path / "b")
+    (folder / "files/proc").rename(tmp_path / "away")
+    (folder / "files/proc").symlink_to(tmp_path / "away")
+    with pytest.raises(OSError):
+        bundle._opened(folder, "files/proc/devices")
+    os.close(bundle._opened(tmp_path, "away/devices"))
+
+
 def test_a_file_of_a_bundle_that_no_parser_expects(tmp_path: Path) -> None:
     folder = written(tmp_path / "b")
     (folder / "files/proc/devices").write_text("² nvidia\n")

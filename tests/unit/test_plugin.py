@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agent.core import plugin
+from agent.core.faults import suspects
 from agent.core.resources import Listing
 from agent.core.rules.plugin import fault
 from agent.model.fault import Cure
@@ -207,6 +208,17 @@ def test_the_owner_names_it(settings: Settings, ids: set[str]) -> None:
 def test_a_candidate_that_the_owner_chose_is_the_only_one(runtime: Runtime, settings: Settings,
                                                          ids: set[str]) -> None:
     assert {c.id for c, _ in plugin.candidates(runtime, settings)} == ids
+
+
+@pytest.mark.parametrize("container_id", ["0123456789abcdef", "; reboot #", "$(reboot)", "-rf", "`id`", "a b"])
+def test_a_command_to_be_pasted_holds_nothing_that_a_shell_would_run(container_id: str) -> None:
+    of = named("nvidia-device-plugin-ctr", container_id)
+    found = diagnosed(allocatable=seen(()), plugins=(sight(FAILED_LOG, of=of),))
+    broken = scene(allocatable=seen(()), plugins=(sight(FAILED_LOG, of=of),))
+    (early,) = [s for s in suspects(broken, found) if s.id == "EarlyNvml"]
+    name = "0123456789ab" if container_id.startswith("0") else "CONTAINER"
+    assert early.do == f"crictl stop {name} && crictl rm {name}"
+    assert early.capture.endswith(f"crictl logs {name}")
 
 
 FOLDER = "/var/lib/kubelet/device-plugins"

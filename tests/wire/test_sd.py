@@ -47,8 +47,8 @@ def test_systemd_is_told(peer, environ):
 def test_a_status_beyond_ascii_arrives_as_one_line(peer, environ):
     environ("NOTIFY_SOCKET", peer.getsockname())
     notify = Notify()
-    assert notify.status("7 of 8 · 就绪\nREADY=1")
-    assert peer.recv(4096) == b"STATUS=7 of 8 ? ?? READY=1"
+    assert notify.status("7 of 8 · 就绪\nREADY=1\x1b[2J")
+    assert peer.recv(4096) == b"STATUS=7 of 8 ? ?? READY=1?[2J"
     notify.close()
 
 

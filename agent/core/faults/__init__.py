@@ -6,6 +6,7 @@ from ...model.finding import Diagnosis
 from ...model.scene import Scene
 from ...model.suspect import Strength, Suspect
 from ...model.witness import NO_WITNESS, Witness
+from ..plugin import short_id
 from . import access, hardware, kubelet, plugin
 from .known import Evidence, KnownFault, Mark
 
@@ -22,7 +23,7 @@ def suspects(scene: Scene, diagnosis: Diagnosis, witness: Witness = NO_WITNESS) 
 
 def _suspect(fault: KnownFault, mark: Mark, evidence: Evidence) -> Suspect:
     sight, unit = evidence.plugin, evidence.plugin_unit
-    container, service = sight.container.id[:12] if sight else "CONTAINER", unit.name if unit else "UNIT"
+    container, service = short_id(sight.container) if sight else "CONTAINER", unit.name if unit else "UNIT"
 
     def filled(words: str) -> str:
         if unit:  # what is said of a container is done to its unit

@@ -179,7 +179,7 @@ def _container_fault(scene: Scene, sight: PluginSight, listed: Listing) -> Fault
         again = f" at its attempt {sight.container.attempt + 1}" if sight.container.attempt else ""
         return Fault("PluginExited", f"{who}: exit status {code}{again}; the kubelet starts it again after its "
                      "back-off (10 s, doubled up to 300), which a removal does not shorten",
-                     Cure.WAIT, "crictl logs " + sight.container.id[:12], sight=sight)
+                     Cure.WAIT, "crictl logs " + plugin.short_id(sight.container), sight=sight)
     if not isinstance(sight.detail, Seen):
         return Fault("PluginUnread", f"{who}: its status could not be read ({sight.detail})", Cure.WAIT,
                      "systemctl status containerd", sight=sight)
@@ -197,8 +197,8 @@ def _running_fault(sight: PluginSight, who: str, listed: Listing) -> Fault:
                      REBUILD, access_denied=True, sight=sight)
     if isinstance(sight.log, Refusal):  # a lost GPU or a lacking library may be what it says
         return Fault("PluginLogUnread", f"{who}: its log could not be read ({sight.log}), so nobody knows why",
-                     Cure.TIME, f"crictl logs {sight.container.id[:12]}; then crictl stop and rm", barred=True,
-                     sight=sight)
+                     Cure.TIME, f"crictl logs {plugin.short_id(sight.container)}; then crictl stop and rm",
+                     barred=True, sight=sight)
     if plugin_log.lacks_the_library(log):
         return Fault("PluginLacksLibrary", f"{who}: its container lacks NVML's library", Cure.PERSON,
                      "the nvidia runtime did not prepare this container: crictl inspect, RuntimeClass, CDI spec",
