@@ -18,13 +18,13 @@ from ..wire.clock import boottime
 from .live import LiveHost, clock_now
 from .probes import find_library
 
-JOURNAL_WITHIN_S = 1.5
+JOURNAL_WITHIN_S = VERSIONS_WITHIN_S = 5.0
+"""A doctor is called to nodes that are busy."""
 JOURNAL_LINES, JOURNAL_BYTES = 3000, 8 << 20
 """Read of each window; what tells nothing of GPUs is dropped at once."""
 KEPT = 400
 BOOT_S, RECENT_S = 900.0, 3600.0
 """The two windows: how the boot went, and what happened last."""
-VERSIONS_WITHIN_S = 1.5
 OPERATORS_TOOLKIT = "/usr/local/nvidia/toolkit"
 """Where the GPU Operator's toolkit container puts its programs."""
 CUDA_PROGRAM = Path(__file__).with_name("cuda_probe.py")

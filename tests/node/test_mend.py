@@ -10,7 +10,7 @@ import mend
 import tree
 from nspawn import Node
 
-INCIDENT = "plug --gpus 8\npersistenced: nvml init=999 for=4\n"
+INCIDENT = "plug --gpus 8\npersistenced: nvml init=999\n"
 
 
 def test_the_incident(make_node, suite: str, deb) -> None:
@@ -22,6 +22,7 @@ def test_the_incident(make_node, suite: str, deb) -> None:
     node.boot()
     broken = mend.plugin(node)
     mend.says(node, broken["id"], "Failed to initialize NVML")
+    node.run("simgpu nvml ok")
     gate.until(lambda: node.run("gpus=$(PYTHONPATH=/opt/gpu-gate-sim python3 -c 'import pynvml as n; n.nvmlInit()')",
                                 check=False).returncode == 0, "NVML is not well")
     assert gate.allocatable(node) is None

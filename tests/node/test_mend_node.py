@@ -62,8 +62,13 @@ def test_a_runtime_that_is_away(node: Node) -> None:
     node.systemctl("stop", "containerd.service")
     mend.with_agent(node)
     gate.until(lambda: mend.finding(node, "PluginWell").get("reason") == "RuntimeSilent", lambda: gate.status(node))
-    why = gate.wait_why(node, "the kubelet lists no")
-    assert "the container runtime" in why and "gave no answer" in why and gate.readyz(node) == (503, why)
+    gate.wait_why(node, "the kubelet lists no")
+
+    def told() -> bool:
+        code, why = gate.readyz(node)
+        return code == 503 and "the container runtime" in why and "gave no answer" in why
+
+    gate.until(told, lambda: gate.readyz(node))
     mend.goes_on(node, 2)
     assert mend.entries(node) == []
     node.systemctl("start", "containerd.service")
@@ -179,7 +184,7 @@ def test_a_runtime_that_stops_nothing(node: Node) -> None:
 
 def test_killed_between_stop_and_remove(node: Node) -> None:
     """The plugin takes its time to end, and the agent is killed meanwhile: what was begun is not begun again."""
-    before = mend.well(node, OLD="1", DEAF="1", LINGER_S="9")
+    before = mend.well(node, OLD="1", DEAF="1", LINGER_S="15")
     mend.with_agent(node)
     gate.wait_ready(node)
     node.systemctl("restart", "kubelet.service")

@@ -121,12 +121,15 @@ def test_the_overlap(node: Node) -> None:
 
 def test_a_crash_loop_is_the_kubelets(node: Node) -> None:
     own = mend.with_nvml_of_its_own(node, "init error=999")
+    since = node.run("journalctl -n 0 --show-cursor -q").stdout.strip().removeprefix("-- cursor: ")
     node.put(gate.MANIFEST, mend.manifest(node, FAIL_ON_INIT_ERROR="true", **own))
-    gate.until(lambda: "back-off" in node.journal("-u", "kubelet", "-n", "5"), lambda: gate.plugins(node))
+    gate.until(lambda: "back-off" in node.journal("-u", "kubelet", "--after-cursor", since),
+               lambda: gate.plugins(node))
     mend.with_agent(node)
-    gate.until(lambda: mend.finding(node, "PluginWell").get("reason") == "PluginExited", lambda: gate.status(node))
-    assert "exit status 1" in mend.finding(node, "PluginWell")["because"]
-    assert gate.wait_why(node, "exit status 1") == gate.readyz(node)[1]
+    exited = gate.until(lambda: (found := mend.finding(node, "PluginWell")).get("reason") == "PluginExited" and found,
+                        lambda: gate.status(node))
+    assert "exit status 1" in exited["because"]
+    gate.until(lambda: "exit status 1" in gate.readyz(node)[1], lambda: gate.readyz(node))
     mend.goes_on(node)
     assert mend.actions(node) == [] and not gate.gate(node)["ready"]
 

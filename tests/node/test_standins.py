@@ -80,9 +80,10 @@ def test_a_healthy_node(make, suite):
 
 def test_the_incident_and_its_cure(make):
     """999 while the plugin starts; nothing heals by itself; stop and remove make the kubelet build it again."""
-    node = make(conf="plug --gpus 8\npersistenced: nvml init=999 for=4\n")
+    node = make(conf="plug --gpus 8\npersistenced: nvml init=999\n")
     wait_for(lambda: "No devices found. Waiting indefinitely." in plugin_log(node))
     assert "Failed to initialize NVML: Unknown Error." in plugin_log(node)
+    node.run("simgpu nvml ok")
     time.sleep(5)
     assert allocatable(node) is None
     before = plugin(node)
