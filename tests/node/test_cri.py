@@ -86,6 +86,7 @@ def test_one_container(node: Node) -> None:
     assert all(name.startswith(("NVIDIA_", "FAIL_ON")) for name in found["env"])
     assert 0 <= found["started_at"] - container["created_at"] < 60
     assert found["finished_at"] == 0
+    assert "/var/lib/kubelet/device-plugins" in found["mounts"]
     assert container["id"] in node.read(f"/proc/{found['pid']}/cgroup")
     assert "Registered device plugin" in node.read(found["log_path"])
 

@@ -12,6 +12,8 @@ from nspawn import Node
 REPO = Path(__file__).resolve().parents[2]
 WANTED = ("agent", "docs", "packaging", "pyproject.toml", "systemd", "tests/bundles", "tests/stories")
 TIERS = ("tests/unit", "tests/wire", "tests/app")
+PARTS = (("tests/unit",), ("tests/wire", "tests/app"), ("tests/stories/test_stories.py::test_story",))
+"""Each has the whole of a test's time."""
 
 
 def checkout(node: Node) -> None:
@@ -25,18 +27,18 @@ def checkout(node: Node) -> None:
     node.run("mkdir -p /root/checkout; exec tar -x -C /root/checkout", input=packed)
 
 
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part[0])
 @pytest.mark.parametrize("suite", tree.SUITES)
-def test_tiers_pass_with_the_suites_own_python(make_node, suite: str) -> None:
+def test_tiers_pass_with_the_suites_own_python(make_node, suite: str, part: tuple[str, ...]) -> None:
     node = make_node(suite, standins=False)
     checkout(node)
     # The tests have agents of their own, at the same address.
     node.run("systemctl stop gpu-gate; rm -rf /run/gpu-gate")
     # No distribution has it: the .deb brings it along.
     node.run("cp /usr/share/gpu-gate/pynvml.py /root/checkout/")
-    words = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=120", *TIERS]
+    words = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=250", *part]
     # Debian 13's protobuf on Python 3.13: as an error it would break the import of protobuf itself.
     words += ["-W", "ignore:Type google.protobuf.pyext:DeprecationWarning"]
-    words += ["tests/stories/test_stories.py::test_story"]
     done = node.run(["env", "-C", "/root/checkout", *words], check=False, timeout=280)
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout
