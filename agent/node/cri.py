@@ -21,6 +21,9 @@ _READY = 0
 
 INFO_LIMIT = 4 << 20
 ARGS_LIMIT, WORD_LIMIT = 256, 4096
+KEPT_NOTES = ("kubernetes.io/config.source", "kubectl.kubernetes.io/last-applied-configuration", "cdi.k8s.io/")
+"""Beginnings of the names of annotations that are read. Of others a pod may have 256 KiB, and secrets among them."""
+NOTE_LIMIT = 16 << 10
 PID_MAX = 1 << 22
 """include/linux/threads.h, PID_MAX_LIMIT."""
 
@@ -101,7 +104,7 @@ def sandbox_of(message: Any) -> Sandbox:
     """Of a runtime.v1 PodSandbox."""
     meta = message.metadata
     return Sandbox(message.id, meta.name, meta.namespace, meta.uid, meta.attempt, message.state == _READY,
-                   _seconds(message.created_at), _map(message.labels), _map(message.annotations))
+                   _seconds(message.created_at), _map(message.labels), _notes(message.annotations))
 
 
 def container_of(message: Any) -> Container:
@@ -147,6 +150,10 @@ def info_of(info: Any) -> dict[str, Any]:
 def _map(found: Any) -> dict[str, str]:
     """Sorted: protobuf's maps have no order, and two tapes of one answer should be the same."""
     return dict(sorted(found.items()))
+
+
+def _notes(found: Any) -> dict[str, str]:
+    return {k: v for k, v in _map(found).items() if k.startswith(KEPT_NOTES) and len(v) <= NOTE_LIMIT}
 
 
 def _seconds(nanoseconds: int) -> float:

@@ -15,7 +15,7 @@ from agent.wire.rpc import RpcError
 
 from .grpc_peers import CRI, message, serving
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 NS = 1_000_000_000
 AT = 1_795_955_834 * NS + 242_000_000
 """2026-11-29 12:37:14.242"""
@@ -60,6 +60,14 @@ def test_what_runs(run: Any, path: Path) -> None:
         Container("c1", "s1", "nvidia-device-plugin-ctr", 3, "sha256:6ba3", ContainerState.RUNNING, at,
                   {"a": "b", "io.kubernetes.pod.name": "plugin"}),
         Container("c2", "", "", 0, "", ContainerState.UNKNOWN, 0.0, {}))
+
+
+def test_of_a_pods_annotations_only_those_that_are_read_are_kept(run: Any, path: Path) -> None:
+    notes = {"vault.example/token": "s3cret", "cdi.k8s.io/gpu": "nvidia.com/gpu=0",
+             "kubectl.kubernetes.io/last-applied-configuration": "x" * 250_000}
+    with serving(path, CRI, {"ListPodSandbox": message((1, message((1, "s1"), (6, notes)))), "ListContainers": b""}):
+        (found,) = run(cri.runtime(str(path), PATIENCE_S)).sandboxes
+    assert found.annotations == {"cdi.k8s.io/gpu": "nvidia.com/gpu=0"}
 
 
 def test_nothing_runs(run: Any, path: Path) -> None:

@@ -108,7 +108,9 @@ async def _looked_into(host: Host, socket: str, runtime: Runtime,
         pairs = plugin.oldest(plugin.candidates(runtime, settings, unable), PLUGINS)
         for container, _ in pairs:
             if container.id not in details:
-                details[container.id] = await host.container(socket, container.id)
+                details[container.id] = detail = await host.container(socket, container.id)
+                if isinstance(detail, Refusal) and not detail.is_missing:  # each more would cost a look its time
+                    return details, unable
         wrong = {c.id for c, _ in pairs if isinstance(detail := details[c.id], Seen)
                  and not plugin.can_register(detail.value, settings.device_plugins_dir)}
         unable |= wrong
