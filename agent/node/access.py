@@ -184,7 +184,11 @@ class AccessChecks:
         for verdict in verdicts:
             kept += containers.remember(self.state.sightings, verdict, asked[verdict.container_id].other_until,
                                         action.reload_at)
-        self.state = replace(self.state, verdicts=(*alive, *verdicts), sightings=tuple(kept))
+        verdicts = (*alive, *verdicts)
+        asked_units = {unit for unit, _ in action.scopes}
+        scopes = tuple(s for s in self.state.scopes if s.unit in asked_units
+                       or any(s.unit.endswith(f"{v.container_id}.scope") for v in verdicts))
+        self.state = replace(self.state, verdicts=verdicts, sightings=tuple(kept), scopes=scopes)
         new = [s for s in kept if s.denied_at and (s.container_id, s.device) not in before]
         return any(s.reload_at >= s.allowed_at - 1.0 for s in new)
 

@@ -6,13 +6,15 @@ import asyncio
 import json
 import os
 import random
+from dataclasses import replace
 
 import pytest
 
 from agent.app.access import table
 from agent.core.containers import NOBODYS
 from agent.model.access import Device, Now, Question
-from agent.node.access import ask_many, verdict_of, verdicts_of
+from agent.model.plan import CheckAccess
+from agent.node.access import AccessChecks, ask_many, verdict_of, verdicts_of
 from agent.node.processes import Processes
 from agent.node.reload_log import newest
 from agent.wire.child import Outcome
@@ -72,6 +74,28 @@ def test_torn_lines_never_become_an_answer() -> None:
 def test_only_a_whole_run_counts(ended: Outcome) -> None:
     for verdict in verdicts_of(ended, [QUESTION, QUESTION], 5.0):
         assert {now for _, now in verdict.answers} == {Now.UNKNOWN} and verdict.detail
+
+
+def test_what_was_read_of_a_container_goes_with_it() -> None:
+    """A node may start a hundred thousand of them in a year."""
+    from agent.wire.devcgroup import started
+
+    def of(container_id: str) -> CheckAccess:
+        asked = Question(container_id, os.getpid(), started(os.getpid()), (CTL, NOBODYS), "programs 1")
+        return CheckAccess((asked,), ((f"cri-containerd-{container_id}.scope", "programs 1"),), 0.0)
+
+    async def main() -> tuple[set[str], set[str]]:
+        checks = AccessChecks(lambda _: None)
+        units = []
+        for action in (of("a1"), of("b2")):
+            checks.start(action)
+            units.append({s.unit for s in (await checks.finished()).scopes})
+            if action == of("a1"):  # its process ends
+                gone = replace(checks.state.verdicts[0], started="1")
+                checks.state = replace(checks.state, verdicts=(gone,))
+        return units[0], units[1]
+
+    assert asyncio.run(main()) == ({"cri-containerd-a1.scope"}, {"cri-containerd-b2.scope"})
 
 
 def test_a_process_that_is_gone_is_unknown() -> None:
