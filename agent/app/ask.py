@@ -51,9 +51,10 @@ def _check_owner(port: int) -> None:
     """Anybody may listen on a port of 127.0.0.1 that the agent has not taken yet, or has let go of while it is
     restarted: what is not root's, or our own, is not believed. OSError.
 
-    /proc/net/tcp lists what listens first (Linux net/ipv4/tcp_ipv4.c, tcp_seq_start), each with its user.
+    /proc/self/net/tcp lists what listens first (Linux net/ipv4/tcp_ipv4.c, tcp_seq_start), each with its user, and
+    is there under ProcSubset=pid too, which /proc/net is not.
     """
-    owners = {int(fields[7]) for path in ("/proc/net/tcp", "/proc/net/tcp6") for fields in _listening(path)
+    owners = {int(fields[7]) for name in ("tcp", "tcp6") for fields in _listening(f"/proc/self/net/{name}")
               if int(fields[1].rpartition(":")[2], 16) == port}
     if not owners or owners - {0, os.geteuid()}:
         who = ", ".join(f"user {uid}" for uid in sorted(owners)) or "nobody known"
