@@ -49,6 +49,8 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     actions = _actions(moved, diagnosis, now, settings, word) + launched.actions + mended.actions
     wakes = [wake_at(moved, diagnosis, now, settings),
              *(max(now, w) for w in (mended.wake_at, launched.wake_at) if w is not None)]
+    if any(isinstance(action, StartProbe) for action in actions):
+        moved = replace(moved, asked_for=diagnosis.mig_instances)
     return Step(replace(moved, answered_at=diagnosis.registered_at), actions, min(wakes))
 
 

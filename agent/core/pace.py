@@ -69,6 +69,8 @@ def _probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
     disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
     if gate.validated_at is not None and (gate.phase is Phase.REVALIDATING or disturbed):
         return gate.validated_at + settings.stable_interval_s
+    if diagnosis.mig_instances and gate.asked_for not in ("", diagnosis.mig_instances) and gate.validated_at:
+        return min(gate.probe_after, gate.validated_at + settings.stable_interval_s)  # made or destroyed by hand
     if gate.mend.acting and gate.validated_at is not None:  # is NVML well while the plugin starts afresh?
         return min(gate.probe_after, gate.validated_at + DOUBT_S)
     registered = diagnosis.registered

@@ -59,6 +59,8 @@ class Gate:
     failing_since: float | None = None
     failures: int = 0
     probe_after: float = 0.0
+    asked_for: str = ""
+    "the MIG instances that were there when the last probe was started"
     deadline_at: float = 0.0
     doubt: str = ""
     "reason of the cause that is known without NVML and would hold"

@@ -95,6 +95,8 @@ class Diagnosis:
     "a probe is under way, or its remains still exist"
     fingerprint: str
     'what must stay equal from probe to probe; "" where the last probe was not complete and clean'
+    mig_instances: str
+    'as the driver shows them, "" where nobody asked; others than at the last probe want a new one'
     disturbed_at: float
     "boottime, seconds, of the newest reload, restart of a unit we follow, or report of the kernel"
     disturbed_by: str

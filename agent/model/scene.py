@@ -232,6 +232,8 @@ class Scene:
     kernel: Reading[tuple[KernelWord, ...]] = NOT_ASKED
     "what the kernel's log tells of this boot's GPUs, oldest first"
     probe: Reading[ProbeState] = NOT_ASKED
+    mig_instances: Reading[tuple[str, ...]] = NOT_ASKED
+    "gpu0/gi1/ci0: what the driver itself shows of GPUs that can be partitioned, without NVML"
     manager: Reading[Manager] = NOT_ASKED
     units: Reading[tuple[Unit, ...]] = NOT_ASKED
     released: Reading[Mark] = NOT_ASKED

@@ -172,6 +172,14 @@ class Hardware:
                 self._answer_for(card, index, out)
         return out
 
+    def show_migs(self, card: Card) -> None:
+        """The folders that the driver keeps of a GPU's instances."""
+        root = f"/proc/driver/nvidia/capabilities/gpu{card.minor}/mig"
+        self.disk.remove(root)
+        self.disk.folder(root)
+        for number in range(len(card.migs)):
+            self.disk.write(f"{root}/gi{number + 7 * card.cuts}/ci0/access", "")
+
     def _answer_for(self, card: Card, index: int, out: dict[str, Any]) -> None:
         if card.error:
             out["errors"].append({"code": card.error, "call": "nvmlDeviceGetHandleByIndex", "index": index,

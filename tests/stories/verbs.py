@@ -127,6 +127,7 @@ def _gpu(world: World, words: list[str]) -> None:
     card, verb = world.hardware.card(int(words[0])), words[1]
     if verb == "cut":
         card.cut(words[2:])
+        world.hardware.show_migs(card)
     elif verb in ("gone", "back"):
         card.in_nvml = verb == "back"
     elif verb in ("error", "ok"):

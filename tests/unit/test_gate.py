@@ -257,7 +257,8 @@ READINESS: list[tuple[str, Gate, dict[str, Any], bool, str]] = [
     ("open, not registered", opened(), {"probe": probed(number=3), "allocatable": seen(())}, False, "lists no"),
     ("open, the kubelet is silent", opened(), {"probe": probed(number=3), "allocatable": MISSING}, False,
      "no answer"),
-    ("open, no kubelet here", opened(), {"probe": probed(number=3), "units": seen(())}, True, "NVML enumerates 2"),
+    ("open, no kubelet here", opened(), {"probe": probed(number=3), "units": seen(()), "allocatable": MISSING}, True,
+     "NVML enumerates 2"),
     ("one GPU gone", opened(), {"probe": probed(number=4, gpus=GPUS[:1])}, False, "1 of 2"),
     ("reloaded just now", opened(**LISTED),
      {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1))}, True, "2"),
@@ -436,6 +437,19 @@ def test_actions(name: str, before: Gate, changes: dict[str, Any], wanted: set[t
     found = kinds(step(before, boot(**changes), NOW, DEFAULTS).actions)
     assert wanted <= found
     assert not unwanted & found
+
+
+@pytest.mark.parametrize(("asked_for", "there", "asks"), [
+    ("mig gpu0/gi1/ci0", ("gpu0/gi1/ci0",), False), ("mig gpu0/gi1/ci0", ("gpu0/gi2/ci0",), True),
+    ("mig gpu0/gi1/ci0", (), True), ("mig", ("gpu0/gi1/ci0",), True), ("", ("gpu0/gi1/ci0",), False),
+])
+def test_other_mig_instances_than_nvml_was_asked_for(asked_for: str, there: tuple[str, ...], asks: bool) -> None:
+    before = opened(probe_after=NOW + 500, asked_for=asked_for)
+    again = step(before, boot(probe=probed(number=3), mig_instances=seen(there)), NOW, DEFAULTS)
+    assert (StartProbe in kinds(again.actions)) is asks
+    assert again.gate.asked_for == (" ".join(("mig", *there)) if asks else asked_for)
+    unread = step(before, boot(probe=probed(number=3)), NOW, DEFAULTS)
+    assert StartProbe not in kinds(unread.actions)
 
 
 def test_processes_overlap_while_settling_and_nothing_is_held_once_open() -> None:

@@ -20,6 +20,7 @@ from agent.core.rules import diagnose
 from agent.core.rules.plugin import fault
 from agent.model.access import AccessState, Allocation, Process
 from agent.model.finding import Scope
+from agent.model.gpu import GpuState
 from agent.model.kernel import KernelLine
 from agent.model.mark import Mark
 from agent.model.reading import Reading, Refusal, Seen, Why, unreachable
@@ -635,8 +636,25 @@ def test_the_units_that_are_watched(unit_setting: str, kubelets: tuple[str, ...]
 def test_the_folders_that_are_watched() -> None:
     folders = watched_folders(Settings(pod_resources_socket="/data/pod-resources/k.sock", device_plugins_dir="/dp"))
     assert folders["/data/pod-resources"] == folders["/dp"] == ()
-    assert folders["/dev"] == ("nvidia",)
+    assert folders["/dev"] == ("nvidia",) and folders["/dev/nvidia-caps"] == ()
     assert "released" in folders[RUN]
+
+
+CAPABILITIES = "/proc/driver/nvidia/capabilities"
+PARTS: Files = {f"{CAPABILITIES}/gpu*": ["gpu0", "gpu1"], f"{CAPABILITIES}/gpu0/mig/gi*": ["gi1", "gi2"],
+                f"{CAPABILITIES}/gpu0/mig/gi1/ci*": ["ci0", "ci1"], f"{CAPABILITIES}/gpu1/mig/gi*": []}
+
+
+@pytest.mark.parametrize(("mig", "files", "found"), [
+    (True, PARTS, ("gpu0/gi1/ci0", "gpu0/gi1/ci1", "gpu0/gi2/")), (False, PARTS, ("gpu0/gi1/ci0", "gpu0/gi1/ci1",
+                                                                                  "gpu0/gi2/")),
+    (None, PARTS, "not-asked"), (True, {}, "missing"), (True, {f"{CAPABILITIES}/gpu*": ["gpu0"]}, ()),
+    (True, {f"{CAPABILITIES}/gpu*": DENIED}, "not-permitted"),
+])
+def test_mig_instances_by_the_drivers_own_folders(mig: bool | None, files: Files, found: Any) -> None:
+    gpus = tuple(replace(g, state=GpuState(mig=mig)) for g in GPUS)
+    said = looked(node(**files), probe=seen(ProbeState(report(gpus=gpus)))).mig_instances
+    assert (said.value if isinstance(said, Seen) else said.why.value) == found
 
 
 def test_the_settings_name_the_paths_that_are_asked() -> None:

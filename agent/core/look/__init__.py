@@ -15,7 +15,7 @@ from ...model.settings import Settings
 from ..tegra import is_tegra
 from . import pod_resources
 from .containers import workloads
-from .hardware import device_nodes, driver, kernel_log, pci, tegra
+from .hardware import device_nodes, driver, kernel_log, mig_instances, pci, tegra
 from .marks import manifest_dir, marks
 from .node_object import node_object
 from .plugins import plugins, runtime
@@ -39,6 +39,7 @@ async def look(host: Host, settings: Settings) -> Scene:
         node_object=await node_object(host),
         trouble=await host.trouble(),
     )
+    scene = replace(scene, mig_instances=await mig_instances(host, scene.probe))
     kubelet = running_kubelet(scene.units, settings)
     scene = replace(scene, allocatable=await pod_resources.asked(host.allocatable, scene.units, settings),
                     manifest_dir=await manifest_dir(host, settings, kubelet))

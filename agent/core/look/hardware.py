@@ -6,7 +6,7 @@ from typing import Any
 
 from ...model.host import Host
 from ...model.reading import Reading, Refusal, Seen, Why
-from ...model.scene import DeviceNode, Entry, PciFunction
+from ...model.scene import NOT_ASKED, DeviceNode, Entry, PciFunction, ProbeState
 from .. import parse
 from ..kernel_log import words
 from ..paths import PCI, SOC_FAMILY
@@ -14,6 +14,8 @@ from ..tegra import NVGPU, TEGRA
 from .files import parsed_file
 
 NVIDIA_VENDOR = 0x10DE
+CAPABILITIES = "/proc/driver/nvidia/capabilities"
+MOST_PARTS = 64
 
 
 async def pci(host: Host) -> Reading[tuple[PciFunction, ...]]:
@@ -114,6 +116,26 @@ async def _driver_building(host: Host) -> Reading[str]:
             if isinstance(build, Seen) and build.value:
                 return Seen(f"{module.name} {version.name}", build.at)
     return Refusal(Why.MISSING, "dkms builds no nvidia module now")
+
+
+async def mig_instances(host: Host, probe: Reading[ProbeState]) -> Reading[tuple[str, ...]]:
+    """MIG instances, by the folders that the driver keeps of each (NVIDIA's MIG User Guide, /proc based
+    nvidia-capabilities): to list them asks no GPU, and where they are others than before, NVML is asked again. Where
+    NVML says of no GPU whether it is in MIG mode, there are none."""
+    last = probe.value.last if isinstance(probe, Seen) else None
+    if last is None or all(gpu.state.mig is None for gpu in last.gpus):
+        return NOT_ASKED
+    gpus = await host.folder(CAPABILITIES, "gpu*")
+    if isinstance(gpus, Refusal):
+        return gpus
+    found: list[str] = []
+    for gpu in gpus.value[:MOST_PARTS]:
+        instances = await host.folder(f"{CAPABILITIES}/{gpu.name}/mig", "gi*")
+        for part in instances.value[:MOST_PARTS] if isinstance(instances, Seen) else ():
+            compute = await host.folder(f"{CAPABILITIES}/{gpu.name}/mig/{part.name}", "ci*")
+            names = [c.name for c in compute.value] if isinstance(compute, Seen) else []
+            found += [f"{gpu.name}/{part.name}/{name}" for name in names or [""]]
+    return Seen(tuple(found), gpus.at)
 
 
 async def kernel_log(host: Host) -> dict[str, Any]:

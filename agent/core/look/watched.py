@@ -57,6 +57,7 @@ def watched_folders(settings: Settings) -> dict[str, tuple[str, ...]]:
     return {
         "/dev": ("nvidia",),
         "/dev/char": ("195:",),
+        "/dev/nvidia-caps": (),
         "/proc/driver": ("nvidia",),
         settings.device_plugins_dir: (),
         **{socket.rsplit("/", 1)[0]: () for socket in pod_resources_sockets(settings)},

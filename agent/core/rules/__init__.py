@@ -43,6 +43,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
         may_probe=driver.is_live(scene), report=probe.last,
         probe_busy=probe.running_since is not None or probe.remains is not None,
         fingerprint=judged.fingerprint,
+        mig_instances=" ".join(("mig", *scene.mig_instances.value)) if isinstance(scene.mig_instances, Seen) else "",
         **held_parts(scene, settings, gpus, judged, shown, max(
             driver.disturbed_at(scene), kubelet.listed_anew_at(scene, listed))),
         kubelet_active=kubelet.is_active(scene, settings),
