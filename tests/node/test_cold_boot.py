@@ -61,6 +61,19 @@ def test_no_gpu_at_all(cold, suite: str) -> None:
     assert not node.exists("/run/simgpu/modprobe.calls")
 
 
+def test_a_boot_does_not_wait_for_an_agent_that_hangs_while_it_starts(make_node, suite: str) -> None:
+    """Nor does the kubelet: no unit is ordered after the agent."""
+    node = make_node(suite, boot=False)
+    gate.prepare(node, "# none\n")
+    node.put("/etc/systemd/system/gpu-gate.service.d/hangs.conf",
+             "[Service]\nExecStart=\nExecStart=/bin/sleep infinity\nTimeoutStartSec=infinity\n")
+    node.boot(until="multi-user.target", timeout=90)
+    assert node.show("gpu-gate.service", "ActiveState") == "activating"
+    assert node.is_active("kubelet.service")
+    assert "no NVIDIA GPU" in gate.released(node)["reason"]
+    assert "multi-user.target" not in node.show("gpu-gate.service", "Before").split()
+
+
 def test_the_driver_comes_later(cold) -> None:
     """Holding the kubelet would be a deadlock where a pod brings the driver: released, not ready, still watching."""
     node = cold("plug --gpus 8 --no-driver\n")
