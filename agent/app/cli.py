@@ -163,6 +163,10 @@ def _access(config: configuration.Config, as_json: bool, prevents: bool) -> int:
 
 
 def _daemon(config: configuration.Config, verbose: bool) -> int:
+    from .quiet import keep_quiet
+
+    keep_quiet(config.settings)
+    config = configuration.load()  # a reload may have been asked for meanwhile
     # asyncio takes OpenSSL along where it is there, 6 MiB, and lives without: the agent speaks no TLS,
     # and Python has hashes of its own.
     for unused in ("ssl", "_hashlib"):

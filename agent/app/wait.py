@@ -30,8 +30,8 @@ GPU_CLASSES = ("0x0300", "0x0302")
 
 def run(settings: Settings) -> int:
     """Return 0 when the kubelet may start."""
-    released = _read_mark("released")
-    if released is None and not settings.expected_gpus and _has_no_gpu():
+    released = read_mark("released")
+    if released is None and not settings.expected_gpus and has_no_gpu():
         released = Mark("no NVIDIA GPU on the PCI bus", boottime())
         _leave_mark("released", released.reason)
     if released is None:
@@ -47,7 +47,7 @@ def _wait(settings: Settings) -> Mark:
     _say(f"waiting for the GPUs, {max(0.0, deadline - boottime()):.0f} s at most; to release the kubelet now: "
          "systemctl stop gpu-gate.target")
     while True:
-        released = _read_mark("released")
+        released = read_mark("released")
         if released is not None:
             return released
         # A little after the agent's own deadline, so that its reason, which is better, comes first.
@@ -60,7 +60,7 @@ def _wait(settings: Settings) -> Mark:
 
 def _first_wait_at() -> float:
     """When this boot began to wait: a wait that is started again does not wait anew."""
-    earlier = _read_mark("waiting")
+    earlier = read_mark("waiting")
     if earlier is not None and 0.0 < earlier.at <= boottime():
         return earlier.at
     _leave_mark("waiting", "the wait unit was started")
@@ -75,7 +75,7 @@ def _last_word() -> str:
         return str(exc)
 
 
-def _has_no_gpu() -> bool:
+def has_no_gpu() -> bool:
     """True only where sysfs was read and shows none: what cannot be read is not nothing."""
     try:
         if _line(SOC_FAMILY).lower().startswith("tegra"):  # its GPU is a part of the SoC
@@ -107,7 +107,8 @@ def _line(path: str) -> str:
         return file.readline().strip()
 
 
-def _read_mark(name: str) -> Mark | None:
+def read_mark(name: str) -> Mark | None:
+    """A mark of this boot; None where it is not there or cannot be read."""
     try:
         with open(f"{RUN}/{name}", "rb") as file:
             return mark(file.read(65536))

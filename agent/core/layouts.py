@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
-from ..model.runtime import Container, Sandbox
 from ..model.settings import Settings
+
+if TYPE_CHECKING:  # `gpu-gate wait` imports this file in the way of every boot, and half its time would be theirs
+    from ..model.runtime import Container, Sandbox
 
 ROOT = "/var/lib/kubelet"
 """The kubelet's --root-dir. Pod resources follow it; device-plugins never does (kubernetes #68567, #120626)."""
