@@ -55,15 +55,9 @@ def boottime() -> float:
 
 
 def stamp(node: Node, unit: str, name: str) -> float | None:
-    """A unit's …TimestampMonotonic in boottime; None where it has not happened."""
-    usec = int(node.show(unit, f"{name}TimestampMonotonic") or 0)
+    """A unit's …TimestampMonotonic in boottime, "": systemd's own; None where it has not happened."""
+    usec = int(node.systemctl("show", "--value", "-p", f"{name}TimestampMonotonic", *([unit] if unit else [])) or 0)
     return usec / 1e6 + boottime() - time.monotonic() if usec else None
-
-
-def userspace(node: Node) -> float:
-    """When PID 1 of the node began."""
-    said = node.systemctl("show", "--value", "-p", "UserspaceTimestampMonotonic")
-    return int(said) / 1e6 + boottime() - time.monotonic()
 
 
 def wait_stamp(node: Node, unit: str, name: str = "ExecMainStart", within_s: float = 60.0) -> float:

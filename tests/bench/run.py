@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "node"))
 
+import added
 import boots
 import mending
 import nogpu
@@ -26,7 +27,8 @@ from rig import Rig
 MEASUREMENTS = {
     "windows": boots.windows,
     "flapping": boots.flapping,
-    "nogpu": nogpu.boots,
+    "nogpu": added.without_gpus,
+    "healthy": added.healthy,
     "commands": nogpu.commands,
     "idle": steady.idle,
     "reload": steady.reload,
