@@ -7,9 +7,12 @@ cgroup v2, or with cgroup v1.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +27,8 @@ KERNEL = ("linux-image-cloud-amd64", "initramfs-tools", "zstd")
 INSTALL = HERE.parents[1] / "packaging/images/install"
 SIZE = "3G"
 """Sparse: it takes what is in it, about 0.8 GB."""
+KEPT, KEPT_FOR_S = 4, 7 * 86400
+"""Images stay by what they were made of, for other checkouts and going back and forth: so many, so long after use."""
 
 
 class Disk(NamedTuple):
@@ -42,6 +47,8 @@ def disk() -> Disk:
     with tree.once(folder) as missing:
         if missing:
             _write(layers, folder)
+    os.utime(folder)
+    _tidy()
     return Disk(folder / "disk.ext4", folder / "vmlinuz", folder / "initrd.img")
 
 
@@ -76,9 +83,16 @@ def _write(layers: Sequence[Path], folder: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NodeError(f"The machine's disk could not be written to {new}. It was said:\n{done.stderr[-3000:]}")
-    for old in CACHE.glob("image-*"):
-        subprocess.run(["rm", "-rf", str(old)], check=True)
     new.rename(folder)
+
+
+def _tidy() -> None:
+    """What was last used longest ago goes first."""
+    with contextlib.suppress(FileNotFoundError):  # somebody else tidies
+        used = sorted(((path.stat().st_mtime, path) for path in CACHE.glob("image-*")), reverse=True)
+        for number, (at, path) in enumerate(used):
+            if number >= KEPT or time.time() - at > KEPT_FOR_S:
+                subprocess.run(["rm", "-rf", str(path)], check=True)
 
 
 if __name__ == "__main__":
