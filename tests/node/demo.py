@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""`make demo`: a GPU node lives through the incident, without the gate and with it.
+"""`make demo`: a GPU node lives through the incident, without the gate and with it, and can be looked at.
 
+On a terminal it ends when the person has seen enough of the last node's page, anywhere else (CI) by itself.
 Everything but the GPUs, their library and the kubelet is real: systemd, D-Bus, udev, journald, containerd, runc.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from typing import Any
 import tree
 from demo_access import access
 from nspawn import Node, NodeError
+from view import look
 
 HERE = Path(__file__).resolve().parent
 GPUS = 8
@@ -24,7 +28,7 @@ EARLY_S = 6
 REGISTER_S = 5
 INCIDENT = f"plug --gpus {GPUS}\npersistenced: nvml init=999 for={EARLY_S}\n"
 AFTERWARDS_S = 4.0
-GIVE_UP_S = 40.0
+GIVE_UP_S = 120.0
 
 
 class Timeline:
@@ -45,7 +49,7 @@ class Timeline:
         for unit, name in (("kubelet.service", "the kubelet"), ("gpu-gate.target", "gpu-gate.target")):
             if seen["units"][unit] is not None and unit not in self.known:
                 self._say(unit, seen["units"][unit] - self.zero, f"{name} is up")
-        now = seen["at"] - self.zero
+        now = max(0.0, seen["at"] - self.zero)
         self._changed("nvml", seen["nvml"], now, "NVML on the host: {} GPUs" if isinstance(seen["nvml"], int)
                       else "NVML on the host: {}")
         for line in seen["log"][self.known.get("lines", 0):]:
@@ -116,7 +120,7 @@ def without(package: Path) -> tuple[dict[str, str], dict[str, str]]:
            "one) asks at once.")
     with Node(tree.layers("bookworm")) as node:
         node.put("/etc/simgpu.conf", INCIDENT)
-        _make_plugin_old_and_deaf(node)
+        make_plugin_old_and_deaf(node)
         node.boot()
         timeline = live(node, f"nvml {GPUS}")
         state = json.loads(node.run(["simgpu", "node"]).stdout)
@@ -188,7 +192,7 @@ def deaf(node: Node, timeline: Timeline) -> None:
         _indented(f"{entry['number']} {entry['what']}: {entry['outcome'] or entry['cause']}")
 
 
-def _make_plugin_old_and_deaf(node: Node) -> None:
+def make_plugin_old_and_deaf(node: Node) -> None:
     """v0.9's ways: after a failed start it never tries again, and does not hear a kubelet restart."""
     path = "/etc/kubernetes/manifests/nvidia-device-plugin.yaml"
     old = "      env:\n" + "".join(f'        - {{name: {name}, value: "1"}}\n' for name in ("OLD", "DEAF"))
@@ -215,7 +219,7 @@ def with_gate(package: Path) -> dict[str, str]:
 
 def _indented(text: str) -> None:
     for line in text.rstrip().splitlines():
-        print(f"      {line}"[:150])
+        print("      " + (line if len(line) <= 144 else f"{line[:142]} …"))
 
 
 def _row(timeline: Timeline, state: dict[str, Any]) -> dict[str, str]:
@@ -239,12 +243,20 @@ def table(rows: dict[str, dict[str, str]]) -> None:
 What to try next:
   make node-shell        a shell on such a node: gpu-gate doctor, simgpu --help, journalctl -fu gpu-gate
   make test              everything else it was tried on
-  README.md              install it on a host
-""")
+  README.md              install it on a host""")
 
 
-def main() -> int:
-    began = time.monotonic()
+def wants_view(words: list[str]) -> bool:
+    """A person at a terminal wants to look. A program wants the demo to end."""
+    parser = argparse.ArgumentParser(prog="make demo ARGS=…", description="a GPU node lives through the incident")
+    parser.add_argument("--view", action=argparse.BooleanOptionalAction,
+                        default=sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI"),
+                        help="keep the last node and its page until Enter or Ctrl-C (on a terminal: yes)")
+    return bool(parser.parse_args(words).view)
+
+
+def main(words: list[str]) -> int:
+    stays, began = wants_view(words), time.monotonic()
     try:
         print("gpu-gate: a GPU node boots, three times. What is not built yet is built first …", flush=True)
         package = tree.build_deb()
@@ -252,15 +264,17 @@ def main() -> int:
         broken, mended = without(package)
         rows = {"without the gate": broken, "… and mended": mended, "with the gate": with_gate(package)}
         act(3, "device access. Containers whose GPUs came behind runc's back, as NVIDIA's legacy hook gives them.")
-        kept = access(package)
-    except NodeError as error:
-        print(error, file=sys.stderr)
+        with Node(tree.layers("bookworm", package)) as node:
+            kept = access(node)
+            table(rows)
+            print(f"({time.monotonic() - began:.0f} s)\n")
+            look(node, stays)
+    except (NodeError, AssertionError) as error:
+        print(f"{error}\nThe demo ends here. Was the machine very busy? Then run it once more.", file=sys.stderr)
         return 1
-    table(rows)
-    print(f"({time.monotonic() - began:.0f} s)")
     well = all(rows[name]["kubelet lists"] == f"{GPUS} of {GPUS}" for name in ("… and mended", "with the gate"))
     return 0 if well and kept else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import gate
-import tree
 from gpu_containers import CTL, Container, Rig
 from nspawn import Node
 
 ONLY_HEAL = "[Access]\nPrevent=report\n"
 
 
-def access(package: Path) -> bool:
-    """True where everything went as it should."""
-    with Node(tree.layers("bookworm", package)) as node:
-        node.put(gate.CONF, gate.QUICK + ONLY_HEAL)
-        node.boot()
-        gate.wait_ready(node)
-        rig = Rig(node, "bookworm")
-        done = [_without(rig), _healed(rig), _kept(rig)]
-        print("\n    Who holds GPUs now (gpu-gate access):\n")
-        for line in node.run(["gpu-gate", "access"], check=False).stdout.rstrip().splitlines():
-            print(f"      {line}"[:150])
+def access(node: Node) -> bool:
+    """True where everything went as it should. The node comes with the package, and is booted here."""
+    node.put(gate.CONF, gate.QUICK + ONLY_HEAL)
+    node.boot()
+    gate.wait_ready(node)
+    rig = Rig(node, "bookworm")
+    done = [_without(rig), _healed(rig), _kept(rig)]
+    print("\n    Who holds GPUs now (gpu-gate access):\n")
+    for line in node.run(["gpu-gate", "access"], check=False).stdout.rstrip().splitlines():
+        print(f"      {line}")
     return all(done)
 
 
@@ -31,10 +27,10 @@ def _without(rig: Rig) -> bool:
     lost = rig.legacy("trainer-a", 2)
     with rig.feeling(lost, CTL) as feel:
         rig.take_away(lost)
-        gate.until(lambda: feel.changes(CTL)[-1:] == [False], "trainer-a still has its GPUs", 5)
+        gate.until(lambda: feel.changes(CTL)[-1:] == [False], "trainer-a still has its GPUs")
         print("    without gpu-gate   daemon-reload: trainer-a may not open /dev/nvidiactl any more, for good")
         rig.node.systemctl("start", "gpu-gate")
-        gate.until(lambda: feel.changes(CTL)[-1:] == [True], lambda: gate.said(rig.node), 15)
+        gate.until(lambda: feel.changes(CTL)[-1:] == [True], lambda: gate.said(rig.node))
         print("                       gpu-gate is started: trainer-a has it back, and was never stopped")
     return True
 
@@ -44,7 +40,7 @@ def _healed(rig: Rig) -> bool:
     _wait(rig, container, "lost")
     with rig.feeling(container, CTL) as feel:
         rig.take_away(container)
-        gate.until(lambda: bool(feel.gaps_s(CTL)), lambda: gate.said(rig.node), 15)
+        gate.until(lambda: bool(feel.gaps_s(CTL)), lambda: gate.said(rig.node))
         gap_ms = feel.gaps_s(CTL)[0] * 1000
         print(f"    healing only       daemon-reload: trainer-b lost it, and has it back {gap_ms:.0f} ms later")
     return True

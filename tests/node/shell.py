@@ -7,6 +7,7 @@ import sys
 
 import tree
 from nspawn import Node, NodeError
+from view import PORT, viewed
 
 WELCOME = """
 A node with {version}, the package and the stand-ins. It goes when you leave the shell (exit or Ctrl-D).
@@ -15,6 +16,7 @@ A node with {version}, the package and the stand-ins. It goes when you leave the
   journalctl -fu gpu-gate            what it does
   systemctl list-jobs                who waits for it
   ls /opt/gpu-gate-sim               the stand-ins
+  {page:<34} its page, for a browser on this machine
 """
 
 
@@ -26,8 +28,10 @@ def main(words: list[str]) -> int:
     try:
         with Node(tree.layers(suite, tree.build_deb())) as node:
             node.boot()
-            print(WELCOME.format(version=node.run("systemctl --version | head -n 1").stdout.strip()))
-            node.shell()
+            version = node.run("systemctl --version | head -n 1").stdout.strip()
+            with viewed(node, PORT) as page:
+                print(WELCOME.format(version=version, page=page))
+                node.shell()
     except NodeError as error:
         print(error, file=sys.stderr)
         return 1
