@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "node"))
 
 import added
 import boots
+import crowd
 import mending
 import nogpu
 import report
@@ -35,6 +36,7 @@ MEASUREMENTS = {
     "verdict": steady.verdict,
     "workloads": workloads.workloads,
     "mending": mending.mending,
+    "crowd": crowd.crowd,
 }
 
 
