@@ -121,8 +121,9 @@ class Server:
         for connection in list(self._connections):
             if waiting <= ALL_UNSENT_BYTES:
                 return
-            waiting -= connection.unsent_bytes
-            connection.abort()
+            if connection.unsent_bytes:
+                waiting -= connection.unsent_bytes
+                connection.abort()
 
     def _sweep(self) -> None:
         """Only while there are connections: an agent that nobody asks is not woken."""

@@ -149,9 +149,14 @@ def test_a_client_that_asks_and_never_reads_is_held_back() -> None:
 
 
 def test_answers_that_nobody_reads_are_dropped_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody else is: who reads is kept, however long ago it asked."""
     monkeypatch.setattr(web, "ALL_UNSENT_BYTES", 1 << 20)
+    monkeypatch.setattr(web, "IDLE_S", 60.0)
 
     async def story(found: Site) -> None:
+        reader, patient = await found.open()
+        patient.write(GET)
+        await asyncio.wait_for(reader.readuntil(b"well\n"), 20)
         greedy = []
         for _ in range(60):
             _, writer = await found.open()
@@ -161,7 +166,9 @@ def test_answers_that_nobody_reads_are_dropped_before_they_fill_the_memory(monke
             await found.ask()
         assert sum(c.unsent_bytes for c in found.server._connections) <= web.ALL_UNSENT_BYTES + len(BIG)
         assert len(found.server) < 60
-        for writer in greedy:
+        patient.write(GET)
+        await asyncio.wait_for(reader.readuntil(b"well\n"), 20)
+        for writer in (*greedy, patient):
             writer.close()
 
     on_site(story)
