@@ -150,6 +150,8 @@ COMPANY = (
     "*-sidecar", "*-init", "config-manager*", "toolkit-validation", "mps-control-daemon*", "gpu-feature-discovery*",
 )
 """Containers that share a plugin's pod, image or labels (Helm chart, GPU Operator) and are never it."""
+FOREIGN = ("*rocm/*", "*amdgpu*", "*/cambricon*", "*/hygon*", "*/iluvatar*", "*/metax*", "*/mthreads*", "*/enflame*")
+"""Images of other vendors' plugins, some of which are called k8s-device-plugin as well."""
 COMMON = ("device-plugin",)
 """Names that any vendor's plugin may have: they say nothing without their pod's labels."""
 
@@ -201,6 +203,8 @@ def control_plane_files(settings: Settings) -> tuple[str, ...]:
 
 def kind_of(container: Container, sandbox: Sandbox | None) -> Kind | None:
     """The plugin whose pod, container's name or image this is; None where no row speaks of it."""
+    if matches(container.image, FOREIGN):
+        return None
     labels = sandbox.labels.items() if sandbox else ()
     tests: tuple[Callable[[Kind], bool], ...] = (
         lambda kind: any(label in labels for label in kind.labels),

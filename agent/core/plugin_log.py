@@ -41,7 +41,7 @@ _VERSION = re.compile(r'Starting NVIDIA Device Plugin" version=(?:"v?([\w.-]+)"|
 # What the plugin's container lacks, whatever the host has: starting it afresh cannot give it the library.
 _NO_LIBRARY = re.compile(r"ERROR_LIBRARY_NOT_FOUND|could not load NVML library|cannot open shared object|Not Found"
                          r"|Incompatible", re.I)
-_OLD_LIBRARY = re.compile(r"Driver/library version mismatch", re.I)
+_OLD_LIBRARY = re.compile(r"Driver/library version mismatch|LIB_RM_VERSION_MISMATCH", re.I)
 
 
 def read(tail: bytes) -> PluginLog:

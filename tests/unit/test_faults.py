@@ -196,6 +196,11 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
     ("PluginSawFewer", scene(allocatable=seen((Devices("nvidia.com/gpu", UUIDS[:1]),))), Witness(), CONFIRMED),
     ("PluginMarkedUnhealthy", unlisted(plugins=(sight(b"'nvidia.com/gpu' device marked unhealthy: GPU-1\n"),)),
      Witness(), CONFIRMED),
+    ("RegistrationFailed", unlisted(plugins=(sight(b"Could not register device plugin: deadline exceeded\n"),)),
+     Witness(), CONFIRMED),
+    ("RegistrationFailed", unlisted(plugins=(sight(b"Starting to serve on /x/nvidia.sock\n"),)), Witness(), None),
+    ("EarlyNvml", unlisted(probe=failing(18)), Witness(), None),
+    ("GpuAbsentFromNvml", scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN), Witness(), None),
     ("PluginHangsInNvml", unlisted(plugins=(sight(b"2026/11/29 12:46:07 Loading NVML\n"),)), Witness(), CONSISTENT),
     ("NoPlugin", unlisted(plugins=(), runtime=seen(Runtime((), ()))), Witness(), CONFIRMED),
     # --- the kubelet
@@ -221,7 +226,8 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
 BY_REASON = {
     "GpuNotOnBus": "PciShort", "GpuUnsupported": "GpuUnsupported", "CdiSpecMissing": "CdiMissing",
     "CdiSpecOld": "CdiOlderDriver", "CdiSpecPointsNowhere": "CdiPathsMissing", "CdiSpecBroken": "CdiConflict",
-    "PluginCrashes": "PluginExited", "NodeShowsFewer": "NodeShowsFewer", "OverlapOfTwo": "AnotherServes",
+    "PluginGivenNothing": "PluginGivenNothing", "PluginCrashes": "PluginExited", "NodeShowsFewer": "NodeShowsFewer",
+    "OverlapOfTwo": "AnotherServes",
 }
 
 

@@ -385,7 +385,7 @@ FAULTS: list[tuple[str, PluginSight, str, Cure, bool]] = [
     ("created, of a pod that failed before", sight(FAILED_LOG, of=container(state=CREATED)), "PluginNeverStarted",
      Cure.TIME, False),
     ("exited", sight(FAILED_LOG, of=container(state=EXITED), exit_code=1), "PluginExited", Cure.WAIT, False),
-    ("of unknown state", sight(of=container(state=ContainerState.UNKNOWN)), "PluginExited", Cure.WAIT, False),
+    ("of unknown state", sight(of=container(state=ContainerState.UNKNOWN)), "PluginUnread", Cure.WAIT, False),
 ]
 
 

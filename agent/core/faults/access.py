@@ -29,7 +29,7 @@ def _reload_took_it(evidence: Evidence) -> Mark | None:
         return Mark(True, f"{denied.because}; it could, for its log says that it served its GPUs, and units were "
                     f"loaded anew {evidence.ago(reload_at)}, after its start")
     never = evidence.lost(LossCause.NEVER_HAD)
-    if never:
+    if never and not (never.is_plugin and evidence.finding("PluginGivenNothing")):
         return Mark(False, f"{never.namespace}/{never.pod} {never.name} may not open {never.denied[0].name}; "
                     f"{never.loss_why}")
     if denied:

@@ -69,6 +69,13 @@ def _init_failed(evidence: Evidence) -> Mark | None:
     return Mark(True, f"{line.bus_id} is on PCI and absent from NVML; {line.line[:160]}")
 
 
+def _absent(evidence: Evidence) -> Mark | None:
+    """Of a GPU that nobody has bound, NVML cannot know."""
+    missing, pci = evidence.finding("GpuMissing"), evidence.scene.pci
+    bound = {f.bus_id for f in pci.value if f.driver == "nvidia"} if isinstance(pci, Seen) else set()
+    return Mark(True, missing.because) if missing and bound.intersection(missing.missing) else None
+
+
 def _hang(evidence: Evidence) -> Mark | None:
     state = evidence.scene.probe.value if isinstance(evidence.scene.probe, Seen) else None
     found = evidence.finding("ProbeHung")
@@ -168,7 +175,7 @@ FAULTS = (
     KnownFault(
         "GpuAbsentFromNvml", 5, "A GPU is on the PCI bus, and NVML does not show it",
         "NVIDIA/gpu-operator #2511, #1309",
-        "its bus id on PCI, bound to nvidia, and in no answer of NVML's", judge=when("GpuMissing"),
+        "its bus id on PCI, bound to nvidia, and in no answer of NVML's", judge=_absent,
         remedy="the kernel's log may say why; where it does not, reboot the drained node",
         do="dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L", is_not="helped by starting the plugin afresh"),
     KnownFault(
@@ -183,7 +190,8 @@ FAULTS = (
         is_not="a fault of plugin or kubelet: the host itself cannot see its GPUs"),
     KnownFault(
         "GpuWantsReset", 5, "A GPU asks for a reset (rows to be remapped, ECC)", "leptonai/gpud PR 80, PR 1133",
-        "NVML's own word: remapping pending, recovery action, ECC mode pending", judge=when("GpuWantsAttention"),
+        "NVML's own word: remapping pending, recovery action, ECC mode pending",
+        judge=when("GpuWantsAttention", "NvmlResetRequired"),
         remedy="reset it when it is idle, or reboot", do="nvidia-smi -q | grep -E 'Pending|Recovery'",
-        is_not="a reason to hold the node: it works until then"),
+        is_not="a reason to hold the node while NVML shows it: it works until then"),
 )

@@ -6,6 +6,7 @@ registration since; what is called too early was seen to be so.
 
 from __future__ import annotations
 
+from ...model.finding import Verdict
 from ...model.reading import Seen
 from ...model.runtime import PluginSays, PluginSight
 from ...model.witness import Says
@@ -29,6 +30,8 @@ def _early(evidence: Evidence) -> Mark | None:
     host = evidence.finding("NvmlUnknown", "NvmlDriverNotLoaded", "NvmlNotReady", "GpuMissing")
     if host:
         return Mark(True, f"{failed.because}; NVML on the host fails as well: {host.because}")
+    if any(f.link == 5 and f.blocks and f.verdict is Verdict.FAILS for f in evidence.diagnosis.findings):
+        return None  # the host's NVML fails for a reason of its own, which waiting would not have cured
     first, watching = evidence.witness.first_seen, evidence.scene.waiting
     if isinstance(first, Seen) and isinstance(watching, Seen) and watching.value.at < started < first.value.at:
         return Mark(True, f"{failed.because}; it was started {first.value.at - started:.1f} s before NVML first "
@@ -80,6 +83,11 @@ def _overlap(evidence: Evidence) -> Mark | None:
     if ended:
         return Mark(True, f"its log says registered; {cited(evidence, ended)}")
     return Mark(False, "its log says registered, kubelet.sock is older than it, and the kubelet lists nothing")
+
+
+def _turned_away(evidence: Evidence) -> Mark | None:
+    found, log = evidence.finding("PluginSilent"), plugin.log_of(evidence.plugin) if evidence.plugin else None
+    return Mark(True, found.because) if found and log and log.says is PluginSays.NOT_REGISTERED else None
 
 
 def _asking(evidence: Evidence) -> Mark | None:
@@ -161,6 +169,13 @@ FAULTS = (
         remedy="remove one: who registers last wins, and who ends takes the resource away",
         do="kubectl get pods -A -o wide | grep device-plugin", is_not="for a program to decide"),
     KnownFault(
+        "PluginGivenNothing", 8, "The plugin's container was given no GPU that is here",
+        "NVIDIA/nvidia-container-toolkit, NVIDIA_VISIBLE_DEVICES; an exchanged GPU has another UUID",
+        "NVIDIA_VISIBLE_DEVICES, or its pod's CDI annotation, names none that NVML shows",
+        judge=when("PluginGivenNothing"), remedy="name GPUs that are here, or all, in its pod's spec",
+        do="nvidia-smi -L; crictl inspect {plugin} | grep -E 'NVIDIA_VISIBLE_DEVICES|cdi.k8s.io'",
+        is_not="helped by a fresh start, nor a loss of device access: it was never given any"),
+    KnownFault(
         "PluginSawFewer", 8, "The plugin was started while NVML showed fewer GPUs", "NVIDIA/gpu-operator #2511",
         "it registered fewer than NVML shows, and never looks again", judge=when("PluginSawFewer"),
         remedy="have its container made again; running pods keep their GPUs", do=REBUILD,
@@ -170,6 +185,14 @@ FAULTS = (
         "NVIDIA/k8s-device-plugin internal/rm/health.go", "its log says that a device went unhealthy",
         judge=when("PluginSawUnhealthy"), remedy="reset that GPU, or reboot the drained node, then start the plugin "
         "afresh", do="dmesg | grep Xid", is_not="helped by a fresh start alone: it would offer a broken GPU again"),
+    KnownFault(
+        "RegistrationFailed", 8, "The plugin serves its GPUs, and could not register with the kubelet",
+        "NVIDIA/k8s-device-plugin #10, #55, #82, #156", "its own log's line that it could not register",
+        judge=_turned_away,
+        remedy="its line says why. Unimplemented: a plugin too old for this kubelet; deadline exceeded or permission "
+               "denied: kubelet.sock of another kubelet's folder, or SELinux. " + VENDORS,
+        do="crictl logs --tail 30 {plugin}; ls -lZ /var/lib/kubelet/device-plugins",
+        is_not="an error of NVML's: it has seen its GPUs"),
     KnownFault(
         "PluginHangsInNvml", 8, "The plugin asks NVML and gets no answer", "NVIDIA/k8s-device-plugin #301, #77",
         "none that can be seen from outside", judge=_asking, consistent="its log ends where it asks NVML",

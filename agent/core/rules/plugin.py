@@ -174,6 +174,9 @@ def _container_fault(scene: Scene, sight: PluginSight, listed: Listing) -> Fault
     if state is ContainerState.CREATED:
         return Fault("PluginNeverStarted", f"{who}: created, and never started", Cure.TIME,
                      "crictl rm makes the kubelet build it again", sight=sight)
+    if state is ContainerState.UNKNOWN:
+        return Fault("PluginUnread", f"{who}: the runtime does not know its state", Cure.WAIT,
+                     f"crictl inspect {sight.container.id[:12]}; systemctl status containerd", sight=sight)
     if state is not ContainerState.RUNNING:
         code = sight.detail.value.exit_code if isinstance(sight.detail, Seen) else "?"
         again = f" at its attempt {sight.container.attempt + 1}" if sight.container.attempt else ""
@@ -192,6 +195,11 @@ def _running_fault(sight: PluginSight, who: str, listed: Listing) -> Fault:
     if log.says is PluginSays.UNHEALTHY:  # before all else: whatever else is wrong, the GPU would be offered again
         return Fault("PluginSawUnhealthy", f"{who}: a fresh start would offer that GPU again", Cure.PERSON,
                      "dmesg | grep Xid; drain the node, then reset the GPU or reboot", sight=sight)
+    if listed.given.names is not None and listed.shown and not listed.seen_by_plugin:
+        names = ", ".join(listed.given.names[:4]) or "none"
+        return Fault("PluginGivenNothing", f"{who}: it was given no GPU that is here (NVIDIA_VISIBLE_DEVICES or CDI: "
+                     f"{names})", Cure.PERSON, "give its container GPUs that NVML shows: NVIDIA_VISIBLE_DEVICES=all; "
+                     "nvidia-smi -L", sight=sight)
     if denied:
         return Fault("PluginAccessDenied", f"{who}: it may not open /dev/nvidiactl", Cure.FRESH_START,
                      REBUILD, access_denied=True, sight=sight)
