@@ -123,8 +123,8 @@ def test_a_container_that_lost_its_gpus_and_has_them_again(chromium: Browser, sh
     lost = next(row for row in body["access"] if row["now"] == "denied")
     lost.update(now="allowed", after_reload="allowed")
     doings = Doings()
-    doings.added((Allowed(lost["id"], lost["unit"], "kube-system/trainer-0 trainer", 0.0,
-                          given_back=("/dev/nvidia0", "/dev/nvidiactl")),), body["boot"]["at_s"] + 60)
+    doings.added(tuple(Allowed(lost["id"], lost["unit"], "kube-system/trainer-0 trainer", 0.0, given_back=(name,))
+                       for name in ("/dev/nvidia0", "/dev/nvidiactl")), body["boot"]["at_s"] + 60)
     body["actions"] += actions(None, doings.recent)
     answers.say(body)
     words = "had lost /dev/nvidia0, /dev/nvidiactl, and was given it back at "
