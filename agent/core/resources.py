@@ -76,6 +76,8 @@ class Listing:
     "how many GPUs the plugin was given"
     shown: int | None = None
     "how many GPUs NVML shows; None where it was not asked, or failed as a whole"
+    is_empty: bool = False
+    "what the plugin was given has nothing to offer, by its own strategy: MIG mode without instances"
 
     @property
     def count(self) -> int:
@@ -140,8 +142,9 @@ def listing(scene: Scene, settings: Settings, gpus: tuple[Gpu, ...] | None = Non
     shown = tuple(s for s in sees if s.gpu.uuid in wanted)
     found, strangers, opaque = _sort(ids, _names(there, sees))
     expected = _expected(shown, may_see.strategy, {p for by in found.values() for p in by})
+    is_empty = bool(shown) and not expected and all(s.migs is not None for s in shown)
     return Listing(_offers(found, expected, may_see.strategy), strangers, opaque, unshown, may_see, len(shown),
-                   len(wanted))
+                   len(wanted), is_empty)
 
 
 def _of_gpus(devices: Devices, settings: Settings) -> tuple[str, ...]:

@@ -11,9 +11,11 @@ import pytest
 from agent.core import plugin
 from agent.core.faults import suspects
 from agent.core.resources import Listing
+from agent.core.rules import diagnose
 from agent.core.rules.plugin import fault
 from agent.model.fault import Cure
 from agent.model.finding import Heals, Verdict
+from agent.model.gpu import GpuState
 from agent.model.reading import Refusal, Why
 from agent.model.runtime import Container, ContainerState, PluginSight, Runtime, SocketOwner
 from agent.model.settings import Settings
@@ -22,6 +24,7 @@ from .scenes import (
     DEFAULTS,
     DENIED,
     FAILED_LOG,
+    GPUS,
     MISSING,
     OFFSET,
     TIMED_OUT,
@@ -30,6 +33,7 @@ from .scenes import (
     detail,
     diagnosed,
     finding,
+    probed,
     sandbox,
     scene,
     seen,
@@ -491,6 +495,19 @@ def test_a_container_that_would_not_come_back_is_not_removed(policy: str, found:
     assert said is not None and (said.reason, said.cure) == (reason, cure)
     assert said.barred is (reason == "NeverStartedAgain")
     assert (f"restartPolicy is {policy}:" in said.because) is (reason == "NeverStartedAgain")
+
+
+@pytest.mark.parametrize(("migs", "strategy", "reason", "cure"), [
+    ((), "mixed", "MigWithoutInstances", Cure.PERSON), ((), "single", "MigWithoutInstances", Cure.PERSON),
+    (None, "mixed", "PluginSawNoGpu", Cure.FRESH_START),  # they could not be listed: nobody knows
+    ((), "none", "PluginSawNoGpu", Cure.FRESH_START), ((), "", "PluginSawNoGpu", Cure.FRESH_START),
+])
+def test_gpus_that_have_nothing_to_offer(migs: Any, strategy: str, reason: str, cure: Cure) -> None:
+    """No start of the plugin makes a MIG instance."""
+    gpus = tuple(replace(g, state=GpuState(mig=True, mig_devices=migs)) for g in GPUS)
+    seen_one = sight(b"No devices found. Waiting indefinitely.\n", env={"MIG_STRATEGY": strategy} if strategy else {})
+    said = diagnose(scene(probe=probed(gpus=gpus), allocatable=seen(()), plugins=(seen_one,)), DEFAULTS).mending
+    assert said is not None and said.fault is not None and (said.fault.reason, said.fault.cure) == (reason, cure)
 
 
 def test_a_manifest_that_cannot_be_read_is_no_permission() -> None:

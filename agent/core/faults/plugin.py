@@ -67,8 +67,8 @@ def _socket_made_anew(evidence: Evidence) -> Mark | None:
         return None
     made = evidence.boottime_of(sock.mtime)
     again = evidence.journal(Says.REGISTERED, made)
-    # A stamp that lies in the future is of a clock that was set since: it tells no order.
-    if made <= found[1] or again or made > evidence.scene.clock.boottime:
+    # A stamp that lies in the future, or before the boot, is of a clock that was set since: it tells no order.
+    if made <= found[1] or again or not 0.0 < made <= evidence.scene.clock.boottime:
         return None
     since = evidence.scene.clock.boottime - made
     return Mark(since >= SETTLED_S, f"kubelet.sock was made anew {made - found[1]:.0f} s after the plugin's start, "

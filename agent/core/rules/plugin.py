@@ -195,11 +195,15 @@ def _running_fault(sight: PluginSight, who: str, listed: Listing) -> Fault:
     if log.says is PluginSays.UNHEALTHY:  # before all else: whatever else is wrong, the GPU would be offered again
         return Fault("PluginSawUnhealthy", f"{who}: a fresh start would offer that GPU again", Cure.PERSON,
                      "dmesg | grep Xid; drain the node, then reset the GPU or reboot", sight=sight)
-    if listed.given.names is not None and listed.shown and not listed.seen_by_plugin:
+    if listed.count == 0 and listed.given.names is not None and listed.shown and not listed.seen_by_plugin:
         names = ", ".join(listed.given.names[:4]) or "none"
         return Fault("PluginGivenNothing", f"{who}: it was given no GPU that is here (NVIDIA_VISIBLE_DEVICES or CDI: "
                      f"{names})", Cure.PERSON, "give its container GPUs that NVML shows: NVIDIA_VISIBLE_DEVICES=all; "
                      "nvidia-smi -L", sight=sight)
+    if listed.is_empty and listed.count == 0:
+        return Fault("MigWithoutInstances", f"{who}: every GPU it was given is in MIG mode, and has no instance that "
+                     f"it could offer (MIG_STRATEGY={listed.given.strategy})", Cure.PERSON,
+                     "nvidia-smi mig -cgi …, nvidia-mig-parted, or MIG mode off; then start it afresh", sight=sight)
     if denied:
         return Fault("PluginAccessDenied", f"{who}: it may not open /dev/nvidiactl", Cure.FRESH_START,
                      REBUILD, access_denied=True, sight=sight)
