@@ -46,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = None if words == ["run"] else _parser().parse_intermixed_args(words)
     config = configuration.load()
     try:
-        return _run(options, config) if options else _daemon(config, verbose=False)
+        status = _run(options, config) if options else _daemon(config, verbose=False)
+        sys.stdout.flush()  # here: as Python ends, a reader that went away is a complaint and status 120
+        return status
     except GateError as exc:
         from .chain import printable
 
