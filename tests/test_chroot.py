@@ -121,6 +121,9 @@ def test_the_script_makes_an_image(chroot: Any) -> None:
     before = files(chroot)
     chroot.run("/usr/share/gpu-gate/images/install --expected-gpus 8 --set Gate.OnDeadline=hold", timeout=120)
     assert files(chroot) == before
+    assert "already there: /root/new.deb" in install(chroot, "/root/new.deb").stdout
+    assert "installed gpu-gate 0.0.1" in install(chroot, "/root/old.deb").stdout
+    assert "installed gpu-gate" in install(chroot, "/root/new.deb").stdout
     # What the script wrote goes with the package, what a person wrote stays.
     mine = "/etc/gpu-gate/gpu-gate.conf.d/90-mine.conf"
     chroot.put(mine, "[Gate]\n")
