@@ -262,6 +262,17 @@ def test_what_is_said_of_a_container_is_done_to_a_unit() -> None:
     assert found(UNIT_PLUGIN)["UnitNotRegistered"].capture == f"journalctl -b -u {AKS} -n 50"
 
 
+def test_that_nobody_holds_a_gpu_is_said_by_the_kubelet_alone() -> None:
+    """A container without a claim that we know of may have been allocated one."""
+    def workloads(**changes: Any) -> Finding:
+        of = scene(**{"processes": seen(()), "runtime": seen(Runtime((), ())), "plugins": (), **changes})
+        return next(f for f in links(of, diagnose(of, DEFAULTS), Witness()) if f.condition == "WorkloadAccess")
+
+    assert workloads(allocations=seen(())).verdict is Verdict.HOLDS
+    assert workloads(allocations=TIMED_OUT).verdict is Verdict.UNKNOWN
+    assert workloads(allocations=MISSING, allocatable=MISSING, units=seen(())).verdict is Verdict.HOLDS  # no kubelet
+
+
 def test_a_healthy_node_has_no_fault() -> None:
     assert found(scene()) == {}
     assert found(scene(), Witness(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2)), cpu_policy=seen("static"))) == {}

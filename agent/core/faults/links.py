@@ -24,12 +24,20 @@ def links(scene: Scene, diagnosis: Diagnosis, witness: Witness) -> tuple[Finding
     if diagnosis.scope is Scope.NONE:  # nothing to gate: there is no chain
         return tuple(found)
     if isinstance(scene.processes, Seen) and not diagnosis.gpu_containers:
-        found.append(Finding(12, "WorkloadAccess", Verdict.HOLDS, "no running container holds a GPU", blocks=False))
+        found.append(_no_holder(scene, diagnosis))
     asked = {f.link for f in found}
     found.sort(key=lambda f: f.link)
     found += [Finding(link, "NotAsked", Verdict.UNKNOWN, f"not asked: {_why_not(link, scene, found)}", blocks=False)
               for link in range(1, 15) if link not in asked]
     return tuple(sorted(found, key=lambda f: f.link))
+
+
+def _no_holder(scene: Scene, diagnosis: Diagnosis) -> Finding:
+    """Of a kubelet that did not say whom it allocated GPUs to, nobody knows that it was no one."""
+    if isinstance(scene.allocations, Refusal) and diagnosis.registered is not None:
+        return Finding(12, "WorkloadAccess", Verdict.UNKNOWN, "the kubelet did not say whom it allocated GPUs to "
+                       f"({scene.allocations})", "AccessUnknown", next_step="gpu-gate access", blocks=False)
+    return Finding(12, "WorkloadAccess", Verdict.HOLDS, "no running container holds a GPU", blocks=False)
 
 
 def _why_not(link: int, scene: Scene, found: list[Finding]) -> str:
