@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ..core.gate import step
 from ..core.look import look
-from ..core.look.sources import examine
 from ..core.look.watched import scope_folder, watched_folders, watched_units
 from ..core.mend import refuse
 from ..core.phases import Gate, Phase, Step
@@ -25,18 +23,18 @@ from ..model.scene import Scene
 from ..model.settings import Settings
 from ..node.access import AccessChecks
 from ..node.allow import Allow
-from ..node.examined import ExaminedHost
 from ..node.hands import Hands
 from ..node.launch import Launcher
 from ..node.live import LiveHost, clock_now
 from ..node.mender import Mender
 from ..node.probes import Probes
-from ..node.tape import FullRecorder, Recorder, Tape
+from ..node.tape import Recorder, Tape
 from ..node.wake import Sources, Wakes
 from ..wire.clock import boottime
 from ..wire.sd import Notify
 from . import config as configuration
 from .doings import Doings
+from .examination import Examination
 from .http import Http
 from .log import facts
 from .metrics import Counts, View, render
@@ -54,8 +52,6 @@ VERDICT_S = 5.0
 """A look that only the access program's answer asked for takes what the look before it was told."""
 CONNECT_S = 0.5
 """The first look waits so long for systemd's answer to be had."""
-EXAMINE_S = 1.0
-"""A repair waits at most so long for the journal and versions that are kept with its evidence."""
 RELOADED = {"systemd reloading false", "systemd owner"}
 """What systemd says after a daemon-reload; after a daemon-reexec its name has changed hands besides."""
 
@@ -75,6 +71,7 @@ class Daemon:
         self.launcher = Launcher(self.sources.bus, self._hand_ended)
         self.allow = Allow(self.sources.bus, self.checks, self._added)
         self.hands = Hands(self.host, self.probes, self.mender, self.launcher, self.checks, self.allow)
+        self.examination = Examination()
         self.http = Http(self)
         self.systemd = Notify()
         self.host.sources = [self.sources.bus, self.sources.uevents, self.sources.inotify, self.http]
@@ -118,6 +115,7 @@ class Daemon:
             self.http.close()
             self.sources.close()
             await self.mender.close()
+            await self.examination.close()
             await self.launcher.close()
             await self.allow.close()
             await self.checks.close()
@@ -191,11 +189,14 @@ class Daemon:
         if diagnosis is None:
             self._wake_at = now + self.settings.stable_interval_s
         else:
+            was_armed = self.seen.gate.mend.is_armed
             decided = step(self.seen.gate, diagnosis, now, self.settings)
             tell(self.seen, decided, reasons, diagnosis)
             self._wake_at = decided.wake_at
             if await self._act(decided, scene, tape, stalled):
                 self._wake_at = min(self._wake_at, now + 0.1)
+            if decided.gate.mend.is_armed and not was_armed and scene is not None:
+                self.examination.begin(self.settings, scene)
         self.seen = replace(self.seen, diagnosis=diagnosis, scene=scene, cycles=self.seen.cycles + 1,
                             cycle_ended_at=boottime(), cycle_took_s=boottime() - began, cycle_lag_s=lag_s,
                             wakes=reasons)
@@ -241,8 +242,8 @@ class Daemon:
                         extra=facts(action=type(action).__name__, detail=action))
         for action in due:
             try:
-                if isinstance(action, DISRUPTIVE) and scene is not None and tape is not None:
-                    await self._examine(scene, tape)
+                if isinstance(action, DISRUPTIVE) and tape is not None:
+                    await self.examination.add_to(tape)
                 await self.hands.act(action, tape, scene.runtime_socket if scene else "")
             except HandFailed as failed:
                 self._failed(action, failed, decided.gate)
@@ -264,11 +265,6 @@ class Daemon:
         is_news = failed.sentence != gate.mend.held  # what is held is said once
         log.log(logging.WARNING if is_news else logging.DEBUG, "a hand did not take: %s", failed.sentence,
                 extra=facts(action=type(action).__name__))
-
-    async def _examine(self, scene: Scene, tape: Tape) -> None:
-        """A doctor's questions on the tape of a repair, as many as are answered in time: no repair waits for them."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(examine(FullRecorder(ExaminedHost(), tape), self.settings, scene), EXAMINE_S)
 
     def is_overdue(self) -> bool:
         """True where the cycle has not ended when it should have: the agent is not healthy."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent.app import config, daemon
+from agent.app import config, daemon, examination
 from agent.core import ledger as reading
 from agent.core.phases import Gate, Phase
 from agent.model.errors import HandFailed
@@ -279,21 +279,29 @@ async def until_reaped(asked: Coroutine[Any, Any, None]) -> None:
 ENTRY = '{"__MONOTONIC_TIMESTAMP": "5000000", "_PID": "1", "MESSAGE": "Reloading requested from client PID 4711."}'
 
 
-@pytest.mark.parametrize(("journalctl", "within_s", "lines"), [
+@pytest.mark.parametrize(("journalctl", "wait_s", "lines"), [
     (f"echo '{ENTRY}'", 30.0, ["Reloading requested from client PID 4711."]),
-    ("exec sleep 600", 1.0, None),
+    ("exec sleep 600", 0.1, None),
 ])
-def test_a_doctors_questions_are_on_the_tape_of_a_repair_and_delay_none(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journalctl: str, within_s: float, lines: list[str] | None
+def test_a_doctors_questions_go_with_a_repair_and_delay_none(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journalctl: str, wait_s: float, lines: list[str] | None
 ) -> None:
     program = tmp_path / "journalctl"
     program.write_text(f"#!/bin/sh\n{journalctl}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(daemon, "EXAMINE_S", within_s)
-    tape = Tape()
-    agent = daemon.Daemon(config.Config(Settings(listen="")))
-    asyncio.run(asyncio.wait_for(until_reaped(agent._examine(scene(), tape)), 60))
+    monkeypatch.setattr(examination, "WAIT_S", wait_s)
+    tape = Tape({Tape.key("machine"): "the look's own"})
+
+    async def main() -> None:
+        asked = examination.Examination()
+        asked.begin(Settings(), scene())
+        await asked.add_to(tape)
+        await asked.close()
+
+    asyncio.run(asyncio.wait_for(until_reaped(main()), 60))
     found = asyncio.run(Replay(tape).journal(()))
     assert ([line.text for line in found.value] if isinstance(found, Seen) else None) == lines
-    assert Tape.key("file", "/proc/sys/kernel/osrelease") in tape.answers
+    assert tape.answers[Tape.key("machine")] == "the look's own"
+    if lines:
+        assert Tape.key("file", "/proc/sys/kernel/osrelease") in tape.answers
