@@ -16,7 +16,7 @@ from agent.core.rules import diagnose
 from agent.model.fault import Cure
 from agent.model.finding import Diagnosis, Verdict
 from agent.model.mark import Mark
-from agent.model.plan import NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
+from agent.model.plan import DISRUPTIVE, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
 from agent.model.reading import Refusal, Seen
 from agent.model.runtime import ContainerState, LedgerEntry, SocketOwner
 from agent.model.scene import Clock, Devices, Scene
@@ -46,7 +46,6 @@ from .scenes import (
 
 OPEN_SINCE = 500.0
 NONE_LISTED: dict[str, Any] = {"allocatable": seen(())}
-DISRUPTIVE = (Rebuild, SendHup, RestartUnit)
 PLUGIN_UNIT = "nvidia-device-plugin.service"
 NO_LIBRARY = b"2021/06/27 10:12:47 Failed to initialize NVML: could not load NVML library.\n"
 OLD_LIBRARY = b"2021/06/27 10:12:47 Failed to initialize NVML: Driver/library version mismatch.\n"
