@@ -42,6 +42,8 @@ def test_unit_and_wire_with_the_libraries_of_ubuntu(release: str) -> None:
     subprocess.run([python, "-m", "venv", "--clear", venv], check=True)
     pip = [venv / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", WHEELS]
     subprocess.run([*pip, "--requirement", wanted, *BESIDE], check=True)
+    if release == "26.04":  # protobuf 3.21 is pure Python there, and on 3.14 its wheel's C extension does not load
+        shutil.rmtree(next(venv.glob("lib/python*/site-packages/google/_upb")))
     # Their own deprecations, in a Python that is newer than they are, are no fault of ours.
     argv = [venv / "bin" / "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning",
             "--timeout=300", "tests/unit", "tests/wire"]
