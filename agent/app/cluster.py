@@ -97,8 +97,12 @@ def _is_ours(labels: dict[str, Any], node: str) -> bool:
 
 def _get(address: str, token: str) -> Any:
     headers = {"Accept": "application/json", **({"X-User-Token": token} if token else {})}
-    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=WITHIN_S) as answer:  # noqa: S310
-        data = answer.read(MOST_BYTES + 1)
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=WITHIN_S) as answer:  # noqa: S310
+            data = answer.read(MOST_BYTES + 1)
+    except urllib.error.HTTPError as refused:
+        refused.close()  # it is an answer as well, and open
+        raise
     if len(data) > MOST_BYTES:
         raise ValueError(f"{address}: more than {MOST_BYTES >> 20} MiB")
     return json.loads(data)

@@ -45,6 +45,7 @@ class Server:
                 data = page if isinstance(page, bytes) else json.dumps(page).encode()
                 self.send_response(404 if page is None else 200)
                 self.send_header("Content-Length", str(len(data)))
+                self.send_header("Content-Type", "text/plain; version=0.0.4")  # Prometheus 3 reads nothing without
                 self.end_headers()
                 self.wfile.write(data)
 
