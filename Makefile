@@ -2,6 +2,8 @@
 # about what went well.
 SUITE ?= bookworm
 ARGS ?=
+# A node mostly waits, so that two cores bear three tests at a time.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-vm lint bench deb node-shell vm soak clean set-up-node set-up-test set-up-vm
@@ -15,7 +17,7 @@ demo: set-up-node ## a GPU node boots without the gate and with it, and the diff
 
 test: set-up-test ## every test but those of whole machines and of a real GPU; ARGS="-k name" for some
 	@tests/node/tree.py bookworm trixie
-	@.venv/bin/pytest -m "not gpu and not vm" --timeout=300 --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ARGS)
+	@.venv/bin/pytest -m "not gpu and not vm" --timeout=300 --numprocesses=$(WORKERS) --dist=loadfile $(ARGS)
 
 test-vm: set-up-test set-up-vm ## whole machines, emulated, boot and live through it: ten minutes and more
 	@.venv/bin/pytest -m vm --timeout=1200 $(ARGS) tests/vm

@@ -192,7 +192,8 @@ def test_an_outcome_is_written_beside_the_evidence_and_in_the_ledger(tmp_path: P
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    started = subprocess.Popen(["sleep", "60"])
+    # Whoever runs the tests under nohup has SIGHUP ignored, and a child would inherit it.
+    started = subprocess.Popen(["env", "--default-signal=HUP", "sleep", "600"])
     yield started
     started.kill()
     started.wait()
