@@ -1,4 +1,4 @@
-"""The stand-in kubelet and plugin against each other: what facts.md §9 saw of the real ones, lies included."""
+"""The stand-in kubelet and plugin against each other: what the real ones were seen to do, lies included."""
 
 from __future__ import annotations
 

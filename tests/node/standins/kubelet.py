@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""A kubelet without an API server: device manager, static pods over CRI, pod-resources. See facts.md, §9.
+"""A kubelet without an API server: device manager, static pods over CRI, pod-resources.
 
 Every option may also be given as KUBELET_<NAME> in the environment. What the node would be told (capacity,
 allocatable, pods) is written to --state as JSON, for tests to read; the product does not know of it.
