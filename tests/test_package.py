@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agent import __version__
-from agent.app import cli
+from agent.app import cli, log
 from agent.model.settings import Settings
 
 REPO = Path(__file__).resolve().parent.parent
@@ -43,6 +43,10 @@ EXPECTED = {
     *(f"usr/share/doc/gpu-gate/examples/{unit}.service.d/10-gpu-gate.conf"
       for unit in (*OPT_IN, "nvidia-device-plugin")),
 }
+
+OPERATORS = {"access.md", "alerts.md", "evidence.md", "http.md", "launch.md", "metrics.md", "plugins.md",
+             "reasons.md", "status.schema.json", "terms.md"}
+"""The pages that somebody on a node wants, as plain text."""
 
 
 def tool(name: str) -> str:
@@ -108,9 +112,9 @@ def test_files(deb: Path) -> None:
     there = {path.removeprefix("agent/") for path in tracked if (REPO / path).exists()}
     assert program == {f"usr/share/gpu-gate/gpu_gate/{path}" for path in there}
     images = run("git", "-c", f"safe.directory={REPO}", "ls-files", "packaging/images").split()
-    faults = {path for path in paths if path.startswith("usr/share/doc/gpu-gate/faults/")}
-    assert {Path(path.removesuffix(".gz")).name for path in faults} == {p.name for p in REPO.glob("docs/faults/*")}
-    assert paths - program - faults == EXPECTED | {
+    pages = {path.removeprefix("usr/share/doc/gpu-gate/") for path in paths if path.endswith((".md", "schema.json"))}
+    assert pages == OPERATORS | {f"faults/{p.name}" for p in REPO.glob("docs/faults/*")}
+    assert paths - program - {f"usr/share/doc/gpu-gate/{page}" for page in pages} == EXPECTED | {
         f"usr/share/gpu-gate/{path.removeprefix('packaging/')}" for path in images}
     assert "etc/gpu-gate/gpu-gate.conf.d/" in folders
 
@@ -128,7 +132,7 @@ def test_the_barrier_is_a_package_of_its_own_and_off(barrier: Path) -> None:
     assert paths == {
         "usr/lib/systemd/system/gpu-gate-node.service", "usr/lib/sysusers.d/gpu-gate-node.conf",
         "usr/lib/systemd/system-preset/50-gpu-gate-node.preset",
-        f"{doc}/examples/gpu-gate-node.yaml", f"{doc}/barrier.md.gz", f"{doc}/changelog.gz", f"{doc}/copyright"}
+        f"{doc}/examples/gpu-gate-node.yaml", f"{doc}/barrier.md", f"{doc}/changelog.gz", f"{doc}/copyright"}
     depends = run("dpkg-deb", "--field", barrier, "Depends")
     assert f"gpu-gate (= {version()})" in depends and "python3-kubernetes" in depends
     postinst = run("dpkg-deb", "--info", barrier, "postinst")
@@ -233,6 +237,20 @@ def test_manual_names_every_verb_and_no_other() -> None:
     named = {word for head in heads for word in re.findall(r"[a-z]+(?:-[a-z]+)*", head.partition("[")[0])}
     wanted = re.findall(r"^  ([a-z]+(?:-[a-z]+)*(?:, [a-z]+)*) ", cli.VERBS, re.MULTILINE)
     assert named == {verb for line in wanted for verb in line.split(", ")}
+
+
+def test_manual_names_the_lines_operators_look_for() -> None:
+    page = manual("gpu-gate.8").partition(".SH LOG")[2].partition(".SH FILES")[0]
+    ids = {value for name, value in vars(log).items() if name.isupper() and re.fullmatch("[0-9a-f]{32}", str(value))}
+    assert len(ids) == 8
+    assert {page.partition("MESSAGE_ID=")[2][:30] + ending for ending in re.findall(r"\b0\d\b", page)} == ids
+
+
+def test_the_program_names_pages_that_the_packages_bring() -> None:
+    named = {path for file in (REPO / "agent").rglob("*.py")
+             for path in re.findall(r"/usr/share/doc/(gpu-gate(?:-node)?/[\w./-]*\w)", file.read_text())}
+    node = {"gpu-gate-node/barrier.md", "gpu-gate-node/examples/gpu-gate-node.yaml"}
+    assert named and named <= {f"gpu-gate/{page}" for page in OPERATORS} | node
 
 
 def test_manual_names_every_option_and_exit_status_and_no_other() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from pathlib import Path
+
+from agent.model.finding import Finding
 
 ROOT = Path(__file__).resolve().parents[1]
 TERMS = [row.split("|")[1:3] for row in (ROOT / "docs/terms.md").read_text().splitlines() if row.startswith("| ")]
@@ -35,6 +38,23 @@ def test_the_page_names_no_word_that_nobody_says() -> None:
     named = {part for part in page.split("`") if part.isalpha() and part[:1].isupper() and not part.isupper()}
     spoken = words() | {"NvmlUnknown", "NvmlGpuIsLost", "NvmlLibRmVersionMismatch"}
     assert named - spoken - CONDITIONS == set()
+
+
+HEALS = {"NotLaunched", "ListNewerThanProbe"}
+HINTS = {"NoPluginSocket", "CheckpointEmpty", "CheckpointUnreadable", "SocketDead"}
+"""Of link 9, which proves nothing: the steps are link 8's and 10's."""
+
+
+def test_what_waiting_does_not_mend_comes_with_a_next_step() -> None:
+    parts = [field.name for field in dataclasses.fields(Finding)]
+    lacking = set()
+    for path in (ROOT / "agent/core").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding":
+                said = dict(zip(parts, node.args, strict=False)) | {word.arg: word.value for word in node.keywords}
+                words = ast.walk(said.get("reason", ast.Constant(""))) if "next_step" not in said else ()
+                lacking |= {word.value for word in words if isinstance(word, ast.Constant)} - {""}
+    assert lacking == HEALS | HINTS | {"NoGpuForContainers"}
 
 
 def test_every_term_and_every_condition_is_explained_once() -> None:

@@ -20,27 +20,32 @@ if TYPE_CHECKING:
     import argparse
 
 VERBS = """
-  run              the agent (started by gpu-gate.service)
-  status           what the agent sees now; exit 0 only when ready
-  doctor [BUNDLE]  look once, here or in an evidence bundle, and name the broken link
-  access           who holds GPUs, may they open them now, and after the next daemon-reload;
-                   --prevent: once and now, what they may open is made to outlive a reload
-  evidence [TO]    keep what one look saw as plain files: a folder, .tar, .tar.gz or .tar.zst
-  timeline [BUNDLE]  this boot as a race is read, here or in an evidence bundle
-  probe            ask NVML once
-  wait             hold a unit back until the gate releases it (gpu-gate-wait.service)
-  config           every setting in force and where it came from; --check: exit 1 on a problem
-  pause            no probe and no action, --for a while, --why; a waiting kubelet is released
-  resume           end a pause
-  node             tell the API server what the agent says (gpu-gate-node.service)
-  forget           forget the set of GPUs that earlier boots showed
-  image-check      will a machine that boots from this image be guarded? --root DIR: of that folder
+  status              what the agent sees now; exit status 0 only when GPU work may start
+  doctor [BUNDLE]     look once, here or in an evidence bundle, and name the broken link
+  access              who holds GPUs, may they open them now, and after the next daemon-reload
+  timeline [BUNDLE]   this boot as a race is read, here or in an evidence bundle
+  evidence [TO]       keep what one look saw as plain files: a folder, .tar, .tar.gz or .tar.zst
+  probe               ask NVML once
+  config              every setting in force and where it came from
+  pause               no probe and no action; a waiting kubelet is released
+  resume              end a pause
+  forget              forget the set of GPUs that earlier boots showed
+  image-check         will a machine that boots from this image be guarded?
+  run, wait, node     for gpu-gate.service, gpu-gate-wait.service and gpu-gate-node.service
 """
+ENDS = """exit status: 0 yes; 1 no (not ready, a broken link, a problem); 2 wrong usage; 3 the agent does
+not answer; 4 not known (doctor, access, image-check). wait always ends with 0.
+
+To let a waiting kubelet start now: systemctl stop gpu-gate.target. All of it: man gpu-gate"""
+TAKES_JSON = ("access", "config", "doctor", "image-check", "probe", "status", "timeline")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; its exit status."""
     words = sys.argv[1:] if argv is None else list(argv)
+    if not words:
+        _parser().print_help(sys.stderr)
+        return 2
     # As gpu-gate.service says it: the agent stays, and so would argparse, half a MiB.
     # Intermixed: before Python 3.12 an option between verb and folder made the folder an unknown word.
     options = None if words == ["run"] else _parser().parse_intermixed_args(words)
@@ -65,14 +70,16 @@ def _parser() -> argparse.ArgumentParser:
     import argparse
 
     parser = argparse.ArgumentParser(
-        prog="gpu-gate", description="May GPU work start on this node, and if not, which link is broken?",
-        epilog="verbs:" + VERBS, formatter_class=argparse.RawDescriptionHelpFormatter)
+        prog="gpu-gate", usage="gpu-gate VERB [BUNDLE|TO] [OPTION...]",
+        description="May GPU work start on this node, and if not, which link is broken?\n\nverbs:" + VERBS,
+        epilog=ENDS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"gpu-gate {__version__}")
-    parser.add_argument("verb", metavar="VERB", choices=(
+    parser.add_argument("verb", metavar="VERB", help="one of the above", choices=(
         "run", "status", "doctor", "access", "evidence", "timeline", "probe", "wait", "config", "pause", "resume",
         "node", "forget", "image-check"))
-    parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|TO")
-    parser.add_argument("--json", action="store_true", help="JSON, versioned")
+    parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|TO",
+                        help="a folder or a .tar, .tar.gz, .tar.zst")
+    parser.add_argument("--json", action="store_true", help="JSON, versioned: " + ", ".join(TAKES_JSON))
     parser.add_argument("--deep", action="store_true",
                         help="doctor, evidence: ask CUDA as well, which opens every GPU")
     parser.add_argument("--cluster", action="store_true",
@@ -85,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--root", metavar="DIR", help="image-check: the image's folder; / unless given")
     parser.add_argument("--sealed", action="store_true", help="image-check: judge a running machine as an image")
     parser.add_argument("--npd", action="store_true", help="status: as node-problem-detector wants it")
-    parser.add_argument("--verbose", action="store_true", help="run: debug lines as well")
+    parser.add_argument("--verbose", action="store_true", help="run, node: debug lines as well")
     return parser
 
 
@@ -93,12 +100,13 @@ def _misused(options: argparse.Namespace) -> str:
     """What was given to a verb that does not take it."""
     if options.target and options.verb not in ("doctor", "evidence", "timeline", "node"):
         return f"{options.verb} takes no {options.target!r}"
-    for owner, words, given in (("pause", "--for and --why", options.span or options.why),
-                                ("image-check", "--root and --sealed", options.root or options.sealed),
-                                ("config", "--check", options.check), ("access", "--prevent", options.prevent),
-                                ("status", "--npd", options.npd)):
-        if given and options.verb != owner:
-            return f"{words}: of {owner}, not of {options.verb}"
+    for owners, words, given in ((("pause",), "--for and --why", options.span or options.why),
+                                 (("image-check",), "--root and --sealed", options.root or options.sealed),
+                                 (("config",), "--check", options.check), (("access",), "--prevent", options.prevent),
+                                 (("status",), "--npd", options.npd), (("run", "node"), "--verbose", options.verbose),
+                                 (TAKES_JSON, "--json", options.json)):
+        if given and options.verb not in owners:
+            return f"{words}: of {', '.join(owners)}, not of {options.verb}"
     if options.cluster and (options.verb != "doctor" or options.target):
         return "--cluster is of doctor, and not of a bundle: what a cluster says now is no word of last week"
     if options.deep and (options.verb not in ("doctor", "evidence") or (options.verb == "doctor" and options.target)):

@@ -15,8 +15,8 @@ FORGET_S = 60.0
 ORDINARY = (409, 410)
 """Somebody else wrote first, or the history is gone: the Node is read again, and that is no outage."""
 NEXT_STEPS = {
-    401: "is the token expired? docs/barrier.md makes a new one",
-    403: "its rights: packaging/kubernetes/gpu-gate-node.yaml",
+    401: "is the token expired? /usr/share/doc/gpu-gate-node/barrier.md makes a new one",
+    403: "its rights: /usr/share/doc/gpu-gate-node/examples/gpu-gate-node.yaml",
     404: "is that the node's name? kubectl get nodes, then [Node] Name=",
 }
 

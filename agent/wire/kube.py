@@ -159,7 +159,8 @@ class ApiServer:
             self.close()
             written = json.loads(as_json(Path(self._kubeconfig).read_bytes(), is_json=False))
         except OSError as exc:
-            raise ApiTrouble(f"{self._kubeconfig} cannot be read ({exc.strerror}): docs/barrier.md") from exc
+            raise ApiTrouble(f"{self._kubeconfig} cannot be read ({exc.strerror}): "
+                             "/usr/share/doc/gpu-gate-node/barrier.md makes it") from exc
         except ValueError as exc:
             raise ApiTrouble(f"{self._kubeconfig}: {exc}") from exc
         loader, configuration_type, config_error = _kubeconfig_loader()

@@ -44,7 +44,8 @@ def is_a_sentence(text: str) -> bool:
 
 @pytest.mark.parametrize("words", [
     (), ("fly",), ("doctor", "a", "b"), ("--no-such",), ("status", "x"), ("wait", "x"), ("config", "x"),
-    ("run", "x"), ("pause", "x"), ("status", "--prevent"), ("doctor", "--check"), ("access", "--npd")])
+    ("run", "x"), ("pause", "x"), ("status", "--prevent"), ("doctor", "--check"), ("access", "--npd"),
+    ("pause", "--json"), ("status", "--verbose")])
 def test_wrong_usage_is_2(words: tuple[str, ...]) -> None:
     done = gpu_gate(*words)
     assert done.returncode == 2
@@ -57,6 +58,7 @@ def test_help_names_each_verb() -> None:
     heads = re.findall(r"^  ([a-z, -]+?)(?:  | \[)", done.stdout, re.M)
     listed = set(re.findall(r"[a-z]+(?:-[a-z]+)*", " ".join(heads)))
     assert set(VERBS) <= listed
+    assert gpu_gate().stderr == done.stdout and "systemctl stop gpu-gate.target" in done.stdout
 
 
 def test_the_verbs_of_the_parser_are_these() -> None:

@@ -20,7 +20,8 @@ FOLDER = ROOT / "docs/faults"
 HEAD = """# Known faults
 
 What `gpu-gate doctor` compares a node with. A fault is *confirmed* only where its own mark was observed; what merely
-fits it is *consistent*, and its page names what would decide. These pages are written from `agent/core/faults/` by
+fits it is *consistent*, and its page names what would decide. For `CONTAINER` and `UNIT`, the device
+plugin's, the doctor prints their names. These pages are written from `agent/core/faults/` by
 `tests/tools/fault_pages.py`.
 
 Every remedy leaves two things alone: a cloud vendor's component is never replaced by upstream's, and the kubelet's

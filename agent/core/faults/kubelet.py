@@ -74,7 +74,8 @@ FAULTS = (
         "kubernetes/kubernetes #67107, #125579, #128043, #133382",
         "it names devices while the kubelet lists none: it outlives plugin, kubelet and boot",
         judge=_stale_checkpoint,
-        remedy="nothing is done to the file; what keeps the plugin from registering is the fault",
+        remedy="nothing is done to the file; what keeps the plugin from registering is the fault, and its log may "
+               "say it", do="crictl logs --tail 30 {plugin}",
         is_not=NEVER_THE_FILE, is_cause=False),
     KnownFault(
         "CheckpointTorn", 10, "The kubelet's checkpoint cannot be read",

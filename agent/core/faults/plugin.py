@@ -125,8 +125,8 @@ FAULTS = (
         "its own line in the journal, since its start, that NVML failed or showed no GPU", judge=_unit_failed,
         consistent="its unit is active, and the kubelet lists nothing of it",
         decide="its own lines", capture="journalctl -b -u {unit} -n 50",
-        remedy="restart it, once NVML on the host shows every GPU; to keep it from coming back: gpu-gate before it "
-               "(docs/launch.md)", do=RESTART,
+        remedy="restart it, once NVML on the host shows every GPU; to keep it from coming back: [Plugin] Launch=unit",
+        do=RESTART,
         is_not="seen by systemd: its unit stays active"),
     KnownFault(
         "DeafPlugin", 8, "An old plugin that failed once hears nothing more (v0.9 to v0.12)",

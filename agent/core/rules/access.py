@@ -30,7 +30,8 @@ def findings(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) 
     if isinstance(scene.processes, Refusal):
         # A node that was not asked (no driver yet, no runtime, which link 8 tells) has no finding.
         return (Finding(12, "WorkloadAccess", Verdict.UNKNOWN, "the processes of running containers could not be "
-                        f"read ({scene.processes})", "AccessUnknown", blocks=False),) \
+                        f"read ({scene.processes})", "AccessUnknown", blocks=False,
+                        next_step="as root: gpu-gate access"),) \
             if scene.processes.is_telling or scene.processes.why is Why.NOT_PERMITTED else ()
     if not holders:
         return ()

@@ -29,7 +29,8 @@ def _metric(samples: Reading[Sequence[Sample]], scene: Scene, settings: Settings
     if isinstance(samples, Refusal):
         if not samples.is_telling:
             return _unknown(13, "MetricAgrees", f"not asked: {samples.detail}", "MetricNotAsked")
-        return _unknown(13, "MetricAgrees", f"the metric store gave no answer ({samples})", "MetricStoreSilent")
+        return _unknown(13, "MetricAgrees", f"the metric store gave no answer ({samples})", "MetricStoreSilent",
+                        "curl the address in [Cluster] Prometheus=")
     if not isinstance(scene.allocatable, Seen):
         return _unknown(13, "MetricAgrees", "the kubelet was not heard, so there is nothing to compare with",
                         "KubeletNotHeard")
@@ -60,7 +61,8 @@ def _alert(word: ClusterWord, settings: Settings, registered: Finding | None) ->
     if isinstance(alerts, Refusal):
         if not alerts.is_telling:
             return _unknown(14, "AlertAgrees", f"not asked: {alerts.detail}", "AlertNotAsked")
-        return _unknown(14, "AlertAgrees", f"the alert manager gave no answer ({alerts})", "AlertManagerSilent")
+        return _unknown(14, "AlertAgrees", f"the alert manager gave no answer ({alerts})", "AlertManagerSilent",
+                        "curl the address in [Cluster] Alertmanager= or N9e=")
     ours = [a for a in alerts.value if any(fnmatchcase(a.name, p) for p in settings.alert_names)]
     names = ", ".join(f"{a.name} since {a.since}" for a in ours[:5])
     if registered is None or registered.verdict is Verdict.UNKNOWN:
@@ -72,10 +74,11 @@ def _alert(word: ClusterWord, settings: Settings, registered: Finding | None) ->
                        next_step="wait for its next evaluation; then look whether the rule's metric is link 13's")
     if registered.verdict is Verdict.FAILS and not ours:
         return Finding(14, "AlertAgrees", Verdict.FAILS, "the GPUs are not listed, and no alert of theirs fires",
-                       "AlertSilent", blocks=False, next_step="docs/alerts.md: is there a rule, and is it evaluated?")
+                       "AlertSilent", blocks=False, next_step="is there a rule, and is it evaluated? "
+                       "/usr/share/doc/gpu-gate/alerts.md")
     return Finding(14, "AlertAgrees", Verdict.HOLDS,
                    f"firing, as it should: {names}" if ours else "no alert of this node's GPUs fires", blocks=False)
 
 
-def _unknown(link: int, condition: str, because: str, reason: str) -> Finding:
-    return Finding(link, condition, Verdict.UNKNOWN, because, reason, blocks=False)
+def _unknown(link: int, condition: str, because: str, reason: str, next_step: str = "") -> Finding:
+    return Finding(link, condition, Verdict.UNKNOWN, because, reason, blocks=False, next_step=next_step)

@@ -49,7 +49,7 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
         return (Finding(2, "DriverLoaded", Verdict.HOLDS, f"driver nvgpu ({NVGPU})"),)
     if not scene.driver_version.is_telling:
         return (Finding(2, "DriverLoaded", Verdict.UNKNOWN, gpus.because, "DriverUnreadable",
-                        missing=("/proc/driver/nvidia/version",)),)
+                        missing=("/proc/driver/nvidia/version",), next_step="cat /proc/driver/nvidia/version"),)
     if not scene.driver_version.is_missing:
         return (_fails(str(scene.driver_version), "DriverUnreadable"),)
     if isinstance(scene.module_state, Seen):
@@ -84,7 +84,8 @@ def service_findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
         return ()
     if isinstance(scene.units, Refusal):
         return (Finding(4, "PersistenceActive", Verdict.UNKNOWN, f"systemd was not read ({scene.units})",
-                        "SystemdUnreadable", missing=("nvidia-persistenced.service",), blocks=False),)
+                        "SystemdUnreadable", missing=("nvidia-persistenced.service",), blocks=False,
+                        next_step="systemctl status dbus"),)
     found = []
     for unit in scene.units.value:
         if unit.name == "nvidia-persistenced.service":

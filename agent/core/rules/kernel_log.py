@@ -101,4 +101,5 @@ def _unread(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
     if gpus.scope is Scope.NONE or isinstance(kernel, Seen) or kernel.is_missing:
         return ()
     return (Finding(5, "KernelLogQuiet", Verdict.UNKNOWN, f"the kernel's log was not read ({kernel})",
-                    "KernelLogUnreadable", missing=("/dev/kmsg",), blocks=False),)
+                    "KernelLogUnreadable", missing=("/dev/kmsg",), blocks=False,
+                    next_step="as root: dmesg -T | tail"),)

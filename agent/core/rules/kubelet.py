@@ -39,7 +39,8 @@ def findings(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
         return ()
     if isinstance(scene.units, Refusal):
         return (Finding(7, "KubeletActive", Verdict.UNKNOWN, f"systemd was not read ({scene.units})",
-                        "SystemdUnreadable", missing=("the kubelet's unit",), blocks=False),)
+                        "SystemdUnreadable", missing=("the kubelet's unit",), blocks=False,
+                        next_step="systemctl status dbus"),)
     unit = find_unit(scene, settings)
     if unit is None:
         heard = ", and a kubelet answers: no unit that we know" if isinstance(scene.allocatable, Seen) else ""

@@ -38,7 +38,7 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
                         blocks=False),)
     if not scene.launched.is_missing:
         return (Finding(8, "PluginLaunched", Verdict.UNKNOWN, f"{paths.RUN}/launched was not read "
-                        f"({scene.launched})", "LaunchUnknown", blocks=False),)
+                        f"({scene.launched})", "LaunchUnknown", blocks=False, next_step=f"ls -l {paths.RUN}"),)
     unit = _unit(scene, settings) if settings.launch == "unit" else None
     if unit is not None and (unit.load != "loaded" or unit.active == "failed"):
         state = unit.active if unit.load == "loaded" else unit.load

@@ -47,14 +47,16 @@ def findings(scene: Scene, settings: Settings, fault: Fault | None) -> tuple[Fin
         unread = _unread(scene.plugins[0])
         found.append(Finding(8, "PluginWell", Verdict.UNKNOWN if unread else Verdict.HOLDS, f"{unread}; "
                              f"{_describe(scene.plugins[0])}" if unread else _describe(scene.plugins[0]),
-                             "PluginUnread" if unread else "", blocks=not unread))
+                             "PluginUnread" if unread else "", blocks=not unread,
+                             next_step="systemctl status containerd; crictl ps -a" if unread else ""))
     elif (unit := plugin.unit(scene.units, settings)) is not None:
         found.append(Finding(8, "PluginWell", Verdict.HOLDS, f"{unit.name} is {unit.active}"))
     if scene.socket_owners:
         wrong = any(plugin.is_anothers(o, s) for o in scene.socket_owners for s in scene.plugins)
         found.append(Finding(9, "SocketOwner", Verdict.FAILS if wrong else Verdict.HOLDS, ", ".join(
             f"{o.socket}: {plugin.owner_name(scene, o)}, pid {o.pid}" for o in scene.socket_owners),
-            "AnotherServes" if wrong else "", blocks=False))
+            "AnotherServes" if wrong else "", blocks=False,
+            next_step="[Plugin] Containers= or Unit= names the right one; remove the other" if wrong else ""))
     return tuple(found)
 
 
