@@ -254,7 +254,7 @@ SANDBOX = (
     "SystemCallArchitectures", "SystemCallFilter",
 )  # fmt: skip
 MOST_EXPOSED = "60"
-"""Tenths; 5.2 on systemd 252. The scale differs a little from version to version."""
+"""Tenths; 5.4 on systemd 252. The scale differs a little from version to version."""
 
 
 def test_what_is_loose_in_the_agents_sandbox_says_why() -> None:

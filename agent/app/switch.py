@@ -28,12 +28,21 @@ def run(verb: str, span: str | None, why: str | None) -> int:
         if verb == "pause":
             _pause(span_s, why or "by a person")
         elif verb == "resume":
-            (Path(RUN) / "paused").unlink(missing_ok=True)
+            print("resumed" if _removed(Path(RUN) / "paused") else "it was not paused")
         else:
-            (Path(STATE) / "learned.json").unlink(missing_ok=True)
+            print("forgotten: the GPUs that are stable next are remembered"
+                  if _removed(Path(STATE) / "learned.json") else "no GPUs were remembered")
     except OSError as exc:
         raise GateError(f"{exc.filename} could not be changed ({exc.strerror}): are you root?") from exc
     return 0
+
+
+def _removed(path: Path) -> bool:
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _span_s(span: str) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from agent.app import ask, cli, log
+from agent.app import ask, cli, log, switch
 from agent.app.chain import chain, verdict_line
 from agent.app.config import Config
 from agent.model.reading import Seen
@@ -172,13 +172,22 @@ def test_probe_without_a_module_would_load_it(node: Node) -> None:
 
 
 def test_pause_resume_and_forget(node: Node) -> None:
-    assert node.gpu_gate("resume").returncode == 0, "resumed twice is resumed"
+    assert node.gpu_gate("resume").stdout == "it was not paused\n", "resumed twice is resumed"
     assert node.gpu_gate("pause").returncode == 0
     assert (node.run / "paused").exists()
     assert node.gpu_gate("pause").returncode == 0
-    assert node.gpu_gate("resume").returncode == 0
+    done = node.gpu_gate("resume")
+    assert (done.returncode, done.stdout) == (0, "resumed\n")
     assert not (node.run / "paused").exists()
-    assert node.gpu_gate("forget").returncode == 0
+
+
+def test_forget_says_whether_there_was_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(switch, "STATE", str(tmp_path))
+    (tmp_path / "learned.json").write_text("{}")
+    assert [switch.run("forget", None, None) for _ in range(2)] == [0, 0]
+    assert capsys.readouterr().out == "forgotten: the GPUs that are stable next are remembered\n" \
+        "no GPUs were remembered\n"
 
 
 def test_a_pause_that_ends_by_itself(node: Node) -> None:

@@ -226,7 +226,7 @@ def test_the_runtimes_handler_is_a_hint(found: Toolkit, verdict: Verdict, says: 
 
 def test_the_runtime_answers() -> None:
     said = finding(judged(parts()), "RuntimeAnswers")
-    assert "/run/containerd/containerd.sock answers: 1 containers" in said.because
+    assert said.because == "/run/containerd/containerd.sock answers: 1 container"
 
 
 def test_a_running_unit_is_known_to_run() -> None:

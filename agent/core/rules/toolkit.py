@@ -181,8 +181,9 @@ def findings(scene: Scene, judged: Cdi | None) -> tuple[Finding, ...]:
                      blocks=bool(judged.in_use))]
     found += _handler(scene.toolkit)
     if isinstance(scene.runtime, Seen):
-        found.append(Finding(6, "RuntimeAnswers", Verdict.HOLDS, f"{scene.runtime_socket} answers: "
-                             f"{len(scene.runtime.value.containers)} containers", blocks=False))
+        count = len(scene.runtime.value.containers)
+        found.append(Finding(6, "RuntimeAnswers", Verdict.HOLDS, f"{scene.runtime_socket} answers: {count} container"
+                             f"{'' if count == 1 else 's'}", blocks=False))
     return tuple(found)
 
 
