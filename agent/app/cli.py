@@ -173,10 +173,11 @@ def _access(config: configuration.Config, as_json: bool, prevents: bool) -> int:
 
 
 def _daemon(config: configuration.Config, verbose: bool) -> int:
-    from .quiet import keep_quiet
+    from .boot import first_probe, keep_quiet
 
-    keep_quiet(config.settings)
-    config = configuration.load()  # a reload may have been asked for meanwhile
+    if keep_quiet(config.settings):
+        config = configuration.load()  # a reload may have been asked for meanwhile
+    first = first_probe(config.settings)
     # asyncio takes OpenSSL along where it is there, 6 MiB, and lives without: the agent speaks no TLS,
     # and Python has hashes of its own.
     for unused in ("ssl", "_hashlib"):
@@ -189,7 +190,7 @@ def _daemon(config: configuration.Config, verbose: bool) -> int:
     log.set_up(verbose)
 
     async def run() -> None:
-        await Daemon(config).run()
+        await Daemon(config, first).run()
 
     asyncio.run(run())
     return 0

@@ -27,6 +27,7 @@ from ..node.hands import Hands
 from ..node.launch import Launcher
 from ..node.live import LiveHost, clock_now
 from ..node.mender import Mender
+from ..node.probe_program import Started
 from ..node.probes import Probes
 from ..node.tape import Recorder, Tape
 from ..node.wake import Sources, Wakes
@@ -59,12 +60,13 @@ RELOADED = {"systemd reloading false", "systemd owner"}
 class Daemon:
     """The agent."""
 
-    def __init__(self, config: configuration.Config) -> None:
+    def __init__(self, config: configuration.Config, first: Started | None = None) -> None:
+        """`first`: a probe that is under way already."""
         self.config = config
         self.wakes = Wakes()
         self.sources = Sources(self.wakes)
         settings = config.settings
-        self.probes = Probes(self.wakes.wake, settings.probe_timeout_s, settings.driver_root)
+        self.probes = Probes(self.wakes.wake, settings.probe_timeout_s, settings.driver_root, first=first)
         self.checks = AccessChecks(self.wakes.wake, self.sources.bus)
         self.host = LiveHost(self.sources.bus, self.probes, checks=self.checks)
         self.mender = Mender(self.host, self.sources.bus, self._hand_ended)

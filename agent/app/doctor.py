@@ -11,6 +11,7 @@ from pathlib import Path
 from ..core.look import look
 from ..core.look.sources import examine
 from ..core.nvml_codes import name_of
+from ..core.paths import DRIVER_VERSION
 from ..core.rules import cluster as cluster_rules
 from ..core.rules import diagnose
 from ..model.cluster import ClusterWord
@@ -19,7 +20,7 @@ from ..model.scene import ProbeState
 from ..model.settings import Settings
 from ..node import bundle
 from ..node.codec import encode
-from ..node.probes import DRIVER_VERSION, Probes
+from ..node.probes import Probes
 from ..node.tape import Replay
 from .chain import wants_colour
 from .one_look import one_look

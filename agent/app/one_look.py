@@ -9,6 +9,7 @@ from contextlib import suppress
 from ..core.look import look
 from ..core.look.sources import examine
 from ..core.look.watched import watched_units
+from ..core.paths import DRIVER_VERSION
 from ..core.rules import diagnose
 from ..model.errors import BundleError
 from ..model.host import Host
@@ -19,7 +20,7 @@ from ..model.witness import CudaReport
 from ..node.access import AccessChecks
 from ..node.codec import decode
 from ..node.examined import ExaminedHost, ask_cuda
-from ..node.probes import DRIVER_VERSION, Probes
+from ..node.probes import Probes
 from ..node.tape import FullRecorder
 from ..wire.bus import SystemdBus
 from ..wire.clock import boottime

@@ -16,7 +16,7 @@ from ..model.witness import CudaReport, JournalLine, Version
 from ..wire.child import Outcome, run_once
 from ..wire.clock import boottime
 from .live import LiveHost, clock_now
-from .probes import find_library
+from .probe_program import find_library
 
 JOURNAL_WITHIN_S = VERSIONS_WITHIN_S = 5.0
 """A doctor is called to nodes that are busy."""

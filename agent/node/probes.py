@@ -9,54 +9,21 @@ is started: whatever holds it would hold the next one too.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 
-from ..core.layouts import DRIVER_ROOTS
+from ..core.paths import DRIVER_VERSION
 from ..model.scene import ProbeEnd, ProbeReport, ProbeState, Remains
 from ..wire.child import Child, ChildProblem
 from ..wire.clock import boottime
 from .probe_line import report_of
+from .probe_program import Started, leftovers, probe_argv
 
-PROGRAM = Path(__file__).with_name("nvml_probe.py")
-LIBRARY_PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64", "lib")
-SONAME = "libnvidia-ml.so.1"
-DRIVER_VERSION = "/proc/driver/nvidia/version"
 GRACE_S = 2.0
 SHUTDOWN_S = 30.0
 """nvmlShutdown takes the GPUs down where nothing else keeps them up."""
 ANSWER_BYTES = 1 << 20
-
-
-def find_library(driver_root: str, soname: str = SONAME) -> str:
-    """Path of a driver's library where it is not on the loader's own path; "" leaves the search to the loader."""
-    for root in (driver_root,) if driver_root else DRIVER_ROOTS:
-        for place in LIBRARY_PLACES:
-            path = Path(root) / place / soname
-            if path.exists():
-                return str(path)
-    return ""
-
-
-def leftovers() -> list[int]:
-    """Processes that an earlier agent left in our unit's cgroup: probes that SIGKILL could not end.
-
-    Only /proc/PID/stat is read of them: cmdline and maps wait for a lock that a process in the driver may hold.
-    """
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = next((line.partition("::")[2] for line in lines if line.startswith("0::")), "")
-    if not own.endswith(".service"):
-        return []
-    for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-        try:
-            pids = Path(f"{mount}{own}/cgroup.procs").read_text().split()
-        except OSError:
-            continue
-        return [int(pid) for pid in pids if int(pid) != os.getpid()]
-    return []
 
 
 def _state_of(pid: int) -> str:
@@ -71,9 +38,9 @@ class Probes:
     """Starts probe programs and keeps what they said."""
 
     def __init__(self, on_done: Callable[[str], None], timeout_s: float, driver_root: str = "",
-                 needs: str = DRIVER_VERSION) -> None:
+                 needs: str = DRIVER_VERSION, first: Started | None = None) -> None:
         """`on_done(sentence)` is called from the loop whenever `state` has changed; no probe asks NVML while the file
-        `needs` is gone."""
+        `needs` is gone. `first`: the first one, where it is under way already."""
         self._on_done = on_done
         self.timeout_s = timeout_s
         self.driver_root = driver_root
@@ -84,9 +51,12 @@ class Probes:
         self._running_since: float | None = None
         self._kept: Child | None = None
         self._stuck: tuple[Child, float] | None = None
-        self._inherited = leftovers()
+        self._inherited = [pid for pid in leftovers() if first is None or pid != first.process.pid]
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: asyncio.Task[None] | None = None
+        if first is not None:
+            self._running_since = first.since
+            self._asking = self._beside(self._run(True, Child.adopt(first.process)))
 
     @property
     def state(self) -> ProbeState:
@@ -97,7 +67,7 @@ class Probes:
         if self._running_since is not None or self._remains() is not None:
             return
         self._running_since = boottime()
-        self._asking = self._beside(self._run(overlap))
+        self._asking = self._beside(self._run(overlap, None))
 
     async def finished(self) -> ProbeState:
         """The state once the probe under way, if there is one, has ended."""
@@ -149,17 +119,11 @@ class Probes:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
-    async def _run(self, overlap: bool) -> None:
+    async def _run(self, overlap: bool, child: Child | None) -> None:
         since = self._running_since or boottime()
         self._number += 1
-        argv = [sys.executable, "-I", str(PROGRAM)]
-        library = find_library(self.driver_root)
-        argv += ["--library", library] if library else []
-        argv += ["--needs", self._needs] if self._needs else []
-        argv += ["--hold"] if overlap else []
-        child: Child | None = None
         try:
-            child = await Child.start(argv)
+            child = child or await Child.start(probe_argv(self.driver_root, self._needs, overlap))
             line = await child.first_line(self.timeout_s, ANSWER_BYTES)
             report = report_of(line, self._number, since, boottime())
         except ChildProblem as problem:

@@ -6,8 +6,6 @@ Facts this file lives with:
   SIGKILL, and stays our child; whoever waits for it hangs with it. So nothing here waits without a deadline.
 * A pidfd is readable once the process is a zombie (pidfd_open(2), Linux 5.3): no SIGCHLD handler, no thread.
 * A child's pid is not used again before we have reaped it, and signals go through the pidfd all the same.
-* os.fork and preexec_fn hang for ever beside a live gRPC channel (grpcio 1.51.1); Popen without preexec_fn
-  starts by vfork and exec.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from .clock import boottime
+from .spawn import spawn
 
 LIMIT_BYTES = 1 << 20  # of output; more counts as a flood
 ERR_TAIL_BYTES = 2048
@@ -128,9 +127,14 @@ class Child:
         ChildProblem (unstartable).
         """
         try:
-            popen = _spawn(argv, env, subprocess.PIPE if hold_stdin else subprocess.DEVNULL)
+            popen = spawn(argv, env, hold_stdin)
         except (OSError, ValueError) as exc:
             raise ChildProblem("unstartable", f"{argv[0]} could not be started: {exc}") from exc
+        return cls.adopt(popen)
+
+    @classmethod
+    def adopt(cls, popen: subprocess.Popen[bytes]) -> Child:
+        """One that `spawn` started before there was a loop."""
         return cls(popen, os.pidfd_open(popen.pid))
 
     @property
@@ -248,13 +252,6 @@ class Child:
     def _problem(self, word: str, detail: str) -> ChildProblem:
         self._err.read()
         return ChildProblem(word, f"{detail}: {self.err_tail}" if self.err_tail else detail)
-
-
-def _spawn(argv: Sequence[str], env: Mapping[str, str] | None, stdin: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        list(argv), env=env, cwd="/", bufsize=0, start_new_session=True,
-        stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
 
 
 async def run_once(

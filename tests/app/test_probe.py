@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from agent.model.scene import Gpu, NvmlError, ProbeEnd, ProbeState
-from agent.node import probes as probes_room
+from agent.node import probe_program
 from agent.node.probe_line import report_of
-from agent.node.probes import PROGRAM, Probes, find_library
+from agent.node.probe_program import PROGRAM, Started, find_library, start
+from agent.node.probes import Probes
 
 from .sandbox import ENDS_WITHIN_S, REPO, Node
 
@@ -208,14 +209,15 @@ def env(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     yield driver
 
 
-def run_probes(story: Callable[[Probes], Any], timeout_s: float = ENDS_WITHIN_S, root: str = "") -> list[str]:
+def run_probes(story: Callable[[Probes], Any], timeout_s: float = ENDS_WITHIN_S, root: str = "",
+               first: Started | None = None) -> list[str]:
     """Run a story with its Probes; what they told. Whatever the loop would only have logged fails the test."""
     told: list[str] = []
     complaints: list[str] = []
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
-        probes = Probes(told.append, timeout_s, root, needs="")
+        probes = Probes(told.append, timeout_s, root, needs="", first=first)
         try:
             await story(probes)
         finally:
@@ -255,6 +257,22 @@ def test_one_probe_at_a_time(env: Driver) -> None:
 
     run_probes(story, root=str(env.root))
     assert env.calls.count("init 0") == 1
+
+
+def test_one_that_was_started_before_the_loop_is_the_first(env: Driver) -> None:
+    first = start(str(env.root), "", holds=True)
+    assert first is not None
+
+    async def story(probes: Probes) -> None:
+        probes.start(overlap=True)  # no second one beside it
+        state = await probes.finished()
+        assert state.last is not None and (state.last.end, state.last.number) == (ProbeEnd.ANSWERED, 1)
+        assert (len(state.last.gpus), state.last.started_at) == (8, first.since)
+        assert env.calls == ["init 0"], "kept until the next one has finished"
+        await one_probe(probes, overlap=False)
+
+    assert run_probes(story, root=str(env.root), first=first) == ["probe 1 answered", "probe 2 answered"]
+    assert env.calls.count("shutdown 0") == 2
 
 
 @pytest.mark.parametrize("fault", ["hang init", "hang handle gpu=3"])
@@ -319,7 +337,7 @@ PROGRAMS: list[tuple[str, str, str]] = [
 def test_a_probe_that_is_none_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, program: str,
                                         says: str) -> None:
     (tmp_path / "probe.py").write_text(program)
-    monkeypatch.setattr(probes_room, "PROGRAM", tmp_path / "probe.py")
+    monkeypatch.setattr(probe_program, "PROGRAM", tmp_path / "probe.py")
 
     async def story(probes: Probes) -> None:
         state = await one_probe(probes, overlap=True)

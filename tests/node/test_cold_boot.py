@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import gate
@@ -46,6 +47,17 @@ def test_the_race_is_won(cold, suite: str) -> None:
     (plugin,) = gate.plugins(node)
     assert plugin["attempt"] == 0
     assert node.wait_booted() == "running"
+
+
+def test_healthy_gpus_are_asked_while_the_agent_loads(cold, suite: str) -> None:
+    """The first of the three probes is begun before the first look, and counts."""
+    node = cold("plug --gpus 8\ncalls\n", suite=suite)
+    gate.wait_kubelet(node)
+    looked = json.loads(node.read("/run/gpu-gate/first-look"))["at"]
+    inits = [float(at) for at, _, _, call, _ in gate.nvml_calls(node) if call == "init"]
+    assert inits[0] < looked
+    assert len([at for at in inits if at < gate.entered(node, "gpu-gate.target")]) == 3
+    assert gate.released(node)["word"] == "Open"
 
 
 @pytest.mark.parametrize("suite", ["trixie"])

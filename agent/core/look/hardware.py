@@ -9,7 +9,7 @@ from ...model.reading import Reading, Refusal, Seen, Why
 from ...model.scene import NOT_ASKED, DeviceNode, Entry, PciFunction, ProbeState
 from .. import parse
 from ..kernel_log import words
-from ..paths import PCI, SOC_FAMILY
+from ..paths import CONTAINER_MARKS, DRIVER_GPUS, DRIVER_VERSION, MODULE_STATE, PCI, SOC_FAMILY
 from ..tegra import NVGPU, TEGRA
 from .files import parsed_file
 
@@ -66,25 +66,24 @@ async def tegra(host: Host, pci: Reading[tuple[PciFunction, ...]]) -> dict[str, 
 
 
 async def driver(host: Host) -> dict[str, Any]:
-    version = await parsed_file(host, "/proc/driver/nvidia/version", parse.driver_version)
+    version = await parsed_file(host, DRIVER_VERSION, parse.driver_version)
     found: dict[str, Any] = {
         "driver_version": version,
-        "module_state": await parsed_file(host, "/sys/module/nvidia/initstate", parse.text),
+        "module_state": await parsed_file(host, MODULE_STATE, parse.text),
         "is_container": await _is_container(host),
     }
     if isinstance(version, Refusal):
         found["module_installed"] = await _module_installed(host)
         found["driver_building"] = await _driver_building(host)
     else:
-        gpus = await host.folder("/proc/driver/nvidia/gpus")
+        gpus = await host.folder(DRIVER_GPUS)
         found["proc_gpus"] = gpus if isinstance(gpus, Refusal) else Seen(
             tuple(parse.bus_id(e.name) or e.name for e in gpus.value), gpus.at)
     return found
 
 
 async def _is_container(host: Host) -> bool:
-    # systemd writes /run/systemd/container for itself (container-interface); Docker and Podman leave marks too.
-    for path in ("/run/systemd/container", "/.dockerenv", "/run/.containerenv"):
+    for path in CONTAINER_MARKS:
         if isinstance(await host.file(path), Seen):
             return True
     return False
