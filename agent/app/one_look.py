@@ -84,7 +84,7 @@ async def _cuda(host: _OneLook, settings: Settings) -> Reading[CudaReport]:
     if not isinstance(await host.file(DRIVER_VERSION), Seen):
         return Refusal(Why.NOT_ASKED, "the nvidia module is not loaded")
     probed = await host.probe()
-    state = probed.value if isinstance(probed, Seen) else ProbeState()
+    state = probed.value_or(ProbeState())
     if state.remains or (state.last and state.last.end is ProbeEnd.HUNG):
         return Refusal(Why.NOT_ASKED, "NVML hangs")
     return await ask_cuda(settings.driver_root, settings.probe_timeout_s)

@@ -66,9 +66,9 @@ def plugins(scene: Scene | None) -> list[dict[str, Any]]:
     """Containers that look like the device plugin, and what each shows of itself."""
     rows = []
     for sight in (scene.plugins if scene else ())[:MOST_PLUGINS]:
-        detail = sight.detail.value if isinstance(sight.detail, Seen) else None
-        log = sight.log.value if isinstance(sight.log, Seen) else None
-        access = sight.access.value if isinstance(sight.access, Seen) else None
+        detail = sight.detail.value_or(None)
+        log = sight.log.value_or(None)
+        access = sight.access.value_or(None)
         rows.append({
             "namespace": sight.sandbox.namespace if sight.sandbox else "",
             "pod": sight.sandbox.name if sight.sandbox else "", "container": sight.container.name,

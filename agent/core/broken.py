@@ -10,10 +10,14 @@ NOT_BROKEN = ("NoKubelet", "PluginUnread")
 """A node without a kubelet, and a plugin of which nothing is known."""
 
 
+def explains(finding: Finding) -> bool:
+    """What comes later may follow from it."""
+    return finding.verdict is Verdict.FAILS and (finding.blocks or finding.condition in EXPLAINS)
+
+
 def first_broken(found: tuple[Finding, ...]) -> Finding | None:
     """The first link that is broken."""
-    return next((f for f in found if f.verdict is Verdict.FAILS and f.reason not in NOT_BROKEN
-                 and (f.blocks or f.condition in EXPLAINS)), None)
+    return next((f for f in found if explains(f) and f.reason not in NOT_BROKEN), None)
 
 
 def first_unknown(found: tuple[Finding, ...]) -> Finding | None:

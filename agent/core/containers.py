@@ -57,7 +57,7 @@ class View:
 
 
 def view(scene: Scene, settings: Settings) -> View:
-    state = scene.access.value if isinstance(scene.access, Seen) else None
+    state = scene.access.value_or(None)
     sightings: dict[str, dict[Device, Sighting]] = {}
     for sighting in state.sightings if state else ():
         sightings.setdefault(sighting.container_id, {})[sighting.device] = sighting
@@ -70,8 +70,8 @@ def view(scene: Scene, settings: Settings) -> View:
 
 def narrow(scene: Scene, container_id: str) -> View:
     """Of one container only, and without claims."""
-    state = scene.access.value if isinstance(scene.access, Seen) else None
-    rows = scene.processes.value if isinstance(scene.processes, Seen) else ()
+    state = scene.access.value_or(None)
+    rows = scene.processes.value_or(())
     return View(scene, (), {p.container_id: p for p in rows if p.container_id == container_id}, nodes(scene), {},
                 {v.container_id: v for v in state.verdicts if v.container_id == container_id} if state else {},
                 {}, {}, {})
@@ -108,7 +108,7 @@ def nvidia_majors(scene: Scene) -> set[int]:
 def allocated(scene: Scene, settings: Settings) -> dict[tuple[str, str, str], tuple[str, ...]]:
     """Device ids that the kubelet allocated, by (namespace, pod, container)."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for row in scene.allocations.value if isinstance(scene.allocations, Seen) else ():
+    for row in scene.allocations.value_or(()):
         if any(fnmatchcase(row.resource, pattern) for pattern in ("nvidia.com/*", *settings.resources)):
             found.setdefault((row.namespace, row.pod, row.container), []).extend(row.ids)
     return {key: tuple(sorted(set(ids))) for key, ids in found.items()}
@@ -146,7 +146,7 @@ def _claims(of: View) -> Claims:
 def control(scene: Scene, known: dict[Device, str]) -> tuple[Device, ...]:
     """What everybody who was given a GPU needs besides: /dev/nvidiactl, and /dev/nvidia-uvm where the host has it."""
     by_path = {path: device for device, path in known.items()}
-    majors = scene.majors.value if isinstance(scene.majors, Seen) else {}
+    majors = scene.majors.value_or({})
     first = by_path.get("/dev/nvidiactl")
     if first is None and (major := _frontend(majors)) is not None:
         first = Device("c", major, CONTROL_MINOR)
@@ -172,7 +172,7 @@ def _minors(scene: Scene) -> dict[str, int]:
 
 def _gpus(scene: Scene, ids: Iterable[str], minors: dict[str, int]) -> tuple[Device, ...]:
     """The GPUs' own nodes; an id that nobody can resolve adds none."""
-    major = _frontend(scene.majors.value if isinstance(scene.majors, Seen) else {})
+    major = _frontend(scene.majors.value_or({}))
     wanted = {minors.get(physical(i), -1) for i in ids}
     return tuple(Device("c", major, minor) for minor in sorted(wanted) if minor >= 0) if major is not None else ()
 

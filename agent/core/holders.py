@@ -119,7 +119,7 @@ def _risk(of: View, driver: Driver, unit: str, scope: Reading[ScopeDevices], is_
     granted = of.grants.get((policy, allow))
     if granted is None:  # many containers have the same list
         granted = of.grants[policy, allow] = device_list.grants(
-            policy, allow, of.scene.majors.value if isinstance(of.scene.majors, Seen) else {},
+            policy, allow, of.scene.majors.value_or({}),
             {path: (d.kind, d.major, d.minor) for d, path in of.nodes.items()})
     risk = {d: Risk.NO if {"r", "w"} <= device_list.rights_of(granted, (d.kind, d.major, d.minor)) else Risk.YES
             for d in devices}

@@ -78,7 +78,7 @@ def moments(scene: Scene, settings: Settings) -> tuple[Moment, ...]:
 
 
 def _kernel(scene: Scene) -> Iterator[Moment]:
-    words = scene.kernel.value if isinstance(scene.kernel, Seen) else ()
+    words = scene.kernel.value_or(())
     buses = [w for w in words if w.tells is Tells.FOUND]
     if buses:
         found = f"the kernel found {_count(len({w.bus_id for w in buses}), 'GPU')} on PCI"
@@ -95,11 +95,11 @@ def _units(scene: Scene, settings: Settings) -> Iterator[Moment]:
     kinds = {**dict.fromkeys(kubelet_units(settings), "kubelet"), **dict.fromkeys(RUNTIME_UNITS, "runtime"),
              **dict.fromkeys(plugin_units(settings), "started"),
              **dict(zip(DRIVER_UNITS, ("persistenced", "fabric"), strict=True))}
-    for unit in scene.units.value if isinstance(scene.units, Seen) else ():
+    for unit in scene.units.value_or(()):
         if unit.name in kinds and unit.active_since is not None and unit.is_active:
             of = unit.name if kinds[unit.name] == "started" else ""
             yield Moment(unit.active_since, kinds[unit.name], f"{unit.name} was active", "systemd", of)
-    manager = scene.manager.value if isinstance(scene.manager, Seen) else None
+    manager = scene.manager.value_or(None)
     if manager is not None and manager.last_reload_at is not None:
         yield Moment(manager.last_reload_at, "reload", "systemd last loaded its units (boot or daemon-reload)",
                      "systemd")
@@ -107,7 +107,7 @@ def _units(scene: Scene, settings: Settings) -> Iterator[Moment]:
 
 def _nodes(scene: Scene) -> Iterator[Moment]:
     offset = scene.clock.realtime - scene.clock.boottime
-    nodes = scene.nodes.value if isinstance(scene.nodes, Seen) else ()
+    nodes = scene.nodes.value_or(())
     made = sorted((n for n in nodes if n.made_at > 0 and "/nvidia-caps/" not in n.path), key=lambda n: n.made_at)
     if not made:
         return
@@ -138,7 +138,7 @@ def label(scene: Scene, sight: PluginSight) -> str:
 def _plugins(scene: Scene) -> Iterator[Moment]:
     for sight in scene.plugins:
         name, of = label(scene, sight), sight.container.id
-        detail = sight.detail.value if isinstance(sight.detail, Seen) else None
+        detail = sight.detail.value_or(None)
         started = detail.started_at if detail else 0.0
         if started <= 0 or started - sight.container.created_at > SET_S:
             yield Moment(sight.container.created_at, "created", f"{name}'s container was created", "runtime", of)
@@ -146,14 +146,14 @@ def _plugins(scene: Scene) -> Iterator[Moment]:
             yield Moment(started, "started", f"{name} started", "runtime", of)
         if detail and detail.finished_at > started > 0:
             yield Moment(detail.finished_at, "ended", f"{name} ended, status {detail.exit_code}", "runtime", of)
-        log = sight.log.value if isinstance(sight.log, Seen) else None
+        log = sight.log.value_or(None)
         if log is not None and log.at > 0 and log.says in _TOLD:
             yield Moment(log.at, f"said-{log.says.value}", f"{name} {_TOLD[log.says]}: {log.line}", "log", of)
 
 
 def _sockets(scene: Scene) -> Iterator[Moment]:
     patterns = {p for kind in KINDS for p in kind.sockets}
-    for entry in scene.plugin_sockets.value if isinstance(scene.plugin_sockets, Seen) else ():
+    for entry in scene.plugin_sockets.value_or(()):
         if entry.kind != "socket":
             continue
         if entry.name == "kubelet.sock":
@@ -163,7 +163,7 @@ def _sockets(scene: Scene) -> Iterator[Moment]:
 
 
 def _ledger(scene: Scene) -> Iterator[Moment]:
-    entries = scene.ledger.value if isinstance(scene.ledger, Seen) else ()
+    entries = scene.ledger.value_or(())
     for entry in entries:
         if entry.boot_id != scene.boot_id:
             continue

@@ -143,7 +143,7 @@ def unit(units: Reading[tuple[Unit, ...]], settings: Settings) -> Unit | None:
     Only a running one: AKS installs nvidia-device-plugin.service on nodes that use a DaemonSet, and kops once gave
     that name to a oneshot that installs drivers.
     """
-    known = units.value if isinstance(units, Seen) else ()
+    known = units.value_or(())
     if settings.plugin_unit:
         return next((u for u in known if u.name == settings.plugin_unit and u.load != "not-found"), None)
     if settings.plugin_containers or settings.plugin_images:
@@ -167,7 +167,7 @@ def is_not_of_unit(scene: Scene, owner: SocketOwner, name: str) -> bool:
 def owner_name(scene: Scene, owner: SocketOwner) -> str:
     if not owner.container_id:
         return owner.unit or "a process of no container and no unit"
-    known = scene.runtime.value if isinstance(scene.runtime, Seen) else Runtime((), ())
+    known = scene.runtime.value_or(Runtime((), ()))
     found = next((c for c in known.containers if c.id == owner.container_id), None)
     pod = next((s for s in known.sandboxes if found and s.id == found.sandbox_id), None)
     named = f"{pod.namespace}/{pod.name} " if pod else ""
@@ -203,7 +203,7 @@ def answers_sighup(sight: PluginSight) -> bool:
 
 
 def log_of(sight: PluginSight) -> PluginLog | None:
-    return sight.log.value if isinstance(sight.log, Seen) else None
+    return sight.log.value_or(None)
 
 
 def started_at(sight: PluginSight) -> float:

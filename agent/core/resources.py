@@ -127,7 +127,7 @@ def physical(device_id: str) -> str:
 
 def listing(scene: Scene, settings: Settings, gpus: tuple[Gpu, ...] | None = None) -> Listing:
     """Of this look; `gpus` are those that are for containers, where the rules have judged that already."""
-    listed = scene.allocatable.value if isinstance(scene.allocatable, Seen) else ()
+    listed = scene.allocatable.value_or(())
     ids = [Devices(d.resource, ours) for d in listed if (ours := _of_gpus(d, settings))]
     report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
     if report is None or report.end is not ProbeEnd.ANSWERED:

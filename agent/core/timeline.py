@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ..model.reading import Reading, Refusal, Seen, Why
+from ..model.reading import Reading, Refusal, Why
 from ..model.runtime import PluginSays, PluginSight
 from ..model.scene import Scene
 from ..model.settings import Settings
@@ -79,7 +79,7 @@ class _Race:
         name = label(self.scene, sight)
         if parts:
             yield f"{name} started {', '.join(parts)}"
-        log = sight.log.value if isinstance(sight.log, Seen) else None
+        log = sight.log.value_or(None)
         if log and log.says in (PluginSays.INIT_FAILED, PluginSays.NO_DEVICES):
             said = self.by.get((f"said-{log.says.value}", sight.container.id))
             when = f" {_span(said.at - start.at)} after its start" if said else ""

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Generic, NoReturn, TypeVar, Union
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 
 class Why(str, Enum):
@@ -36,6 +37,10 @@ class Refusal:
     def is_missing(self) -> bool:
         return self.why is Why.MISSING
 
+    def value_or(self, default: D) -> D:
+        """The value, or `default` where there is none: for where the two may lead to the same."""
+        return default
+
     def __str__(self) -> str:
         return f"{self.why.value}: {self.detail}" if self.detail else self.why.value
 
@@ -47,6 +52,9 @@ class Seen(Generic[T]):
     value: T
     at: float
     "boottime, seconds, when this was true"
+
+    def value_or(self, _: D) -> T | D:
+        return self.value
 
 
 Reading = Union[Seen[T], Refusal]

@@ -15,7 +15,7 @@ SYSTEM_NOT_READY = 802
 
 def _vfio(evidence: Evidence) -> Mark | None:
     """Only where it leaves nothing: a GPU given away on purpose is no fault."""
-    functions = evidence.scene.pci.value if isinstance(evidence.scene.pci, Seen) else ()
+    functions = evidence.scene.pci.value_or(())
     given = [f.bus_id for f in functions if f.is_gpu and f.driver == "vfio-pci"]
     if not given or evidence.diagnosis.expected:
         return None
@@ -51,7 +51,7 @@ def _fell_off(evidence: Evidence) -> Mark | None:
     lost = evidence.finding("NvmlGpuIsLost", "GpuMissing")
     if lost is None:
         return None
-    kernel = evidence.scene.kernel.value if isinstance(evidence.scene.kernel, Seen) else ()
+    kernel = evidence.scene.kernel.value_or(())
     if any(w.tells is Tells.LOST and w.bus_id in lost.missing for w in kernel):
         return Mark(True, lost.because)  # which cites the line
     line = evidence.journal(Says.KERNEL)
@@ -62,7 +62,7 @@ def _fell_off(evidence: Evidence) -> Mark | None:
 
 def _init_failed(evidence: Evidence) -> Mark | None:
     missing = evidence.finding("GpuMissing", "NvmlGpuIsLost")
-    kernel = evidence.scene.kernel.value if isinstance(evidence.scene.kernel, Seen) else ()
+    kernel = evidence.scene.kernel.value_or(())
     line = next((w for w in reversed(kernel) if w.tells is Tells.INIT_FAILED), None)
     if missing is None or line is None or line.bus_id not in missing.missing:
         return None
@@ -77,7 +77,7 @@ def _absent(evidence: Evidence) -> Mark | None:
 
 
 def _hang(evidence: Evidence) -> Mark | None:
-    state = evidence.scene.probe.value if isinstance(evidence.scene.probe, Seen) else None
+    state = evidence.scene.probe.value_or(None)
     found = evidence.finding("ProbeHung")
     if found:
         return Mark(True, found.because)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from ...model.access import GpuContainer, LossCause
 from ...model.finding import Diagnosis, Finding, Verdict
-from ...model.reading import Seen
 from ...model.runtime import PluginSight
 from ...model.scene import Entry, Scene, Unit
 from ...model.witness import NO_WITNESS, JournalWord, Says, Witness
@@ -31,7 +30,7 @@ class Evidence:
 
     def journal(self, says: Says, since: float = 0.0, source: str = "") -> JournalWord | None:
         """The newest line of this boot that says so; boottime, seconds. `source`: of this unit only."""
-        lines = self.witness.journal.value if isinstance(self.witness.journal, Seen) else ()
+        lines = self.witness.journal.value_or(())
         return max((w for w in lines if w.says is says and w.at >= since and source in ("", w.source)),
                    key=lambda w: w.at, default=None)
 
@@ -47,12 +46,12 @@ class Evidence:
     def plugin_unit(self) -> Unit | None:
         """The unit of the host that is the device plugin, where something is wrong with it."""
         fault = self.diagnosis.mending.fault if self.diagnosis.mending else None
-        units = self.scene.units.value if isinstance(self.scene.units, Seen) else ()
+        units = self.scene.units.value_or(())
         return next((u for u in units if fault and fault.sight is None and u.name == fault.unit), None)
 
     @property
     def kubelet_socket(self) -> Entry | None:
-        entries = self.scene.plugin_sockets.value if isinstance(self.scene.plugin_sockets, Seen) else ()
+        entries = self.scene.plugin_sockets.value_or(())
         return next((e for e in entries if e.name == "kubelet.sock"), None)
 
     def boottime_of(self, realtime: float) -> float:

@@ -7,7 +7,7 @@ from ...model.reading import Refusal, Seen, Why
 from ...model.scene import Scene
 from ...model.suspect import Strength, Suspect
 from ...model.witness import CudaReport, Witness
-from ..broken import EXPLAINS
+from ..broken import explains
 from .hardware import SYSTEM_NOT_READY
 
 ELSEWHERE = {11: "gpu-gate-node.service does not run here; kubectl describe node shows it",
@@ -46,8 +46,7 @@ def _why_not(link: int, scene: Scene, found: list[Finding]) -> str:
         return ELSEWHERE[link]
     lacks = {3: scene.nodes, 8: scene.runtime, 9: scene.plugin_sockets, 10: scene.allocatable,
              12: scene.processes}.get(link)
-    earlier = next((f for f in found if f.link < link and f.verdict is Verdict.FAILS
-                    and (f.blocks or f.condition in EXPLAINS)), None)
+    earlier = next((f for f in found if f.link < link and explains(f)), None)
     if earlier:
         return f"link {earlier.link} comes before it ({earlier.reason})"
     if isinstance(lacks, Refusal) and lacks.why is not Why.NOT_ASKED:

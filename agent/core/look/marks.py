@@ -53,7 +53,7 @@ async def _milestones(host: Host) -> dict[str, Any]:
 
 async def _boot_id(host: Host) -> str:
     found = await parsed_file(host, "/proc/sys/kernel/random/boot_id", parse.text)
-    return found.value if isinstance(found, Seen) else ""
+    return found.value_or("")
 
 
 async def _ledger(host: Host) -> Reading[tuple[LedgerEntry, ...]]:

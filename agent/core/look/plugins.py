@@ -161,7 +161,7 @@ async def _static_policy(host: Host, pod: str, folders: tuple[str, ...]) -> str:
     for folder in folders:
         names = await host.folder(folder)
         unread = unread or (isinstance(names, Refusal) and not names.is_missing)
-        entries = names.value if isinstance(names, Seen) else ()
+        entries = names.value_or(())
         # As the kubelet takes them (pkg/kubelet/config/file.go): of any name (kops: .manifest), and links as well.
         files = [e.name for e in entries if e.kind in ("file", "link") and not e.name.startswith(".")]
         unread = unread or len(files) > MANIFESTS
@@ -207,7 +207,7 @@ async def _owners(host: Host, settings: Settings, scene: Scene,
     """Who listens on the sockets that such plugins make: by the kernel's word, not by a name in a list."""
     kinds = [kind for s in sights if (kind := kind_of(s.container, s.sandbox))] or KINDS
     patterns = {p for kind in kinds for p in kind.sockets}
-    entries = scene.plugin_sockets.value if isinstance(scene.plugin_sockets, Seen) else ()
+    entries = scene.plugin_sockets.value_or(())
     names = [e.name for e in entries if e.kind == "socket" and matches(e.name, patterns)]
     found = []
     for name in names[:SOCKETS_ASKED]:

@@ -53,6 +53,6 @@ async def _cpu_policy(host: Examined) -> Reading[str]:
 
 async def _sockets(host: Examined, settings: Settings, scene: Scene) -> tuple[SocketSight, ...]:
     """By connecting: a socket file outlives whoever listened on it."""
-    entries = scene.plugin_sockets.value if isinstance(scene.plugin_sockets, Seen) else ()
+    entries = scene.plugin_sockets.value_or(())
     names = [e.name for e in entries if e.kind == "socket"][:MOST_SOCKETS]
     return tuple([SocketSight(name, await host.listener(f"{settings.device_plugins_dir}/{name}")) for name in names])

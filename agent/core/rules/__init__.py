@@ -35,7 +35,7 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
              *launch.findings(scene, settings, gpus), *access.findings(scene, settings, held),
              *((*plugin.findings(scene, settings, fault), registered, *kubelet.allocation(scene, listed, judged),
                 *node_object.findings(scene, settings)) if registered else ()))
-    probe = scene.probe.value if isinstance(scene.probe, Seen) else ProbeState()
+    probe = scene.probe.value_or(ProbeState())
     return Diagnosis(
         findings=tuple(sorted(shown, key=lambda f: f.link)),
         scope=gpus.scope, scope_because=gpus.because,
@@ -64,5 +64,5 @@ def _marks(scene: Scene) -> dict[str, Any]:
         "released_before": scene.released.value.reason if isinstance(scene.released, Seen) else "",
         "waiting_since": scene.waiting.value.at if isinstance(scene.waiting, Seen) else None,
         "control_plane": scene.control_plane,
-        "learned": scene.learned.value if isinstance(scene.learned, Seen) else (),
+        "learned": scene.learned.value_or(()),
     }

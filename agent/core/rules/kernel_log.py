@@ -23,7 +23,7 @@ _GPUS_OWN = (Tells.LOST, Tells.GSP, Tells.INIT_FAILED, Tells.XID)
 
 
 def _words(scene: Scene) -> tuple[KernelWord, ...]:
-    return scene.kernel.value if isinstance(scene.kernel, Seen) else ()
+    return scene.kernel.value_or(())
 
 
 def loaded_at(scene: Scene) -> float:

@@ -181,5 +181,5 @@ def mending(scene: Scene, settings: Settings, fault: Fault | None, listed: Listi
         kubelet_since=unit.active_since or 0.0 if unit else 0.0,
         kubelet_invocation=unit.invocation_id if unit else "",
         offset=scene.clock.realtime - scene.clock.boottime, boot_id=scene.boot_id,
-        entries=scene.ledger.value if isinstance(scene.ledger, Seen) else (),
+        entries=scene.ledger.value_or(()),
         ledger_problem="" if isinstance(scene.ledger, Seen) else str(scene.ledger))

@@ -54,5 +54,5 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
 
 
 def _unit(scene: Scene, settings: Settings) -> Unit | None:
-    units = scene.units.value if isinstance(scene.units, Seen) else ()
+    units = scene.units.value_or(())
     return next((u for u in units if u.name == settings.plugin_unit), None)

@@ -37,7 +37,7 @@ def judge(scene: Scene, settings: Settings, gpus: SortedGpus) -> Judged:
     # An error of one GPU counts where that leaves the set short: the owner may expect fewer than PCI shows.
     errors = tuple(e for e in report.errors + lost if e.index < 0 or missing)
     clean = report.end is ProbeEnd.ANSWERED and not missing and not errors and bool(shown)
-    nodes = scene.nodes.value if isinstance(scene.nodes, Seen) else ()
+    nodes = scene.nodes.value_or(())
     if clean and missing_nodes(scene, shown):
         clean = False
     fingerprint = _fingerprint(report, shown, nodes) if clean else ""
@@ -82,7 +82,7 @@ def _fingerprint(report: ProbeReport, shown: tuple[Gpu, ...], nodes: tuple[Devic
 def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, ...]:
     if gpus.scope is Scope.NONE:
         return ()
-    state = scene.probe.value if isinstance(scene.probe, Seen) else None
+    state = scene.probe.value_or(None)
     now = scene.clock.boottime
     silent = kernel_log.silent_gsp(scene, gpus, judged, state.last if state else None)
     if silent:
@@ -153,7 +153,7 @@ def _complete(scene: Scene, report: ProbeReport, judged: Judged) -> Finding:
 
 def _versions(scene: Scene, report: ProbeReport) -> str:
     """Both of them, as far as they are known."""
-    module = scene.driver_version.value if isinstance(scene.driver_version, Seen) else "?"
+    module = scene.driver_version.value_or("?")
     named = parse.library_version(report.library)
     library = named if named not in ("", module) else kernel_log.client_version(scene)
     return f"; the loaded module is {module}, the library {library or 'another'}"

@@ -18,7 +18,7 @@ def find(scene: Scene, settings: Settings) -> Pause | None:
             return Pause(f"paused: {mark.value.reason}", mark.value.until, True)
     elif isinstance(mark, Refusal) and mark.is_telling and not mark.is_missing:
         return Pause(f"paused: /run/gpu-gate/paused is there and could not be read ({mark})", None, True)
-    units = scene.units.value if isinstance(scene.units, Seen) else ()
+    units = scene.units.value_or(())
     working = [u.name for u in units if u.name in settings.pause_while and u.active == "activating"]
     return Pause(f"paused while {working[0]} is starting", None, False) if working else None
 

@@ -30,7 +30,7 @@ def sort_out(scene: Scene, settings: Settings) -> SortedGpus:
         return SortedGpus(*_scope(scene, settings, 1, []), (TEGRA,))
     excluded = {parse.bus_id(b) or b for b in settings.exclude_gpus}
     bound, unbound, elsewhere = [], [], []
-    for gpu in scene.pci.value if isinstance(scene.pci, Seen) else ():
+    for gpu in scene.pci.value_or(()):
         if not gpu.is_gpu:
             continue
         why = "excluded by ExcludeGPUs=" if gpu.bus_id in excluded else _given_to(gpu)

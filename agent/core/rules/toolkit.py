@@ -54,7 +54,7 @@ def judge(scene: Scene, gpus: SortedGpus, judged: Judged) -> Cdi | None:
     for because, reason, missing, path in _faults(scene, toolkit, toolkit.specs.value, judged, bool(in_use)):
         mendable = reason != "CdiConflict"
         remedy = GENERATE + (path or OUTPUT) if mendable else f"grep -l {cdi.KIND} /etc/cdi/* /run/cdi/*; remove one"
-        version = scene.driver_version.value if isinstance(scene.driver_version, Seen) else ""
+        version = scene.driver_version.value_or("")
         return Cdi(Verdict.FAILS, because, reason, missing, remedy, in_use, mendable,
                    f"{reason} {path} {' '.join(missing)} driver {version}")
     for file in toolkit.specs.value:
@@ -108,11 +108,11 @@ def _faults(scene: Scene, toolkit: Toolkit, files: tuple[CdiFile, ...], judged: 
 
 
 def _spec_faults(scene: Scene, toolkit: Toolkit, path: str, spec: CdiSpec) -> Iterator[Fault]:
-    loaded = scene.driver_version.value if isinstance(scene.driver_version, Seen) else ""
+    loaded = scene.driver_version.value_or("")
     if spec.versions and loaded and loaded not in spec.versions:
         yield (f"{path} names driver {'/'.join(spec.versions)}, loaded is {loaded}", "CdiOlderDriver", spec.versions,
                path)
-    absent = toolkit.absent.value if isinstance(toolkit.absent, Seen) else ()
+    absent = toolkit.absent.value_or(())
     gone = tuple(p for p in spec.paths if p in absent)
     if gone:
         more = f" and {len(gone) - SHOWN} more" if len(gone) > SHOWN else ""
@@ -146,7 +146,7 @@ def _conflicts(specs: list[tuple[str, CdiSpec]]) -> Iterator[Fault]:
 
 def _lacking(specs: list[CdiSpec], scene: Scene, judged: Judged) -> tuple[str, ...]:
     """GPUs of a complete probe that no spec offers, by index, UUID or one of its MIG devices."""
-    state = scene.probe.value if isinstance(scene.probe, Seen) else ProbeState()
+    state = scene.probe.value_or(ProbeState())
     if not specs or not judged.fingerprint or state.last is None:
         return ()
     names = {d for s in specs for d in s.devices}
@@ -160,7 +160,7 @@ def _is_offered(index: int, gpu: Gpu, names: set[str]) -> bool:
 
 def _unit(scene: Scene) -> Unit | None:
     """The unit that writes the spec, where it is installed and its owner has not switched it off."""
-    units = scene.units.value if isinstance(scene.units, Seen) else ()
+    units = scene.units.value_or(())
     return next((u for u in units if u.name == CDI_UNIT and u.load == "loaded" and u.file_state != "disabled"), None)
 
 
