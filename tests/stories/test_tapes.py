@@ -17,7 +17,7 @@ from .machine import Machine, finish
 from .random_worlds import TROUBLED_S, machine_of, recipe
 from .timeline import BOOT
 
-WORLDS = 100
+WORLDS = 60
 LOOKS = 4
 
 

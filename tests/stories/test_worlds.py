@@ -1,4 +1,4 @@
-"""Two thousand random nodes. The laws (tests/stories/laws.py) are checked after every cycle of each.
+"""A thousand random nodes. The laws (tests/stories/laws.py) are checked after every cycle of each.
 
     SEED=123 pytest tests/stories/test_worlds.py -s      plays one of them, and prints what was said
     make soak                                            plays others, for SOAK_SECONDS
@@ -16,8 +16,8 @@ from .mend_laws import Broken
 from .random_worlds import TROUBLED_S, Recipe, machine_of, mended_within_s, recipe, well_within_s
 from .timeline import BOOT
 
-WORLDS = 2000
-BLOCK = 200
+WORLDS = 1000
+BLOCK = 100
 FOR_A_PERSON = {"RepairOff", "PartlyRegistered", "PluginSawUnhealthy", "PluginLacksLibrary", "PluginLogUnread"}
 "reasons of HELD that stay when all but the plugin's process is well"
 AFTER_REPAIRS = {"SameCauseAgain", "BudgetSpent", "DidNotTake"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from agent.core import ledger, plugin_log
@@ -38,6 +39,8 @@ from .scenes import (
 BOOTED = 1000.0
 REBUILT_S = 1.5
 """From the removal of a container to the registration of the next one (facts of a real kubelet: 1.2 to 1.7 s)."""
+HEALTHY, POD = scene(), sandbox()
+read_log = lru_cache(plugin_log.read)
 Cure = Callable[[int], bool]
 """Does the container that is built n-th register?"""
 
@@ -92,7 +95,7 @@ class World:
             return ()
         of = container(f"c{self.built}", image=f"plugin:{self.version}", created_at=OFFSET + self.started_at)
         access = seen(Access("/dev/nvidiactl", True, "cgroup-bpf"), self.now)
-        return (PluginSight(of, sandbox(), seen(detail(of)), seen(plugin_log.read(self.log)), access),)
+        return (PluginSight(of, POD, seen(detail(of)), seen(read_log(self.log)), access),)
 
     def scene(self) -> Scene:
         report: dict[str, Any] = {"number": self.probe, "started_at": self.probed_at}
@@ -100,7 +103,7 @@ class World:
                  replace(unit("kubelet.service", since=self.kubelet_since), invocation_id=f"kubelet{self.kubelet}"))
         devices = (Devices("nvidia.com/gpu", UUIDS),) if self.registered else ()
         return replace(
-            scene(), clock=Clock(self.now, self.now - 5, self.now + OFFSET), probe=probed(**report),
+            HEALTHY, clock=Clock(self.now, self.now - 5, self.now + OFFSET), probe=probed(**report),
             units=seen(units, self.now), allocatable=seen(devices, self.now), plugins=self.sights(),
             ledger=seen(tuple(self.entries), self.now), learned=seen(BUSES))
 
