@@ -6,7 +6,7 @@ ARGS ?=
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vm lint bench deb node-shell vm soak clean set-up-node set-up-test set-up-vm
+.PHONY: help demo test test-vm test-gpu lint bench deb node-shell vm soak clean set-up-node set-up-test set-up-vm
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -15,13 +15,16 @@ demo: set-up-node ## a GPU node boots without the gate and with it, and the diff
 	@tests/node/tree.py bookworm
 	@python3 tests/node/demo.py $(ARGS)
 
-test: set-up-test ## every test but those of whole machines; ARGS="-k name" for some
+test: set-up-test ## every test but those of whole machines and of a real GPU; ARGS="-k name" for some
 	@tests/node/tree.py bookworm trixie
-	@.venv/bin/pytest -m "not vm" --timeout=300 --numprocesses=$(WORKERS) --dist=loadfile \
+	@.venv/bin/pytest -m "not gpu and not vm" --timeout=300 --numprocesses=$(WORKERS) --dist=loadfile \
 		--no-loadscope-reorder $(ARGS)
 
 test-vm: set-up-test set-up-vm ## whole machines, emulated, boot and live through it: ten minutes and more
 	@.venv/bin/pytest -m vm --timeout=1200 $(ARGS) tests/vm
+
+test-gpu: set-up-test ## on a machine with a GPU and its driver: the probe beside nvidia-smi
+	@.venv/bin/pytest -m gpu --timeout=600 $(ARGS) tests/gpu
 
 lint: set-up-test ## ruff on the whole tree, mypy, shellcheck, systemd-analyze verify, lintian
 	@.venv/bin/ruff check --quiet .

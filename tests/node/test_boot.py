@@ -201,8 +201,9 @@ def test_nothing_is_left_after_poweroff_and_close(suite: str) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_runner_that_dies(how: signal.Signals) -> None:
     program = (
-        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
+        "import signal, sys, time; sys.path.insert(0, sys.argv[1])\n"
         "import nspawn, tree\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell's background job ignores
         "node = nspawn.Node(tree.layers('bookworm', sim=False)).boot()\n"
         "print(node.name, flush=True); time.sleep(60)\n"
     )

@@ -103,7 +103,7 @@ def test_a_probe_that_hangs_is_ended_named_and_backed_off_from(node: Node, how: 
     gate.wait_held(node)
     pid = gate.agent_pid(node)
     why = gate.wait_why(node, "probe hung, pid ")
-    assert "state S" in why
+    assert "state S" in why or "state R" in why, "R: Python itself was still starting, on a busy machine"
     gate.until(lambda: not gate.probe_pids(node), "the hung probe was not ended")
     first, began = gate.status(node)["probe"]["last"]["number"], gate.uptime(node)
     gate.deadline_passes(node, gate.QUICK + OVER + HANGING)
