@@ -14,7 +14,6 @@ import signal
 from ..core.paths import CONTAINER_MARKS, DRIVER_GPUS, DRIVER_VERSION, FIRST, MODULE_STATE, RUN
 from ..model.settings import Settings
 from ..node.probe_program import Started, leftovers, start
-from ..wire.sd import Notify
 from .wait import has_no_gpu, read_mark
 
 QUIET_S = 5.0
@@ -28,6 +27,8 @@ def keep_quiet(settings: Settings) -> bool:
     QUIET_S, or at SIGHUP. systemd is told that it is up: this is what it does, and the boot goes on."""
     if settings.expected_gpus or _is_no_boot() or not has_no_gpu():
         return False
+    from ..wire.sd import Notify  # where NVML is asked, nothing that it does not need stands before it
+
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # before systemd may send one
     systemd = Notify()
     systemd.status(f"no NVIDIA GPU on the PCI bus; looks again within {QUIET_S:g} s")

@@ -23,7 +23,7 @@ from ..node.marks import write_mark
 from ..wire.clock import boottime
 from . import ask
 
-POLL_S = 0.05
+POLL_S = 0.02
 NVIDIA_VENDOR = "0x10de"
 GPU_CLASSES = ("0x0300", "0x0302")
 
