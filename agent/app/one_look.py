@@ -27,10 +27,12 @@ from ..wire.clock import boottime
 from . import ask
 
 CONNECT_S, CONNECT_TRIES = 0.1, 20
+FRESH_S = 10.0
+"""The agent's word about NVML is taken for so long: on a quiet node it asks every ten minutes."""
 
 
 class _OneLook(ExaminedHost):
-    """A live host whose NVML word is the agent's last one, where an agent runs: one probe at a time is enough."""
+    """A live host whose NVML word is the agent's, where that stands: one probe at a time is enough."""
 
     def __init__(self, bus: SystemdBus, probes: Probes, agents: ProbeState | None) -> None:
         self.checks = AccessChecks(lambda _: None, bus)
@@ -101,11 +103,17 @@ async def _check_access(host: _OneLook, settings: Settings) -> None:
 
 
 def _agents_probe(settings: Settings) -> ProbeState | None:
+    """The agent's word; None where no agent runs, and where its word is old and NVML may well be asked once more:
+    nobody has paused, nothing hangs, and the agent is not asking now."""
     try:
-        found: ProbeState = decode(ProbeState, ask.status(listen=settings.listen).get("probe"))
+        status = ask.status(listen=settings.listen)
+        found: ProbeState = decode(ProbeState, status.get("probe"))
     except (ask.NoAgent, BundleError):
         return None
-    return found if found.last or found.running_since is not None or found.remains else None
+    if status["gate"].get("paused") or found.running_since is not None or found.remains:
+        return found
+    stands = found.last and (found.last.end is ProbeEnd.HUNG or boottime() - found.last.ended_at <= FRESH_S)
+    return found if stands else None
 
 
 async def _probe_if_loaded(host: Host, probes: Probes) -> None:

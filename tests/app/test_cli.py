@@ -17,15 +17,16 @@ from typing import Any
 
 import pytest
 
-from agent.app import ask, cli, log, switch
+from agent.app import ask, cli, log, one_look, switch
 from agent.app.chain import chain, verdict_line
 from agent.app.config import Config
 from agent.model.reading import Seen
-from agent.model.scene import Clock, Unit
+from agent.model.scene import Clock, ProbeEnd, ProbeReport, ProbeState, Remains, Unit
 from agent.model.settings import Settings
 from agent.node import bundle
 from agent.node.codec import encode
 from agent.node.tape import Tape
+from agent.wire.clock import boottime
 
 from .sandbox import REPO, Node, ended, needs_root
 
@@ -329,6 +330,26 @@ def test_status_of_an_agent(ready: bool, as_json: bool, capsys: pytest.CaptureFi
         assert out.startswith("READY (OPEN): 7 of 8" if ready else "NOT READY (PROBING): 7 of 8")
         assert ("kubelet released: NVML is stable" if ready else "no, 12 s to the deadline") in out
         assert "note: udev is lost" in out and "note: a: b" in out
+
+
+OLD, NEW = boottime() - 60, boottime() + 60
+
+
+@pytest.mark.parametrize(("probe", "paused", "stands"), [
+    (ProbeState(ProbeReport(7, NEW, NEW, ProbeEnd.ANSWERED)), "", True),
+    (ProbeState(ProbeReport(7, OLD, OLD, ProbeEnd.ANSWERED)), "", False),
+    (ProbeState(ProbeReport(7, OLD, OLD, ProbeEnd.ERROR)), "", False),
+    (ProbeState(ProbeReport(7, OLD, OLD, ProbeEnd.ANSWERED)), "paused: by a person", True),
+    (ProbeState(ProbeReport(7, OLD, OLD, ProbeEnd.HUNG)), "", True),
+    (ProbeState(ProbeReport(7, OLD, OLD, ProbeEnd.ANSWERED), running_since=OLD), "", True),
+    (ProbeState(ProbeReport(7, OLD, OLD, ProbeEnd.ANSWERED), remains=Remains(4242, "D", "", OLD)), "", True),
+    (ProbeState(), "", False),
+])
+def test_when_a_doctor_takes_the_agents_word_about_nvml(probe: ProbeState, paused: str, stands: bool) -> None:
+    gate = {"ready": True, "released_why": "", "deadline_in_s": None, "paused": paused}
+    body = {"gate": gate, "probe": encode(probe)}
+    listen = f"127.0.0.1:{served(http(json.dumps(body).encode()))}"
+    assert one_look._agents_probe(Settings(listen=listen)) == (probe if stands else None)
 
 
 @pytest.mark.parametrize(("gate", "code", "says"), [

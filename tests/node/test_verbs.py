@@ -9,7 +9,7 @@ import gate
 import pytest
 from nspawn import Node
 
-from agent.app import log
+from agent.app import log, one_look
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,20 @@ def test_doctor(node: Node) -> None:
     assert out.startswith("Every link that was asked holds.\n")
     assert_says(out, HOLDS)
     assert json.loads(gpu_gate(node, "doctor", "--json")[1])["first_broken"] is None
+
+
+def test_doctor_does_not_repeat_what_the_agent_heard_long_ago(node: Node) -> None:
+    """The agent asks NVML of a quiet node every ten minutes."""
+    last = gate.status(node)["probe"]["last"]["ended_at"]
+    gate.until(lambda: gate.uptime(node) > last + one_look.FRESH_S, "the agent's word grew no older")
+    try:
+        node.run("simgpu nvml show=7")
+        code, out, _ = gpu_gate(node, "doctor")
+        assert code == 1
+        assert_says(out, ("Link 5 is broken: GpuMissing",))
+        assert gpu_gate(node, "status")[0] == 0, "which is the agent's last look"
+    finally:
+        node.run("simgpu nvml ok")
 
 
 def test_doctor_needs_no_agent(node: Node) -> None:
