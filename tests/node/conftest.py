@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,6 @@ from nspawn import Node
 
 MakeNode = Callable[..., Node]
 NODES_OF = pytest.StashKey[list[Node]]()
-HERE = Path(__file__).resolve().parent
-
-
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker("node")
 
 
 @pytest.hookimpl(wrapper=True)
