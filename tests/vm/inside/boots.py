@@ -25,7 +25,7 @@ def incident_with_the_gate(node: Here) -> dict[str, Any]:
     assert (gate.allocatable(node), state["registrations"]) == (8, 1), state
     (plugin,) = gate.plugins(node)
     assert (plugin["state"], plugin["attempt"]) == ("RUNNING", 0)
-    return {"inits before the release": before}
+    return {"inits before the release": before, "agent": agent_said(node, restarts=1)}
 
 
 def agent_killed_before_ready(node: Here) -> dict[str, Any]:
@@ -73,9 +73,10 @@ def deadline_over(node: Here) -> dict[str, Any]:
     assert node.is_active("nvidia-persistenced.service") and node.is_active("containerd.service")
     _way_in(node)
     assert gate.readyz(node)[0] == 503
+    agent = agent_said(node)
     waited = gate.entered(node, "kubelet.service") - json.loads(node.read("/run/gpu-gate/waiting"))["at"]
     return {"mark": mark, "held for": round(waited, 1), "readyz": gate.readyz(node)[1],
-            "settings": node.read(gate.CONF).split()}
+            "settings": node.read(gate.CONF).split(), "agent": agent}
 
 
 def reachable(node: Here) -> dict[str, Any]:
@@ -91,6 +92,14 @@ def boot_time(node: Here) -> dict[str, Any]:
     units = ("basic.target", "nvidia-persistenced.service", "gpu-gate.target", "kubelet.service", "multi-user.target")
     usec = {unit: int(node.show(unit, "ActiveEnterTimestampMonotonic")) for unit in units}
     return {"analyze": node.run("systemd-analyze").stdout.splitlines()[0], **usec}
+
+
+def agent_said(node: Here, restarts: int = 0) -> list[str]:
+    """The agent's first words in this boot; it was started so often again, and no program of it failed."""
+    assert node.show("gpu-gate.service", "NRestarts") == str(restarts)
+    said = node.journal("-u", "gpu-gate.service", "-u", "gpu-gate-wait.service", "-o", "short-monotonic")
+    assert "Traceback" not in said and "core-dump" not in said, said
+    return said.splitlines()[:20]
 
 
 def _way_in(node: Here) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gate
-from boots import SLOW_S
+from boots import SLOW_S, agent_said
 from here import Here
 from load import pod, row
 
@@ -25,7 +25,7 @@ def it_is_cgroup_v1(node: Here) -> dict[str, Any]:
     assert Path("/sys/fs/cgroup/devices/devices.list").exists()
     gate.wait_ready(node, SLOW_S)
     assert gate.allocatable(node) == 8
-    return {"mounts": re.findall(r"(?m)^cgroup\S* (\S+)", node.read("/proc/mounts"))}
+    return {"mounts": re.findall(r"(?m)^cgroup\S* (\S+)", node.read("/proc/mounts")), "agent": agent_said(node)}
 
 
 def a_loss_is_found(node: Here) -> dict[str, Any]:
