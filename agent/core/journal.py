@@ -18,21 +18,28 @@ from . import kernel_log, plugin_log
 SYSTEMD, KERNEL = "systemd", "kernel"
 LINE = 600
 """Characters of a line that are kept."""
+FAR, BEFORE = 80, 40
+"""Characters before a mark: so many are too many for a sentence that cites the line's beginning; so many are kept."""
 REQUEST = re.compile(r"Re(?:load(?:ing)?|execut(?:e|ing|ion)) requested from (client PID \d+.*?)\.*$")
 """log_caller(): v255 and later; 252 tells nobody's name."""
 _RELOAD = re.compile(r"^(?:Reloading|Reexecuting)\.")
 _NAMES_GPU = r"(?:nvidia\.com/|\bGPU\b|nvml)"
 _FORMS: tuple[tuple[Says, re.Pattern[str]], ...] = (
     (Says.OUT_OF, re.compile(r"OutOf\w*nvidia\.com/|enough resource: \S*nvidia\.com/", re.I)),
+    (Says.NOT_WRITTEN, re.compile(r"writ(?:e|ing) checkpoint.*?(?:kubelet_internal_|/device-plugins/)", re.I)),
     (Says.UNEXPECTED, re.compile(
         rf"(?:UnexpectedAdmissionError|Allocate failed due to|Update plugin resources failed).*{_NAMES_GPU}", re.I)),
     (Says.REGISTERED, re.compile(r"Got registration request from device plugin.*nvidia", re.I)),
     (Says.LIST_ENDED, re.compile(r"ListAndWatch ended unexpectedly for device plugin.*nvidia", re.I)),
     (Says.CHECKPOINT, re.compile(r"after failing to read checkpoint file|cannot unmarshal .*DevicesPerNUMA")),
-    (Says.NO_HANDLER, re.compile(r"no runtime for \\?\"nvidia|runtime handler \\?\"?nvidia\S* (?:not|is not)"
+    (Says.NO_HANDLER, re.compile(r"no runtime for \\*\"nvidia|runtime handler \\*\"?nvidia\S* (?:not|is not)"
                                  r"|find runtime handler nvidia", re.I)),
     (Says.NO_CDI_DEVICE, re.compile(r"unresolvable CDI devices|CDI device injection failed", re.I)),
     (Says.HOOK_FAILED, re.compile(r"nvidia-container-cli(?:\.real)?: [a-z ]+error", re.I)),
+    (Says.NOT_REACHED, re.compile(
+        r"(?:Unable to connect to device plugin client|failed to dial device plugin).*nvidia", re.I)),
+    (Says.NOT_STARTED, re.compile(
+        r'StartContainer\\*" for \\*"[\w.-]*device-plugin[\w.-]*\\*" with (?!CrashLoop)\w+')),
     (Says.GPU_UP, re.compile(r"^device \S+ - persistence mode enabled")),
 )
 _HINTS = ("nvidia", "nvml", "NVML", "No devices found", "NVRM", "checkpoint", "CDI", "oad", "xecut", "persistence")
@@ -53,11 +60,16 @@ def word(line: JournalLine) -> JournalWord | None:
             return JournalWord(line.at, Says.RELOAD, SYSTEMD, text, asked.group(1)[:200] if asked else "")
         return None
     for says, form in _FORMS:
-        if form.search(text):
-            return JournalWord(line.at, says, line.source, text)
+        if found := form.search(text):
+            return JournalWord(line.at, says, line.source, _about(text, found))
     if plugin_log.read(text.encode("utf-8", "replace")).says in (PluginSays.INIT_FAILED, PluginSays.NO_DEVICES):
         return JournalWord(line.at, Says.PLUGIN_FAILED, line.source, text)
     return None
+
+
+def _about(text: str, found: re.Match[str]) -> str:
+    """A line is cited by its beginning: what of a long one tells something is brought there."""
+    return text if found.start() < FAR else f"… {text[max(0, found.start() - BEFORE):]}"
 
 
 def words(lines: Iterable[JournalLine]) -> tuple[JournalWord, ...]:

@@ -21,9 +21,15 @@ _FORMS: tuple[tuple[Tells, re.Pattern[str]], ...] = (
     (Tells.FOUND, re.compile(rf"\bpci {_BUS}: \[10de:[0-9a-f]{{4}}\] type \S+ class 0x030[02]")),
     (Tells.LOADED, re.compile(r"NVRM: loading NVIDIA ")),
     (Tells.LOST, re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BUS}\b.*fallen off the bus", re.I)),
+    (Tells.DEAD, re.compile(rf"NVRM: The NVIDIA GPU {_BUS}\b.*fallen off the bus", re.I | re.S)),
+    (Tells.FIRMWARE, re.compile(rf"{_BUS}: (?:Direct firmware load for |loading \S*/)nvidia/[\w.-]+/"
+                                r"gsp(?!_log)\w*\.bin failed with error -2\b")),
     (Tells.INIT_FAILED, re.compile(rf"NVRM: GPU {_BUS}: (?:RmInitAdapter|rm_init_adapter) failed", re.I)),
     (Tells.UNSUPPORTED, re.compile(
         rf"NVRM: The NVIDIA GPU {_BUS}\b.*(?:not supported by|is supported through|requires use of)", re.I | re.S)),
+    # An older branch's GPU: it names its model, and no bus id.
+    (Tells.UNSUPPORTED, re.compile(
+        r"NVRM: The NVIDIA .*GPU installed in this system is\s+(?:NVRM:\s+)?supported through")),
     (Tells.REJECTED, re.compile(
         r"(?:^|\b(nvidia)[\w-]*: )loading of (?:unsigned module|module with \w+ \w+) is rejected"
         r"|Lockdown: \S+ unsigned module loading is restricted"

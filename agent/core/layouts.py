@@ -150,6 +150,8 @@ COMPANY = (
     "*-sidecar", "*-init", "config-manager*", "toolkit-validation", "mps-control-daemon*", "gpu-feature-discovery*",
 )
 """Containers that share a plugin's pod, image or labels (Helm chart, GPU Operator) and are never it."""
+COMPANY_PODS = ("*mps-control-daemon*", "*gpu-feature-discovery*")
+"""Pods of the Helm chart that carry the plugin's labels and none of it."""
 FOREIGN = ("*rocm/*", "*amdgpu*", "*/cambricon*", "*/hygon*", "*/iluvatar*", "*/metax*", "*/mthreads*", "*/enflame*")
 """Images of other vendors' plugins, some of which are called k8s-device-plugin as well."""
 COMMON = ("device-plugin",)
@@ -212,6 +214,11 @@ def kind_of(container: Container, sandbox: Sandbox | None) -> Kind | None:
         lambda kind: container.name in kind.containers and container.name not in COMMON,
     )
     return next((kind for test in tests for kind in KINDS if test(kind)), None)
+
+
+def kind_of_pod(sandbox: Sandbox) -> Kind | None:
+    """The plugin whose pod this is, by its labels."""
+    return next((kind for kind in KINDS if any(label in sandbox.labels.items() for label in kind.labels)), None)
 
 
 def is_company(container: Container, kind: Kind | None) -> bool:

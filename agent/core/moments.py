@@ -29,7 +29,7 @@ _ORDER = {name: number for number, name in enumerate(_MILESTONES)}
 """Of one cycle's milestones: each follows from the one before it."""
 _TOLD = {
     PluginSays.INIT_FAILED: "said", PluginSays.NO_DEVICES: "said", PluginSays.NOT_REGISTERED: "said",
-    PluginSays.REGISTERED: "said (a hint)", PluginSays.UNHEALTHY: "said",
+    PluginSays.REGISTERED: "said (a hint)", PluginSays.UNHEALTHY: "said", PluginSays.WAITING: "said",
 }
 
 

@@ -19,13 +19,26 @@ from ..model.runtime import (
 )
 from ..model.scene import Scene, Unit
 from ..model.settings import Settings
-from .layouts import KINDS, PLUGIN_UNITS, PREFERRED, Kind, is_company, kind_of, matches, overlap
+from .layouts import (
+    COMPANY_PODS,
+    KINDS,
+    PLUGIN_UNITS,
+    PREFERRED,
+    Kind,
+    is_company,
+    kind_of,
+    kind_of_pod,
+    matches,
+    overlap,
+)
 
 _TAG = re.compile(r":v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 _PLAIN = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 _PLAIN_ID = re.compile(r"\w[\w.-]*", re.A)
 ENDS_FOR_GOOD = ("Never", "OnFailure")
 """restartPolicy of pods whose container a stop ends for good: NVIDIA's plugin exits with 0 on SIGTERM."""
+PLAIN_ENDS = ("", "Error", "Completed")
+"""Reasons of a container's end that add nothing to its exit status (CRI: ContainerStatus.reason)."""
 NOT_READ = "?"
 """In the place of a restartPolicy: somebody wrote one, perhaps, and it could not be read."""
 Pair = tuple[Container, Sandbox | None]
@@ -151,6 +164,33 @@ def unit(units: Reading[tuple[Unit, ...]], settings: Settings) -> Unit | None:
     return next((u for u in known if u.name in PLUGIN_UNITS and u.is_active and u.sub == "running"), None)
 
 
+def down(units: Reading[tuple[Unit, ...]], settings: Settings) -> Unit | None:
+    """A unit of the known names that should run and does not: it failed, or systemd starts it again and again. One
+    that nobody starts (AKS installs it beside a DaemonSet) is inactive."""
+    known = units.value if isinstance(units, Seen) and not _is_told(settings) else ()
+    return next((u for u in known if u.name in PLUGIN_UNITS and u.active in ("failed", "activating")), None)
+
+
+def _is_told(settings: Settings) -> bool:
+    """The owner said which it is: what merely looks like one is none."""
+    return bool(settings.plugin_unit or settings.plugin_containers or settings.plugin_images)
+
+
+def unmade(runtime: Runtime, settings: Settings) -> tuple[Sandbox, tuple[Container, ...]] | None:
+    """The newest plugin's pod, by its labels, in which no plugin is: its image is pulled, or an init container comes
+    before it; and the newest of each of its containers."""
+    wanted = settings.resources or PREFERRED
+    for sandbox in () if _is_told(settings) else sorted(runtime.sandboxes, key=lambda s: -s.created_at):
+        kind = kind_of_pod(sandbox)
+        if kind is None or not sandbox.is_ready or not overlap(kind.resources, wanted):
+            continue
+        inside = sorted((c for c in runtime.containers if c.sandbox_id == sandbox.id), key=_rank)
+        names = [sandbox.name, *(c.name for c in inside)]
+        if not any(matches(name, COMPANY_PODS) for name in names) and all(is_company(c, kind) for c in inside):
+            return sandbox, tuple({c.name: c for c in inside}.values())
+    return None
+
+
 def is_anothers(owner: SocketOwner, sight: PluginSight) -> bool:
     """A plugin's socket is served by another container, or by a unit. The kubelet's own word stays what counts."""
     return bool(owner.container_id or owner.unit) and owner.container_id != sight.container.id
@@ -204,6 +244,11 @@ def answers_sighup(sight: PluginSight) -> bool:
 
 def log_of(sight: PluginSight) -> PluginLog | None:
     return sight.log.value_or(None)
+
+
+def never_began(detail: ContainerDetail) -> bool:
+    """It ended because its runtime could not start it: containerd's and cri-dockerd's word for that."""
+    return detail.reason in ("StartError", "ContainerCannotRun") or detail.started_at <= 0.0
 
 
 def started_at(sight: PluginSight) -> float:

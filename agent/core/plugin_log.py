@@ -17,6 +17,9 @@ from . import parse
 _CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) [FP] ?")
 """The CRI log format a kubelet asks of its runtime (kubernetes pkg/kubelet/kuberuntime/logs)."""
 _STAMP = re.compile(r"^(?:[IWEF]\d{4} [\d:.]+\s+\d+ [\w./-]+:\d+\] |\d{4}/\d\d/\d\d \d\d:\d\d:\d\d )")
+_SEVERE = re.compile(r"^[EF]\d{4} ")
+_IS_ERROR = re.compile(r"^(?:panic:|fatal error:|error\b|failed\b)", re.I)
+"""An error, by klog's severity or by its first word. A trace, and what follows from it, come after it."""
 _ESCAPES = re.compile(r"\x1b\[[\d;]*m")
 _QUOTED = re.compile(r'^"((?:[^"\\]|\\.)*)"')
 _ERR = re.compile(r'\berr(?:or)?="((?:[^"\\]|\\.)*)"')
@@ -26,6 +29,7 @@ _MARKS: tuple[tuple[re.Pattern[str], PluginSays], ...] = (
     (re.compile(r"could not load NVML library(?:: (?P<error>.+))?"), PluginSays.INIT_FAILED),
     (re.compile(r"Incompatible (?:strategy|platform|device discovery strategy) detected"), PluginSays.INIT_FAILED),
     (re.compile(r"No devices found[.,;:]? *Waiting indefinitely", re.I), PluginSays.NO_DEVICES),
+    (re.compile(r"waiting for MPS daemon", re.I), PluginSays.WAITING),
     (re.compile(r"Could not (?:register|start) device plugin"), PluginSays.NOT_REGISTERED),
     (re.compile(r"Registered device plugin (?:for \S+ )?with Kubelet|device-plugin registered with the kubelet"),
      PluginSays.REGISTERED),
@@ -33,10 +37,12 @@ _MARKS: tuple[tuple[re.Pattern[str], PluginSays], ...] = (
      PluginSays.SERVING),
     (re.compile(r"Ret(?:rie|rei)ving plugins|Loading NVML|Starting Plugins|^device-plugin started"),
      PluginSays.ASKING),
-    (re.compile(r"XidCriticalError|(?:will go|marked|marking(?: \S+){1,3}) unhealthy", re.I), PluginSays.UNHEALTHY),
+    # An event that it leaves out is told as "Skipping non-nvmlEventTypeXidCriticalError event".
+    (re.compile(r"\bXidCriticalError: |(?:will go|marked|marking(?: \S+){1,3}) unhealthy", re.I),
+     PluginSays.UNHEALTHY),
     (re.compile(r'Received signal "[^"]*", shutting down|Stopping plugins'), PluginSays.STOPPED),
 )
-# Released images print their commit there, over several lines: version=<
+# Released images print it over several lines, the version or a commit in the first of them: version=<
 _VERSION = re.compile(r'Starting NVIDIA Device Plugin" version=(?:"v?([\w.-]+)"|<)')
 # What the plugin's container lacks, whatever the host has: starting it afresh cannot give it the library.
 _NO_LIBRARY = re.compile(r"ERROR_LIBRARY_NOT_FOUND|could not load NVML library|cannot open shared object|Not Found"
@@ -47,13 +53,22 @@ _OLD_LIBRARY = re.compile(r"Driver/library version mismatch|LIB_RM_VERSION_MISMA
 def read(tail: bytes) -> PluginLog:
     """The last mark in a log tail, in whatever form; a log without marks says nothing."""
     says, line, error, version, at = PluginSays.NOTHING, "", "", "", 0.0
+    last, is_error, is_below = "", False, False
     for raw in tail.decode("utf-8", "replace").splitlines():
         stamp, plain = _unwrapped(raw)
         found = _VERSION.search(plain)
         if found:  # a new start: what was said before it is history
             says, line, error, version, at = PluginSays.NOTHING, "", "", found.group(1) or "", 0.0
+            last, is_error, is_below = "", False, not version
             continue
+        if is_below and not _STAMP.match(plain):
+            version, is_below = plain.strip()[:40], False
+            continue
+        is_severe = bool(_SEVERE.match(plain))
         plain = _message(_STAMP.sub("", plain).strip())
+        is_severe = is_severe or bool(_IS_ERROR.match(plain))
+        if plain and (is_severe or not is_error):
+            last, is_error = plain, is_severe
         for pattern, meaning in _MARKS:
             mark = pattern.search(plain)
             if mark:
@@ -62,7 +77,7 @@ def read(tail: bytes) -> PluginLog:
                 if line != before or not at:
                     at = parse.rfc3339(stamp)
                 break
-    return PluginLog(says, line[:200], error[:120], version, at)
+    return PluginLog(says, line[:200], error[:120], version, last[-200:], at)
 
 
 def _unwrapped(raw: str) -> tuple[str, str]:

@@ -78,6 +78,8 @@ class Listing:
     "how many GPUs NVML shows; None where it was not asked, or failed as a whole"
     is_empty: bool = False
     "what the plugin was given has nothing to offer, by its own strategy: MIG mode without instances"
+    is_host: bool = False
+    "every GPU that NVML shows is shared out to virtual machines (vGPU)"
 
     @property
     def count(self) -> int:
@@ -144,7 +146,7 @@ def listing(scene: Scene, settings: Settings, gpus: tuple[Gpu, ...] | None = Non
     expected = _expected(shown, may_see.strategy, {p for by in found.values() for p in by})
     is_empty = bool(shown) and not expected and all(s.migs is not None for s in shown)
     return Listing(_offers(found, expected, may_see.strategy), strangers, opaque, unshown, may_see, len(shown),
-                   len(wanted), is_empty)
+                   len(wanted), is_empty, bool(there) and all(g.state.virtualization in HOST_OF_VGPUS for g in there))
 
 
 def _of_gpus(devices: Devices, settings: Settings) -> tuple[str, ...]:

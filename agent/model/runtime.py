@@ -93,6 +93,8 @@ class PluginSays(str, Enum):
     REGISTERED = "registered"
     NOT_REGISTERED = "not-registered"
     "could not register with the kubelet"
+    WAITING = "waiting"
+    "waits for another program, and tries again by itself"
     UNHEALTHY = "unhealthy"
     "took a GPU out of what it offers"
     STOPPED = "stopped"
@@ -109,6 +111,8 @@ class PluginLog:
     "NVML's words where it could not be initialised"
     version: str = ""
     "as the plugin itself prints it at its start (0.15 and later)"
+    last: str = field(default="", compare=False)
+    "its last words: the end of its last error, else of its last line"
     at: float = field(default=0.0, compare=False)
     "realtime, seconds, when the runtime got that line; 0.0 where it says nothing or not when"
 

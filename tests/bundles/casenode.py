@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from agent.model.access import Allocation, Device, Sighting
-from agent.model.gpu import GpuState
+from agent.model.gpu import GpuState, MigDevice
 from agent.model.kernel import KernelLine
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Container, ContainerDetail, ContainerState, Runtime, Sandbox
@@ -17,7 +18,7 @@ from agent.model.witness import CudaReport, JournalLine
 
 from .casehost import CaseHost
 from .casepods import GIVEN_TO_ALL, governed
-from .node import BOOTTIME, BUSES, UUIDS
+from .node import BOOTTIME, BUSES, DRIVER, UUIDS
 
 REALTIME = 1_795_950_000.0
 PLUGIN_ID, POD_ID = "a1" * 32, "5d" * 32
@@ -36,6 +37,8 @@ class CaseNode(CaseHost):
         super().__init__(REALTIME)
         self.settings = Settings()
         self.access_is = "yes"
+        self.specs: dict[str, bytes] = {}
+        self.gone: list[str] = []
         self.socket = "/run/containerd/containerd.sock"
         self.silent: Reading[Runtime] | None = None
         self.log: list[str] = []
@@ -54,6 +57,12 @@ class CaseNode(CaseHost):
             getattr(self, f"do_{word.replace('-', '_')}")(rest)
         self._plugin()
         self.runtimes[self.socket] = self.silent or Seen(Runtime(tuple(self.pods), tuple(self.running)), BOOTTIME)
+
+    async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
+        return Seen(self.specs[path], BOOTTIME) if path in self.specs else self._none(path)
+
+    async def absent(self, paths: Sequence[str]) -> Reading[tuple[str, ...]]:
+        return Seen(tuple(p for p in paths if p in self.gone), BOOTTIME)
 
     # --- links 1 to 5
 
@@ -79,7 +88,8 @@ class CaseNode(CaseHost):
         self.probed = Seen(ProbeState(), BOOTTIME)
 
     def do_nvml(self, rest: str) -> None:
-        """init CODE | absent N… | error CODE N | lost N | hung STATE | state NAME=VALUE [N…]."""
+        """init CODE | absent N… | error CODE N | lost N | hung STATE | state NAME=VALUE [N…] | mig PROFILE COUNT
+        [N…]."""
         what, *words = rest.split()
         assert isinstance(self.probed, Seen)
         last = self.probed.value.last
@@ -91,9 +101,17 @@ class CaseNode(CaseHost):
         if what == "hung":
             last = replace(last, end=ProbeEnd.HUNG, gpus=(), detail=f"pid 4242, state {words[0]}, in nv_open")
             remains = Remains(4242, words[0], "nv_open", BOOTTIME - 90) if words[0] == "D" else None
+        elif what == "mig":
+            profile, count, *words = words
+            which = [int(n) for n in words] or range(8)
+            last = replace(last, gpus=tuple(replace(g, state=GpuState(mig=True, mig_devices=tuple(
+                MigDevice(f"MIG-{g.minor}{n}", profile, n + 1, 0) for n in range(int(count)))))
+                if g.minor in which else g for g in last.gpus))
         elif what == "state":
             key, _, value = words[0].partition("=")
-            said = GpuState(**{key: {"yes": True}.get(value, value.replace("-", " "))})
+            plain = int(value) if value.isdigit() else value.replace("-", " ")
+            parts: dict[str, Any] = {key: {"yes": True, "no": False}.get(value, plain)}
+            said = GpuState(**parts)
             which = [int(n) for n in words[1:]] or range(8)
             last = replace(last, gpus=tuple(replace(g, state=said) if g.minor in which else g for g in last.gpus))
         else:
@@ -111,13 +129,21 @@ class CaseNode(CaseHost):
         self.folders["/dev"] = tuple(e for e in self.folders["/dev"] if e.name not in missing)
         self.do_nvml("absent " + " ".join(str(BUSES.index(b)) for b in gone))
 
+    def do_dev(self, rest: str) -> None:
+        """NAME - | NAME MAJOR:MINOR: a device node that is not there, or carries other numbers."""
+        name, numbers = rest.split()
+        self.folders["/dev"] = tuple(e for e in self.folders["/dev"] if e.name != name)
+        if numbers != "-":
+            major, minor = map(int, numbers.split(":"))
+            self.folders["/dev"] += (Entry(name, "char", major, minor, 0o666),)
+
     def do_cuda(self, rest: str) -> None:
         code = int(rest)
         self.said = Seen(CudaReport("cuInit" if code else "cuDeviceGetCount", code, 0 if code else 8), BOOTTIME)
 
     def do_kernel(self, rest: str) -> None:
         at, _, text = rest.partition(" ")
-        self.kernel.append(KernelLine(float(at), text))
+        self.kernel.append(KernelLine(float(at), text.replace("\\n", "\n")))
 
     # --- links 7, 9 and 10
 
@@ -148,8 +174,11 @@ class CaseNode(CaseHost):
             self.unit("kubelet.service", rest != "inactive", 50.0 if rest == "inactive" else float(rest), "c" * 32)
 
     def do_sock(self, rest: str) -> None:
-        """A name in the kubelet's folder, and when it was made."""
+        """A name in the kubelet's folder, and when it was made; -: it is not there."""
         name, at = rest.split()
+        if at == "-":
+            self.folders[FOLDER] = tuple(e for e in self.folders[FOLDER] if e.name != name)
+            return
         others = tuple(e for e in self.folders.get(FOLDER, ()) if e.name != name)
         made = Entry(name, "socket" if name.endswith(".sock") else "file", mtime=REALTIME - BOOTTIME + float(at))
         self.folders[FOLDER] = (*others, made)
@@ -181,7 +210,8 @@ class CaseNode(CaseHost):
 
     def do_plugin(self, rest: str) -> None:
         """none | second | static | image, name, state, started VALUE | env, label NAME=VALUE | access yes, no,
-        unknown, or risk: until the next reload."""
+        unknown, or risk: until the next reload | unmade: its pod is here without it | args, mounts WORD… |
+        attempt N | exit STATUS [REASON]."""
         what, _, value = rest.partition(" ")
         if what in ("env", "label", "note"):
             key, _, text = value.partition("=")
@@ -193,6 +223,13 @@ class CaseNode(CaseHost):
             self.files["/etc/kubernetes/manifests/plugin.yaml"] = b"metadata:\n  name: nvidia-device-plugin\n"
         elif what == "access":
             self.access_is = value
+        elif what in ("args", "mounts"):
+            self.plugin[what] = tuple(value.split())
+        elif what == "exit":
+            status, _, reason = value.partition(" ")
+            self.plugin |= {"state": "exited", "exit": int(status), "reason": reason}
+        elif what == "attempt":
+            self.plugin[what] = int(value)
         else:
             self.plugin[what] = float(value) if what == "started" else value or True
 
@@ -203,6 +240,9 @@ class CaseNode(CaseHost):
         if "none" in self.plugin:
             return
         self._container(PLUGIN_ID, POD_ID)
+        if "unmade" in self.plugin:
+            self.running = [c for c in self.running if c.id != PLUGIN_ID]
+            return
         if "second" in self.plugin:
             self._container("b2" * 32, "6e" * 32, "7d1c")
         stamp = "2026-11-29T12:46:07.000000000Z stderr F "
@@ -216,13 +256,19 @@ class CaseNode(CaseHost):
         of, at = self.plugin, REALTIME - BOOTTIME + self.plugin["started"]
         self.pods.append(Sandbox(pod, "nvidia-device-plugin-node-1", "kube-system", uid, 0, True, at - 1,
                                  of["labels"], of["notes"]))
-        box = Container(container_id, pod, of["name"], 0, of["image"], ContainerState(of["state"]), at,
-                        {"io.kubernetes.pod.uid": uid})
+        box = Container(container_id, pod, of["name"], of.get("attempt", 0), of["image"],
+                        ContainerState(of["state"]), at, {"io.kubernetes.pod.uid": uid})
         self.running.append(box)
         self.details[container_id] = ContainerDetail(
             container_id, box.state, 0.0 if of["state"] == "created" else at,
-            at + 5 if of["state"] == "exited" else 0.0, 0, "", of["image"], LOG,
-            4711 if of["state"] == "running" else 0, (), of["env"])
+            at + 5 if of["state"] == "exited" else 0.0, of.get("exit", 0), of.get("reason", ""), of["image"], LOG,
+            4711 if of["state"] == "running" else 0, of.get("args", ()), of["env"], mounts=of.get("mounts", ()))
+
+    def do_beside(self, rest: str) -> None:
+        """NAME STATE IMAGE: another container of the plugin's pod."""
+        name, state, image = rest.split()
+        self.running.append(Container(f"{len(self.running) + 0xc0:02x}" * 32, POD_ID, name, 0, image,
+                                      ContainerState(state), REALTIME - 100, {"io.kubernetes.pod.uid": "9b2e"}))
 
     # --- link 12
 
@@ -251,14 +297,33 @@ class CaseNode(CaseHost):
 
     # --- whatever else
 
+    def do_cdi(self, rest: str) -> None:
+        """FILE NAME… [KIND] [driver VERSION] [lacks PATH]: a CDI spec with these devices, and a file of that
+        driver."""
+        path, *words = rest.split()
+        driver = words[words.index("driver") + 1] if "driver" in words else DRIVER
+        lacks = words[words.index("lacks") + 1:] if "lacks" in words else []
+        names = words[:min((words.index(w) for w in ("driver", "lacks") if w in words), default=len(words))]
+        kind = next((w for w in names if "/" in w), "nvidia.com/gpu")
+        folder, _, name = path.rpartition("/")
+        self.folders[folder] = (*self.folders.get(folder, ()), Entry(name, "file"))
+        edits = {"deviceNodes": [{"path": "/dev/nvidia0"}]}
+        self.specs[path] = json.dumps({
+            "cdiVersion": "0.5.0", "kind": kind,
+            "devices": [{"name": n, "containerEdits": edits} for n in names if n != kind],
+            "containerEdits": {"mounts": [{"hostPath": f"/usr/lib64/libcuda.so.{driver}"}]}}).encode()
+        self.gone += lacks
+
     def do_file(self, rest: str) -> None:
         path, _, text = rest.partition(" ")
         self.files[path] = text.replace("\\n", "\n").encode()
 
     def do_runtime(self, rest: str) -> None:
-        """silent | the socket that answers."""
+        """silent | failed WORDS | the socket that answers."""
         if rest == "silent":
             self.silent = Refusal(Why.TIMED_OUT, "1.2 s")
+        elif rest.startswith("failed "):
+            self.silent = Refusal(Why.FAILED, rest.removeprefix("failed "))
         else:
             self.socket = rest
 

@@ -63,7 +63,7 @@ def _of_value(value: Any, dice: random.Random) -> Iterator[Harm]:
         yield Harm("huge", (value * HUGE_LIST)[:HUGE_LIST])
         yield Harm("twice", [*value, *value])
     for other in dice.sample(OTHERS, 2):
-        yield Harm("wrong type", other)
+        yield Harm("wrong type", other, is_fact=other == [] and isinstance(value, list))  # none of them
 
 
 def _with_another_leaf(answer: Any, dice: random.Random) -> Any:

@@ -37,7 +37,7 @@ def _kind(world: World, words: list[str]) -> None:
 
 
 def plugin(world: World, words: list[str]) -> None:
-    """plugin restarts|is k=v …|overlaps|crashes|denied|allowed|joined|hears|never-again"""
+    """plugin restarts|is k=v …|overlaps|crashes|denied|allowed|joined|hears|never-again|says LINE"""
     pods = world.kubelet.pods
     if words[0] == "is":
         _kind(world, words[1:])
@@ -58,6 +58,8 @@ def plugin(world: World, words: list[str]) -> None:
                 pod.never_again()
             elif process is not None and process.alive and words[0] == "hears":
                 process.hup()
+            elif process is not None and process.alive and words[0] == "says":
+                process.says(" ".join(words[1:]))
             elif process is not None and process.alive and words[0] in ("denied", "allowed"):
                 process.allowed = words[0] == "allowed"
 

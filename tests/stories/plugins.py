@@ -133,6 +133,10 @@ class Plugin:
             self._log(f"XidCriticalError: Xid=79 on Device={uuid}; marking device as unhealthy.")
             self._world.kubelet.unhealthy.add(uuid)
 
+    def says(self, line: str) -> None:
+        """Something that changes nothing for it."""
+        self._log(line)
+
     def _start(self) -> None:
         self._turn += 1
         self._stop_serving()

@@ -49,21 +49,22 @@ def world_of(words: list[str], settings: Settings) -> World:
         world.hardware.given = {c.bus_id for c in world.hardware.cards[:given]}
         world.disk.write("/run/systemd/container", "docker")
     kind = said.pop("plugin", "pod")
+    if kind in ("unit", "gpushare", "dra", "none"):
+        for pod in world.kubelet.pods:
+            pod.leave()
+        world.kubelet.pods = []
     if kind == "two":
         world.kubelet.pods.append(Pod(world, "gpu-operator-plugin-7h9qz"))
     elif kind in ("unit", "unit-and-pod"):
         unit = HostUnit(world, settings.plugin_unit or PLUGIN_UNITS[0])
-        world.kubelet.pods = [unit] if kind == "unit" else [unit, *world.kubelet.pods]
+        world.kubelet.pods.insert(0, unit)
     elif kind == "gpushare":
         world.kubelet.resource = "aliyun.com/gpu-mem"
         world.kubelet.pods = [Pod(world, "gpushare-8t2vx", ("component", "gpushare-device-plugin"), "gpushare")]
     elif kind == "dra":
-        world.kubelet.pods = []
         dra = world.cri.sandbox("dra-kubelet-plugin-5xk2p", {})
         world.cri.create(dra, "gpus", "registry/k8s-dra-driver-gpu:1", 0)
         world.disk.socket("/var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock")
-    elif kind == "none":
-        world.kubelet.pods = []
     if said.pop("soc", "") == "tegra":
         world.hardware.be_tegra()
     if said.pop("cdi", "no") == "yes":

@@ -21,7 +21,7 @@ from agent.model.gpu import GpuState
 from agent.model.kernel import KernelLine
 from agent.model.mark import Mark
 from agent.model.reading import Refusal, Why
-from agent.model.runtime import Runtime
+from agent.model.runtime import ContainerState, Runtime
 from agent.model.scene import Devices, Entry, ProbeEnd, Scene
 from agent.model.suspect import Strength, Suspect
 from agent.model.witness import NO_WITNESS, CudaReport, JournalLine, SocketSight, Witness
@@ -40,10 +40,12 @@ from .scenes import (
     OFFSET,
     TIMED_OUT,
     UUIDS,
+    WELL_LOG,
     container,
     failing,
     function,
     probed,
+    sandbox,
     scene,
     seen,
     sight,
@@ -91,6 +93,14 @@ def forgotten(sock_at: float, **changes: Any) -> Scene:
     return unlisted(plugins=(sight(),), plugin_sockets=seen((sock,)), **changes)
 
 
+NO_PLUGIN = unlisted(plugins=(), runtime=seen(Runtime((), ())))
+UNMADE = unlisted(plugins=(), runtime=seen(Runtime((sandbox(),), ())))
+NOT_PERMITTED = unlisted(plugins=(sight(b"Failed to initialize NVML: Insufficient Permissions\n"),))
+NOT_REACHED = '"Unable to connect to device plugin client with socket path" path="/x/device-plugins/nvidia-gpu.sock"'
+NOT_WRITTEN = 'failed to write checkpoint file "kubelet_internal_checkpoint": write /x: no space left on device'
+DEAD = (f"NVRM: The NVIDIA GPU {BUSES[1]}\nNVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+        "NVRM: fallen off the bus and is not responding to commands.")
+FIRMWARE = f"nvidia {BUSES[1]}: Direct firmware load for nvidia/550.54.15/{{}}.bin failed with error -2"
 DENIED_PLUGIN = unlisted(plugins=(sight(b"Starting Plugins.", access=False),))
 AKS = "nvidia-device-plugin.service"
 FAILED_LINE = "E0627 10:12:47.588061 1667 factory.go:115] Failed to initialize NVML: ERROR_UNKNOWN"
@@ -203,9 +213,36 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
     ("GpuAbsentFromNvml", scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN), Witness(), None),
     ("PluginHangsInNvml", unlisted(plugins=(sight(b"2026/11/29 12:46:07 Loading NVML\n"),)), Witness(), CONSISTENT),
     ("NoPlugin", unlisted(plugins=(), runtime=seen(Runtime((), ()))), Witness(), CONFIRMED),
+    ("PluginPodWaits", UNMADE, Witness(), CONFIRMED),
+    ("NoPlugin", UNMADE, Witness(), None),
+    ("MpsDaemonMissing", unlisted(plugins=(sight(b"Failed to start plugin: error waiting for MPS daemon: x\n"),)),
+     Witness(), CONFIRMED),
+    ("PluginHangsInNvml", unlisted(plugins=(sight(b"Retrieving plugins.\nerror waiting for MPS daemon: x\n"),)),
+     Witness(), None),
+    ("PluginNotPermitted", NOT_PERMITTED, Witness(), CONFIRMED),
+    ("EarlyNvml", NOT_PERMITTED, Witness(), None),
+    ("PluginMarkedUnhealthy", unlisted(plugins=(sight(
+        WELL_LOG + b"Skipping non-nvmlEventTypeXidCriticalError event: {EventType:2}\n"),)), Witness(), None),
+    ("RegistrationFailed", forgotten(60.0), said(NOT_REACHED, NOW - 5), CONFIRMED),
+    ("RegistrationFailed", forgotten(60.0), said(NOT_REACHED, 90.0), None),  # before this plugin's start
+    ("PluginWithoutLibrary", unlisted(plugins=(sight(
+        b"Incompatible strategy detected auto\n", of=container(state=ContainerState.EXITED)),)), Witness(),
+     CONFIRMED),
+    ("PluginWithoutLibrary", unlisted(plugins=(sight(
+        FAILED_LOG, of=container(state=ContainerState.EXITED)),)), Witness(), None),
+    ("FellOffBus", scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN, **logged(DEAD)), Witness(),
+     CONFIRMED),
+    ("GspFirmwareMissing", scene(**SEVEN, **logged(FIRMWARE.format("gsp_ga10x"))), Witness(), CONFIRMED),
+    ("GspFirmwareMissing", scene(**SEVEN, **logged(FIRMWARE.format("gsp_log_ga10x"))), Witness(), None),
+    ("GspFirmwareMissing", scene(**logged(FIRMWARE.format("gsp_ga10x"))), Witness(), None),
     # --- the kubelet
     ("KubeletDown", scene(units=seen((unit("kubelet.service", "inactive"),)), allocatable=MISSING), Witness(),
      CONFIRMED),
+    ("KubeletSocketGone", unlisted(plugin_sockets=seen(())), Witness(), CONFIRMED),
+    ("KubeletSocketGone", scene(plugin_sockets=MISSING), Witness(), CONFIRMED),
+    ("KubeletSocketGone", scene(plugin_sockets=TIMED_OUT), Witness(), None),
+    ("KubeletSocketGone", scene(plugin_sockets=seen(()), allocatable=TIMED_OUT), Witness(), None),
+    ("KubeletCannotWrite", scene(), said(NOT_WRITTEN), CONFIRMED),
     ("KubeletSilent", scene(allocatable=TIMED_OUT), Witness(), CONSISTENT),
     ("KubeletSilent", scene(allocatable=DENIED), Witness(), None),
     ("StaleCheckpoint", unlisted(checkpoint=seen({"nvidia.com/gpu": 2})), Witness(), CONFIRMED),
@@ -338,3 +375,23 @@ def test_what_keeps_a_fault_is_not_its_cause() -> None:
     first = first_broken(links(of, diagnosis, Witness()))
     assert first is not None
     assert [s.id for s in causes(first, suspects(of, diagnosis))] == ["EarlyNvml", "ContainerToolkit251"]
+
+
+def explained(of: Scene, witness: Witness = NO_WITNESS) -> list[str]:
+    diagnosis = diagnose(of, DEFAULTS)
+    first = first_broken(links(of, diagnosis, witness))
+    return [s.id for s in causes(first, suspects(of, diagnosis, witness))] if first else []
+
+
+def test_what_kept_the_plugin_away_is_its_cause_and_a_spec_that_nobody_uses_is_not() -> None:
+    refused = said("nvidia-container-cli: ldcache error: process /sbin/ldconfig terminated with signal 9", NOW - 9)
+    assert explained(NO_PLUGIN, refused)[0] == "PluginWithoutLibrary"
+    stale = replace(diagnose(NO_PLUGIN, DEFAULTS), findings=reasoned("CdiOlderDriver").findings[-1:] + diagnose(
+        NO_PLUGIN, DEFAULTS).findings)
+    first = first_broken(tuple(f for f in stale.findings if f.condition == "PluginWell"))
+    assert first and [s.id for s in causes(first, suspects(NO_PLUGIN, stale))] == ["NoPlugin"]
+    ended = unlisted(plugins=(sight(b"Incompatible strategy detected auto\n", of=container(
+        state=ContainerState.EXITED)),))
+    assert explained(ended) == ["PluginWithoutLibrary", "PluginCrashes"]
+    assert explained(unlisted(plugins=(sight(FAILED_LOG, of=container(state=ContainerState.EXITED)),)),
+                     refused)[0] == "PluginCrashes"  # it ran: another container was refused

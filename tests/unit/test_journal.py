@@ -42,9 +42,23 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
      'err="unexpected end of JSON input"', Says.CHECKPOINT),
     (RUNTIME, 'failed to get sandbox runtime: no runtime for "nvidia" is configured', Says.NO_HANDLER),
     (RUNTIME, 'msg="no runtime for \\"nvidia\\" is configured"', Says.NO_HANDLER),
+    (KUBELET, r'with CreateContainerError: \"no runtime for \\\"nvidia\\\" is configured\"', Says.NO_HANDLER),
     ("crio.service", "failed to find runtime handler nvidia from runtime list map[runc:0xc0]", Says.NO_HANDLER),
     (RUNTIME, "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0", Says.NO_CDI_DEVICE),
     (RUNTIME, "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown", Says.HOOK_FAILED),
+    (KUBELET, r'"Error syncing pod, skipping" err="failed to \"StartContainer\" for \"nvidia-device-plugin-ctr\" '
+     r'with ImagePullBackOff: \"Back-off pulling image \\\"nvcr.io/nvidia/k8s-device-plugin:v0.17.1\\\"\""',
+     Says.NOT_STARTED),
+    (KUBELET, 'failed to "StartContainer" for "nvidia-device-plugin" with CreateContainerConfigError: "secret"',
+     Says.NOT_STARTED),
+    (KUBELET, r'failed to \"StartContainer\" for \"nvidia-device-plugin-ctr\" with CrashLoopBackOff: \"5m\"', None),
+    (KUBELET, r'failed to \"StartContainer\" for \"app\" with ImagePullBackOff: \"nvidia\"', None),
+    (KUBELET, '"Unable to connect to device plugin client with socket path" err="failed to dial device plugin: '
+     'context deadline exceeded" path="/var/lib/kubelet/device-plugins/nvidia-gpu.sock"', Says.NOT_REACHED),
+    (KUBELET, '"Unable to connect to device plugin client with socket path" path="/x/kubevirt-kvm.sock"', None),
+    (KUBELET, 'Update plugin resources failed due to failed to write checkpoint file "kubelet_internal_checkpoint": '
+     'write /var/lib/kubelet/device-plugins/.288934392: no space left on device, which is unexpected.',
+     Says.NOT_WRITTEN),
     ("nvidia-persistenced.service", "device 0000:01:00.0 - persistence mode enabled.", Says.GPU_UP),
     ("nvidia-persistenced.service", "device 0000:01:00.0 - registered", None),
     ("kernel", "NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus.", Says.KERNEL),
@@ -53,6 +67,12 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
 ])
 def test_lines(source: str, text: str, says: Says | None) -> None:
     assert [w.says for w in words([JournalLine(NOW, source, text)])] == ([says] if says else [])
+
+
+def test_of_a_long_line_the_telling_part_is_cited() -> None:
+    told = "nvidia-container-cli: ldcache error: process /sbin/ldconfig terminated with signal 9"
+    assert told in words([JournalLine(NOW, KUBELET, "x" * 300 + told)])[0].line[:150]
+    assert words([JournalLine(NOW, KUBELET, f"E1017 {told}")])[0].line == f"E1017 {told}"
 
 
 def test_who_asked_is_kept() -> None:

@@ -87,6 +87,17 @@ LINES = [
     ("NVRM: Xid (PCI:0000:0f:00): 94, Contained: SM", Tells.XID, BUSES[1]),
     ("NVRM: Xid (PCI:0000:0f:00): 74, pid=1, NVLink: fatal error detected on link 3", Tells.XID, BUSES[1]),
     ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", Tells.XID, "0000:05:00.0"),
+    ("NVRM: The NVIDIA GPU 0000:0f:00.0 NVRM: (PCI ID: 10de:26b5) installed in this system has NVRM: fallen off the "
+     "bus and is not responding to commands.", Tells.DEAD, BUSES[1]),
+    ("NVRM: The NVIDIA GeForce GT 710 GPU installed in this system is NVRM:  supported through the NVIDIA 470.xx "
+     "Legacy drivers. Please NVRM:  visit …", Tells.UNSUPPORTED, ""),
+    (f"nvidia {BUSES[1]}: Direct firmware load for nvidia/550.54.15/gsp_ga10x.bin failed with error -2",
+     Tells.FIRMWARE, BUSES[1]),
+    (f"nvidia {BUSES[1]}: Direct firmware load for nvidia/515.43.04/gsp.bin failed with error -2",
+     Tells.FIRMWARE, BUSES[1]),
+    (f"nvidia {BUSES[1]}: loading /lib/firmware/nvidia/570.133.20/gsp_ga10x.bin failed with error -4", None, ""),
+    (f"nvidia {BUSES[1]}: Direct firmware load for nvidia/595.71.05/gsp_log_ga10x.bin failed with error -2", None,
+     ""),
     # Not about GPUs, or only about a program that used one.
     ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error", None, ""),
     ("NVRM: Xid (PCI:0000:0f:00): 13, pid=1, Graphics SM Warp Exception", None, ""),

@@ -60,7 +60,10 @@ MARKS: list[tuple[str, PluginSays, str]] = [
     ("Registered device plugin for 'nvidia.com/gpu' with Kubelet", REGISTERED, ""),
     ("Registered device plugin with Kubelet", REGISTERED, ""),  # v0.6 and earlier
     ("XidCriticalError: Xid=79 on Device=GPU-x; marking device as unhealthy.", PluginSays.UNHEALTHY, ""),
+    ("XidCriticalError: Xid=48, All devices will go unhealthy.", PluginSays.UNHEALTHY, ""),
     ("'nvidia.com/gpu' device marked unhealthy: GPU-x", PluginSays.UNHEALTHY, ""),
+    ("Failed to start plugin: error waiting for MPS daemon: error checking MPS daemon health: exit status 1",
+     PluginSays.WAITING, ""),
     ("Error waiting for event: x; Marking all devices as unhealthy", PluginSays.UNHEALTHY, ""),
     ("Could not start device plugin for 'nvidia.com/gpu': listen unix: bind", PluginSays.NOT_REGISTERED, ""),
     ("Marking device GPU-x as unhealthy: Not Supported", PluginSays.UNHEALTHY, ""),
@@ -91,6 +94,8 @@ def test_every_mark_in_every_form(form, line: str, says: PluginSays, error: str)
     "inotify: /var/lib/kubelet/device-plugins/kubelet.sock created, restarting.", "", "  ", "registered",
     "Failed to start health check: failed to initialize NVML: Unknown Error; continuing with health checks disabled",
     "NVML init failed: Unknown Error; health checks disabled",
+    "Skipping non-nvmlEventTypeXidCriticalError event: {Device:{Handle:0x7f0dcf40bdf8} EventType:2 EventData:0}",
+    "Failed to start one or more plugins. Retrying in 30s...",
 ])
 def test_other_lines_say_nothing_and_change_nothing(line: str) -> None:
     assert read(klog(line)) == PluginLog(PluginSays.NOTHING, "")
@@ -162,6 +167,30 @@ def test_a_new_start_makes_everything_before_it_history(wrap, start: str) -> Non
 ])
 def test_the_version_it_prints(line: str, version: str) -> None:
     assert read(klog(line, "Retrieving plugins.")).version == version
+
+
+@pytest.mark.parametrize("wrap", [str, cri])
+@pytest.mark.parametrize(("below", "version"), [("\tv0.17.1\n\tcommit: e0a461e1\n >\n", "v0.17.1"),
+                                                ("\t3c9ffca9\n\tcommit: 3c9ffca9491f\n >\n", "3c9ffca9"), ("", "")])
+def test_the_version_in_lines_of_its_own(wrap, below: str, version: str) -> None:
+    started = klog('"Starting NVIDIA Device Plugin" version=<')
+    assert read(wrap(started + below + klog("Starting Plugins."))).version == version
+
+
+@pytest.mark.parametrize(("text", "last"), [
+    (klog("Loading configuration.") + klog("error starting plugins: unable to load config", level="E"),
+     "error starting plugins: unable to load config"),
+    (klog("Failed to initialize NVML: Unknown Error.", level="E") + klog("No devices found. Waiting indefinitely."),
+     "Failed to initialize NVML: Unknown Error."),
+    (plain("Starting FS watcher.", "Error: failed to create FS watcher: too many open files"),
+     "Error: failed to create FS watcher: too many open files"),
+    (plain("Fetching devices.", "Failed to created FS watcher."), "Failed to created FS watcher."),
+    (klog("Retrieving plugins.") + "panic: error getting GPU device minor number\n\ngoroutine 1 [running]:\n",
+     "panic: error getting GPU device minor number"),
+    (klog("gone", level="E") + klog(START), ""), (klog("x" * 300), "x" * 200), ("", ""),
+])
+def test_its_last_words(text: str, last: str) -> None:
+    assert read(text).last == read(cri(text)).last == last
 
 
 @pytest.mark.parametrize(("capture", "log", "says", "error", "version"), [

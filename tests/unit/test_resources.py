@@ -277,7 +277,8 @@ def test_a_gpu_the_owner_does_not_expect_may_be_lost() -> None:
 
 
 def checkpoint(ago_s: float) -> Any:
-    return seen((Entry("kubelet_internal_checkpoint", "file", mtime=OFFSET + NOW - ago_s),))
+    return seen((Entry("kubelet.sock", "socket"),
+                 Entry("kubelet_internal_checkpoint", "file", mtime=OFFSET + NOW - ago_s)))
 
 
 @pytest.mark.parametrize(("ago_s", "verdict", "disturbed_at"), [(1.0, UNKNOWN, NOW - 1), (60.0, FAILS, NOW - 60)])

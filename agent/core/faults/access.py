@@ -9,7 +9,7 @@ from ...model.access import LossCause
 from ...model.reading import Seen
 from ...model.runtime import PluginSays
 from ...model.witness import Says
-from .. import plugin
+from .. import plugin, plugin_log
 from .known import Evidence, KnownFault, Mark, cited, either, said, when
 
 WORKED = (PluginSays.REGISTERED, PluginSays.SERVING, PluginSays.UNHEALTHY)
@@ -63,6 +63,15 @@ def _no_handler(evidence: Evidence) -> Mark | None:
     return Mark(False, hint.because) if hint and evidence.finding("NotRegistered", "PluginLacksLibrary") else None
 
 
+def _ended_without(evidence: Evidence) -> Mark | None:
+    """With fail-on-init-error, which is the default, it does not run on without the library."""
+    found, log = evidence.finding("PluginExited"), plugin.log_of(evidence.plugin) if evidence.plugin else None
+    return Mark(True, found.because) if found and log and plugin_log.lacks_the_library(log) else None
+
+
+KEPT_AWAY = ("NoNvidiaHandler", "PluginWithoutLibrary")
+"""Faults whose own mark is a container that the runtime would not make or start. A CDI spec that is merely wrong is
+none: where something depends on it, that is link 6's own finding."""
 GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
 CDI = "NVIDIA/nvidia-container-toolkit, nvidia-cdi-refresh; CNCF CDI SPEC.md"
 NOT_ITS_AGE = "told by the file's age"
@@ -88,7 +97,7 @@ FAULTS = (
         "PluginWithoutLibrary", 6, "The plugin's container was made without the driver's libraries",
         "NVIDIA/k8s-device-plugin README, prerequisites",
         "its log says that NVML's library is not to be found", judge=either((
-            when("PluginLacksLibrary"), said(Says.HOOK_FAILED))),
+            when("PluginLacksLibrary"), _ended_without, said(Says.HOOK_FAILED))),
         remedy="its pod wants the nvidia runtime: RuntimeClass nvidia, the default runtime, or a CDI spec",
         do="crictl inspect {plugin} | grep -E 'runtimeType|NVIDIA_'",
         is_not="cured by starting the same container afresh"),

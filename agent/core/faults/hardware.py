@@ -7,6 +7,7 @@ from ...model.reading import Refusal, Seen
 from ...model.scene import ProbeEnd
 from ...model.witness import Says
 from ..nvml_codes import MISMATCH
+from ..rules.kernel_log import dead, newest
 from .known import Evidence, KnownFault, Mark, cited, when
 
 SYSTEM_NOT_READY = 802
@@ -45,7 +46,8 @@ def _mismatch(evidence: Evidence) -> Mark | None:
 
 
 def _fell_off(evidence: Evidence) -> Mark | None:
-    found = evidence.finding("GpuFellOffBus")
+    unbound, scene = evidence.finding("GpuUnbound"), evidence.scene
+    found = unbound if unbound and dead(scene, unbound.missing) else evidence.finding("GpuFellOffBus")
     if found:
         return Mark(True, found.because)
     lost = evidence.finding("NvmlGpuIsLost", "GpuMissing")
@@ -67,6 +69,12 @@ def _init_failed(evidence: Evidence) -> Mark | None:
     if missing is None or line is None or line.bus_id not in missing.missing:
         return None
     return Mark(True, f"{line.bus_id} is on PCI and absent from NVML; {line.line[:160]}")
+
+
+def _no_firmware(evidence: Evidence) -> Mark | None:
+    missing = evidence.finding("GpuMissing")
+    line = newest(evidence.scene, missing.missing, Tells.FIRMWARE) if missing else None
+    return Mark(True, f"{line.bus_id} is on PCI and absent from NVML; {line.line[:160]}") if line else None
 
 
 def _absent(evidence: Evidence) -> Mark | None:
@@ -166,6 +174,14 @@ FAULTS = (
         "NVIDIA's Xid catalogue, 119 and 120", "Xid 119 or 120 of a GPU that NVML has not shown well since",
         judge=when("GspTimeout"), remedy="drain the node, then reset the GPU, or reboot",
         do="nvidia-smi --gpu-reset -i BUS_ID", is_not="a busy GPU; asking NVML again would hang"),
+    KnownFault(
+        "GspFirmwareMissing", 5, "The firmware of the GPU's own processor is not where the driver looks for it",
+        "NVIDIA/gpu-operator #1278, open-gpu-kernel-modules #639",
+        "the kernel's line that it found no gsp firmware for a GPU that NVML does not show", judge=_no_firmware,
+        remedy="install the firmware that belongs to the loaded module (a driver container sets the folder in "
+               "firmware_class), then load the module anew, or reboot",
+        do="modinfo -F firmware nvidia; ls /lib/firmware/nvidia; cat /sys/module/firmware_class/parameters/path",
+        is_not="a broken GPU: a power cycle changes nothing"),
     KnownFault(
         "GpuInitFailed", 5, "The driver cannot bring a GPU up (RmInitAdapter failed)",
         "NVIDIA/gpu-operator #1146, open-gpu-kernel-modules #789",

@@ -64,6 +64,20 @@ FAULTS = (
         judge=when("KubeletInactive"), remedy="read why, and start it",
         do="systemctl status kubelet; journalctl -u kubelet -n 30"),
     KnownFault(
+        "KubeletSocketGone", 7, "The kubelet's kubelet.sock is not there, by which plugins register",
+        "kubernetes/kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go",
+        "the kubelet answers, and its folder of device plugins holds no kubelet.sock",
+        judge=when("KubeletSocketMissing"),
+        remedy="a kubelet makes it once its runtime answers, and at no other time: where somebody cleared that "
+               "folder, drain the node and start its kubelet anew",
+        do="ls -la /var/lib/kubelet/device-plugins; journalctl -b -u kubelet | grep -i 'device plugin'",
+        is_not="helped by starting the plugin afresh: it would only lose what it still offers"),
+    KnownFault(
+        "KubeletCannotWrite", 10, "The kubelet cannot write its checkpoint: pods that want devices are turned away",
+        "kubernetes/kubernetes #94305, #85831", "the kubelet's own line", judge=said(Says.NOT_WRITTEN),
+        remedy="make room on that file system, or see why it is read-only; then delete the dead pods",
+        do="df -h /var/lib/kubelet; findmnt -T /var/lib/kubelet", is_not=NEVER_THE_FILE, is_cause=False),
+    KnownFault(
         "KubeletSilent", 10, "The kubelet runs, and its pod-resources API does not answer",
         "kubernetes/kubernetes pkg/kubelet/apis/podresources", "none that can be seen from outside", judge=_silent,
         consistent="its unit is active, and the socket is missing or silent: it may be starting",

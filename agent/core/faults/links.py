@@ -8,12 +8,13 @@ from ...model.scene import Scene
 from ...model.suspect import Strength, Suspect
 from ...model.witness import CudaReport, Witness
 from ..broken import explains
+from .access import KEPT_AWAY
 from .hardware import SYSTEM_NOT_READY
 
 ELSEWHERE = {11: "gpu-gate-node.service does not run here; kubectl describe node shows it",
              13: "kube_node_status_allocatable is Prometheus's to say",
              14: "Alertmanager's to say, and recovered apart from link 13"}
-NEVER_RAN = ("NoPlugin", "PluginNeverStarted")
+NEVER_RAN = ("NoPlugin", "PluginPodWaits", "PluginNeverStarted")
 NOBODY = {6: "nothing of the runtime's configuration was read", 8: "no container and no unit looks like the plugin",
           12: "the runtime's containers were not seen"}
 
@@ -93,12 +94,13 @@ def _sockets(witness: Witness) -> tuple[Finding, ...]:
 
 
 def causes(broken: Finding, found: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
-    """The faults that explain the first broken link, the likeliest first: its own link's; for a plugin that may not
-    open its devices also that of link 12, which says why; for a registration of which nothing is known, an earlier
-    link's that was confirmed."""
+    """The faults that explain the first broken link, the likeliest first: whose mark is this very finding, whatever
+    their link; its own link's; for a plugin that may not open its devices also that of link 12, which says why; for a
+    registration of which nothing is known, an earlier link's that was confirmed."""
     own = [s for s in found if s.link == broken.link and s.is_cause]
     if broken.reason in NEVER_RAN:  # the runtime would not even make it
-        own = [s for s in found if s.link == 6 and s.is_cause and s.strength is Strength.CONFIRMED] + own
+        own = [s for s in found if s.id in KEPT_AWAY and s.strength is Strength.CONFIRMED] + own
+    own = [s for s in found if s not in own and s.is_cause and s.seen == broken.because] + own
     kin = [s for s in found if s.link == 12 and broken.link == 8 and s.is_cause]
     if broken.link == 10 and not own:  # nothing is known of the plugin: what comes before it was seen to fail
         kin = [s for s in found if s.link < 10 and s.is_cause and s.strength is Strength.CONFIRMED]

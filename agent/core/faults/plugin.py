@@ -6,6 +6,8 @@ registration since; what is called too early was seen to be so.
 
 from __future__ import annotations
 
+import re
+
 from ...model.finding import Verdict
 from ...model.reading import Seen
 from ...model.runtime import PluginSays, PluginSight
@@ -15,13 +17,14 @@ from .known import Evidence, KnownFault, Mark, cited, either, when
 
 DEAF = ((0, 9), (0, 13))
 """Versions that wait for ever after a failed start, before they watch for signals and sockets (v0.9.0 to v0.12.3)."""
+FORBIDDEN = re.compile(r"insufficient permissions|NO_PERMISSION", re.I)
 SETTLED_S = 30.0
 """A plugin that watches has registered again by then: it takes a second."""
 
 
 def _early(evidence: Evidence) -> Mark | None:
     failed, sight = evidence.finding("PluginInitFailed", "PluginSawNoGpu"), evidence.plugin
-    if not failed or not sight:
+    if not failed or not sight or _not_permitted(evidence):
         return None
     started = evidence.boottime_of(plugin.started_at(sight))
     late = evidence.journal(Says.GPU_UP, started)
@@ -39,12 +42,22 @@ def _early(evidence: Evidence) -> Mark | None:
     return Mark(False, f"{failed.because}; NVML on the host shows every GPU now")
 
 
+def _not_permitted(evidence: Evidence) -> Mark | None:
+    """NVML says so of EACCES; a device cgroup's EPERM is an unknown error to it."""
+    found, sight = evidence.finding("PluginInitFailed", "PluginExited"), evidence.plugin
+    log = plugin.log_of(sight) if sight else None
+    is_it = log is not None and log.says is PluginSays.INIT_FAILED and FORBIDDEN.search(log.error)
+    return Mark(True, found.because) if found and is_it else None
+
+
 def _deaf(evidence: Evidence) -> Mark | None:
     sight = evidence.plugin
     log = plugin.log_of(sight) if sight else None
     if not sight or not evidence.finding("PluginInitFailed") or not log or log.says is not PluginSays.INIT_FAILED:
         return None
     known = plugin.version(sight)
+    if known is None and log.version:
+        return None  # it prints one, as 0.15 and later do, and its makers put a commit there
     if known is None:
         return Mark(False, "it failed at its start and runs on; its version is not known")
     if not DEAF[0] <= known < DEAF[1]:
@@ -88,6 +101,19 @@ def _overlap(evidence: Evidence) -> Mark | None:
 def _turned_away(evidence: Evidence) -> Mark | None:
     found, log = evidence.finding("PluginSilent"), plugin.log_of(evidence.plugin) if evidence.plugin else None
     return Mark(True, found.because) if found and log and log.says is PluginSays.NOT_REGISTERED else None
+
+
+def _not_reached(evidence: Evidence) -> Mark | None:
+    """It came to register, and the kubelet could not call it back."""
+    found, sight = evidence.finding("PluginForgotten", "PluginSilent"), evidence.plugin
+    since = evidence.boottime_of(plugin.started_at(sight)) if sight else 0.0
+    line = evidence.journal(Says.NOT_REACHED, since)
+    return Mark(True, f"{found.because}; {cited(evidence, line)}") if found and line else None
+
+
+def _unmade(evidence: Evidence) -> Mark | None:
+    found, line = evidence.finding("PluginPodWaits"), evidence.journal(Says.NOT_STARTED)
+    return Mark(True, found.because + (f"; {cited(evidence, line)}" if line else "")) if found else None
 
 
 def _asking(evidence: Evidence) -> Mark | None:
@@ -187,8 +213,9 @@ FAULTS = (
         "afresh", do="dmesg | grep Xid", is_not="helped by a fresh start alone: it would offer a broken GPU again"),
     KnownFault(
         "RegistrationFailed", 8, "The plugin serves its GPUs, and could not register with the kubelet",
-        "NVIDIA/k8s-device-plugin #10, #55, #82, #156", "its own log's line that it could not register",
-        judge=_turned_away,
+        "NVIDIA/k8s-device-plugin #10, #55, #82, #156",
+        "its own log's line that it could not register, or the kubelet's that it could not reach its socket",
+        judge=either((_turned_away, _not_reached)),
         remedy="its line says why. Unimplemented: a plugin too old for this kubelet; deadline exceeded or permission "
                "denied: kubelet.sock of another kubelet's folder, or SELinux. " + VENDORS,
         do="crictl logs --tail 30 {plugin}; ls -lZ /var/lib/kubelet/device-plugins",
@@ -198,6 +225,29 @@ FAULTS = (
         "none that can be seen from outside", judge=_asking, consistent="its log ends where it asks NVML",
         decide="what its process waits for", capture="cat /proc/$(crictl inspect {plugin} | jq .info.pid)/stack",
         remedy="have its container made again, once NVML on the host answers", do=REBUILD),
+    KnownFault(
+        "PluginNotPermitted", 8, "The plugin may not open the driver's device nodes, by their permissions",
+        "NVIDIA/nvidia-container-toolkit #210, #33; NVIDIA/k8s-device-plugin #637",
+        "its log says Insufficient Permissions (NVML_ERROR_NO_PERMISSION)", judge=_not_permitted,
+        remedy="what forbids it is SELinux or AppArmor, the nodes' own mode (NVreg_DeviceFileMode), or a container "
+               "without the capability that MIG wants (SYS_ADMIN): allow it there, then start the plugin afresh",
+        do="ls -lZ /dev/nvidia*; journalctl -k | grep -i 'denied.*nvidia'",
+        is_not="a device cgroup's word, which is Unknown Error, nor a start too early"),
+    KnownFault(
+        "PluginPodWaits", 8, "The plugin's pod is here, and its plugin's container was not made",
+        "NVIDIA/gpu-operator #280, #378, #448; kubernetes/kubernetes pkg/kubelet/kuberuntime",
+        "a pod with a plugin's labels whose sandbox is ready, without the plugin in it", judge=_unmade,
+        remedy="an init container in it waits for what comes before (GPU Operator: driver, toolkit), and its log "
+               "names it; where none is in it, the kubelet could not have it made: image, secret, configuration",
+        do="journalctl -b -u kubelet | grep StartContainer",
+        is_not="a DaemonSet that does not select this node"),
+    KnownFault(
+        "MpsDaemonMissing", 8, "The plugin waits for the MPS control daemon",
+        "NVIDIA/k8s-device-plugin #679, #712, #762",
+        "its log's line that the daemon does not answer", judge=when("PluginWaits"),
+        remedy="have the MPS control daemon run on this node: its DaemonSet (Helm chart) goes where the label "
+               "nvidia.com/mps.capable=true is; or share the GPUs in another way", do="crictl ps -a --name "
+               "mps-control-daemon", is_not="helped by a fresh start of the plugin, which asks again every 30 s"),
     KnownFault(
         "NoPlugin", 8, "No device plugin runs on this node", "kubernetes/kubernetes, device plugins",
         "no container and no unit that looks like one", judge=when("NoPlugin"),

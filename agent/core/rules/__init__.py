@@ -24,14 +24,15 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     judged = nvml.judge(scene, settings, gpus)
     listed = listing(scene, settings, judged.gpus)
     registered = kubelet.registered(scene, settings, listed) if gpus.scope is not Scope.NONE else None
-    fault = plugin.fault(scene, settings, bool(registered and registered.verdict is Verdict.FAILS), listed)
+    short = bool(registered and registered.verdict is Verdict.FAILS)
+    fault = plugin.fault(scene, settings, short, listed)
     cdi, paused = toolkit.judge(scene, gpus, judged), pause.find(scene, settings)
     held = holders(of := containers.view(scene, settings))
     shown = (*pci.findings(scene, settings, gpus), *driver.findings(scene, gpus),
              *device_nodes.findings(scene, gpus, judged), *driver.service_findings(scene, gpus),
              *nvml.findings(scene, gpus, judged), *of_holding(scene, settings, gpus, judged),
              *pause.findings(scene, paused), *toolkit.findings(scene, cdi),
-             *mig.findings(judged, listed), *kubelet.findings(scene, settings),
+             *mig.findings(judged, listed), *kubelet.findings(scene, settings, short),
              *launch.findings(scene, settings, gpus), *access.findings(scene, settings, held),
              *((*plugin.findings(scene, settings, fault), registered, *kubelet.allocation(scene, listed, judged),
                 *node_object.findings(scene, settings)) if registered else ()))

@@ -63,8 +63,9 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
             "off; then modprobe nvidia"), heals=Heals.NEVER),)
     foreign = kernel_log.unsupported(scene, gpus.candidates)
     if foreign:
+        which = foreign.bus_id or "a GPU of this host"
         return (replace(_fails(
-            f"the driver does not support {foreign.bus_id}{kernel_log.cited(scene, foreign)}", "GpuUnsupported",
+            f"the driver does not support {which}{kernel_log.cited(scene, foreign)}", "GpuUnsupported",
             "install a driver that supports this GPU: another branch, or the open modules"), heals=Heals.NEVER),)
     if gpus.scope is Scope.LATE_DRIVER:
         return (_fails(gpus.because + kernel_log.cited(scene, refused), "DriverNotInstalled",

@@ -19,7 +19,7 @@ WARNS_FOR_S = 86400.0
 GSP_REST_S = 300.0
 """NVML is not asked so long after a GPU's own processor fell silent: a probe would hang, a reset takes a while."""
 SHOWN = 3
-_GPUS_OWN = (Tells.LOST, Tells.GSP, Tells.INIT_FAILED, Tells.XID)
+_GPUS_OWN = (Tells.LOST, Tells.DEAD, Tells.FIRMWARE, Tells.GSP, Tells.INIT_FAILED, Tells.XID)
 
 
 def _words(scene: Scene) -> tuple[KernelWord, ...]:
@@ -62,7 +62,17 @@ def rejected(scene: Scene) -> KernelWord | None:
 
 
 def unsupported(scene: Scene, bus_ids: Collection[str]) -> KernelWord | None:
-    return max((w for w in _words(scene) if w.tells is Tells.UNSUPPORTED and w.bus_id in bus_ids
+    """A line without a bus id is of one of those that nobody has bound."""
+    return _when_loaded(scene, {*bus_ids, ""} if bus_ids else (), Tells.UNSUPPORTED)
+
+
+def dead(scene: Scene, bus_ids: Collection[str]) -> KernelWord | None:
+    """One of these did not answer the module that is loaded now."""
+    return _when_loaded(scene, bus_ids, Tells.DEAD)
+
+
+def _when_loaded(scene: Scene, bus_ids: Collection[str], tells: Tells) -> KernelWord | None:
+    return max((w for w in _words(scene) if w.tells is tells and w.bus_id in bus_ids
                 and w.at >= loaded_at(scene) - PROBING_S), key=lambda w: w.at, default=None)
 
 

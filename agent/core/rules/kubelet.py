@@ -34,9 +34,30 @@ def is_active(scene: Scene, settings: Settings) -> bool | None:
     return unit is not None and unit.is_active
 
 
-def findings(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
-    if settings.kubelet_unit == "none":
+def has_no_socket(scene: Scene) -> bool:
+    """A kubelet answers, and no plugin can come to it: it has not begun to listen, or somebody cleared its folder."""
+    folder = scene.plugin_sockets
+    if not isinstance(scene.allocatable, Seen) or isinstance(folder, Refusal):
+        return isinstance(scene.allocatable, Seen) and isinstance(folder, Refusal) and folder.is_missing
+    return not any(e.name == "kubelet.sock" for e in folder.value)
+
+
+def findings(scene: Scene, settings: Settings, short: bool = False) -> tuple[Finding, ...]:
+    """`short`: it does not list every GPU."""
+    return () if settings.kubelet_unit == "none" else (*_unit(scene, settings), *_socket(scene, settings, short))
+
+
+def _socket(scene: Scene, settings: Settings, short: bool) -> tuple[Finding, ...]:
+    """What has registered before goes on without that socket."""
+    if not has_no_socket(scene):
         return ()
+    folder, again = settings.device_plugins_dir, "" if short else " anew"
+    return (Finding(7, "KubeletSocket", Verdict.FAILS, f"the kubelet answers, and {folder} holds no kubelet.sock: no "
+                    f"plugin can register{again}", "KubeletSocketMissing", blocks=short,
+                    next_step=f"ls -la {folder}; journalctl -b -u kubelet | grep -i 'device plugin'"),)
+
+
+def _unit(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
     if isinstance(scene.units, Refusal):
         return (Finding(7, "KubeletActive", Verdict.UNKNOWN, f"systemd was not read ({scene.units})",
                         "SystemdUnreadable", missing=("the kubelet's unit",), blocks=False,
@@ -76,6 +97,8 @@ def registered(scene: Scene, settings: Settings, listed: Listing) -> Finding | N
     if listed.count == 0 and not scene.plugins and isinstance(scene.dra_driver, Seen):
         return _registered(Verdict.HOLDS, f"GPUs are offered by DRA (container {scene.dra_driver.value}, driver "
                            "gpu.nvidia.com): no resource is expected", "")
+    if listed.count == 0 and listed.is_host:
+        return _registered(Verdict.HOLDS, "every GPU is shared out by the vGPU manager: no resource is expected", "")
     return _judge(listed, settings)
 
 

@@ -136,7 +136,7 @@ def _complete(scene: Scene, report: ProbeReport, judged: Judged) -> Finding:
     if judged.missing:
         where = "" if by_uuid else " on PCI,"
         absent = f"{count}: {', '.join(judged.missing)}{where} absent from NVML"
-        fell = kernel_log.newest(scene, judged.missing, Tells.LOST)
+        fell = kernel_log.newest(scene, judged.missing, Tells.LOST) or kernel_log.dead(scene, judged.missing)
         if fell:
             return _fails(absent + kernel_log.cited(scene, fell), "GpuFellOffBus", Heals.NEVER,
                           nvml_codes.next_step(nvml_codes.GPU_IS_LOST), judged.missing)

@@ -6,7 +6,7 @@ from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.scene import PciFunction, Scene
 from ...model.settings import Settings
-from .. import parse
+from .. import nvml_codes, parse
 from ..tegra import TEGRA, is_tegra
 from . import kernel_log
 from .gpus import SortedGpus
@@ -109,15 +109,17 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
 
 def _unbound(scene: Scene, settings: Settings, gpus: SortedGpus) -> Finding:
     foreign = kernel_log.unsupported(scene, gpus.unbound)
+    dead = None if foreign else kernel_log.dead(scene, gpus.unbound)
+    step = "install a driver that supports this GPU (its line names another branch, or the open modules)" if foreign \
+        else nvml_codes.next_step(nvml_codes.GPU_IS_LOST) if dead else "dmesg | grep NVRM"
     return Finding(
         1, "GpusBound", Verdict.FAILS,
         f"{len(gpus.unbound)} of {len(gpus.candidates)} GPUs bound to no driver: {', '.join(gpus.unbound)}"
-        + kernel_log.cited(scene, foreign),
+        + kernel_log.cited(scene, foreign or dead),
         "GpuUnsupported" if foreign else "GpuUnbound", missing=gpus.unbound,
-        heals=Heals.NEVER if foreign else Heals.SOON,
+        heals=Heals.NEVER if foreign or dead else Heals.SOON,
         blocks=(expected_number(settings) or len(gpus.candidates)) > len(gpus.bound),
-        next_step=("install a driver that supports this GPU (its line names another branch, or the open modules)"
-                   if foreign else "dmesg | grep NVRM") + "; if that GPU is not for containers: [Gate] ExcludeGPUs=")
+        next_step=f"{step}; if that GPU is not for containers: [Gate] ExcludeGPUs=")
 
 
 def _on_pci(settings: Settings, gpus: SortedGpus) -> Finding:

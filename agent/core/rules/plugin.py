@@ -10,12 +10,13 @@ from dataclasses import replace
 from ...model.fault import Cure, Fault
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
-from ...model.runtime import ContainerState, PluginLog, PluginSays, PluginSight, SocketOwner
+from ...model.runtime import Container, ContainerState, PluginLog, PluginSays, PluginSight, Sandbox, SocketOwner
 from ...model.scene import Scene, Unit
 from ...model.settings import Settings
 from .. import plugin, plugin_log
 from ..resources import Listing
 from . import kernel_log
+from .kubelet import has_no_socket
 
 OLDER, STALE = "PluginOlderThanDriver", "PluginListsGone"
 NOTHING = Listing()
@@ -51,6 +52,10 @@ def findings(scene: Scene, settings: Settings, fault: Fault | None) -> tuple[Fin
                              next_step="systemctl status containerd; crictl ps -a" if unread else ""))
     elif (unit := plugin.unit(scene.units, settings)) is not None:
         found.append(Finding(8, "PluginWell", Verdict.HOLDS, f"{unit.name} is {unit.active}"))
+    rivals = None if fault and fault.reason == "TwoPlugins" else _rivals(scene, settings)
+    if rivals is not None:
+        found.append(Finding(8, "PluginAlone", Verdict.FAILS, f"{rivals.because}: who ends takes the resource away",
+                             rivals.reason, blocks=False, heals=Heals.CONFIGURATION, next_step=rivals.next_step))
     if scene.socket_owners:
         wrong = any(plugin.is_anothers(o, s) for o in scene.socket_owners for s in scene.plugins)
         found.append(Finding(9, "SocketOwner", Verdict.FAILS if wrong else Verdict.HOLDS, ", ".join(
@@ -80,19 +85,40 @@ def fault(scene: Scene, settings: Settings, short: bool, listed: Listing = NOTHI
     """What is wrong with the plugin; None where the kubelet lists what it should, or nothing can be said."""
     if not isinstance(scene.runtime, Seen):
         return None
-    if not short:
-        return _denied_while_listed(scene)
+    found = _fault(scene, settings, listed) if short else _denied_while_listed(scene)
+    if found and short and found.cure in (Cure.FRESH_START, Cure.TIME) and has_no_socket(scene):
+        return replace(found, cure=Cure.WAIT, because=f"{found.because}; without kubelet.sock no plugin can register")
+    return found
+
+
+def _rivals(scene: Scene, settings: Settings) -> Fault | None:
+    """More than one that looks like the plugin: only a person may choose."""
+    unit, sights = _candidates(scene, settings)
+    if len(sights) + (unit is not None) < 2:
+        return None
+    names = [f"{plugin.pod_name(s)} {s.container.id[:12]}" for s in sights] + ([unit.name] if unit else [])
+    return Fault("TwoPlugins", f"{len(names)} {'of unit and ' if unit else ''}containers look like the device "
+                 f"plugin: {', '.join(names)}", Cure.PERSON,
+                 f"[Plugin] {'Unit= or ' if unit else ''}Containers= names the right one; remove the other")
+
+
+def _candidates(scene: Scene, settings: Settings) -> tuple[Unit | None, tuple[PluginSight, ...]]:
+    """The owner's word wins: a unit he named is the plugin, whatever containers look like one."""
     unit = plugin.unit(scene.units, settings)
-    is_named = settings.plugin_unit not in ("", "none")
-    # The owner's word wins: a unit he named is the plugin, whatever containers look like one.
-    sights = () if is_named and unit is not None else scene.plugins
-    if len(sights) + (unit is not None) > 1:
-        names = [f"{plugin.pod_name(s)} {s.container.id[:12]}" for s in sights] + ([unit.name] if unit else [])
-        return Fault("TwoPlugins", f"{len(names)} {'of unit and ' if unit else ''}containers look like the device "
-                     f"plugin: {', '.join(names)}", Cure.PERSON,
-                     f"[Plugin] {'Unit= or ' if unit else ''}Containers= names the right one; remove the other")
+    return unit, () if settings.plugin_unit not in ("", "none") and unit is not None else scene.plugins
+
+
+def _fault(scene: Scene, settings: Settings, listed: Listing) -> Fault:
+    unit, sights = _candidates(scene, settings)
+    rivals = _rivals(scene, settings)
+    if rivals is not None:
+        return rivals
     if not sights:
-        if unit or is_named:
+        if unit or settings.plugin_unit not in ("", "none"):
+            return _unit_fault(scene, unit, settings, listed)
+        if isinstance(scene.runtime, Seen) and (pod := plugin.unmade(scene.runtime.value, settings)):
+            return _unmade(*pod)
+        if unit := plugin.down(scene.units, settings):
             return _unit_fault(scene, unit, settings, listed)
         unable = f"; {', '.join(scene.not_plugins[:4])} looks like it, and was not given the kubelet's folder of " \
             "sockets" if scene.not_plugins else ""
@@ -100,6 +126,14 @@ def fault(scene: Scene, settings: Settings, short: bool, listed: Listing = NOTHI
                      Cure.WAIT,
                      "kubectl get pods -A -o wide | grep device-plugin; [Plugin] Containers=, Images=")
     return _not_to_be_removed(scene, _container_fault(scene, sights[0], listed), sights[0])
+
+
+def _unmade(pod: Sandbox, inside: tuple[Container, ...]) -> Fault:
+    company = ", ".join(f"{c.name} is {c.state.value}" for c in inside)
+    step = f"crictl logs {plugin.short_id(inside[-1])}" if inside else "kubectl describe that pod"
+    return Fault("PluginPodWaits", f"{pod.namespace}/{pod.name} is here, and its plugin's container was not made: "
+                 + (f"in it {company}" if company else "nothing is in it"), Cure.WAIT,
+                 f"{step}; journalctl -u kubelet | grep StartContainer")
 
 
 def _denied_while_listed(scene: Scene) -> Fault | None:
@@ -180,15 +214,28 @@ def _container_fault(scene: Scene, sight: PluginSight, listed: Listing) -> Fault
         return Fault("PluginUnread", f"{who}: the runtime does not know its state", Cure.WAIT,
                      f"crictl inspect {sight.container.id[:12]}; systemctl status containerd", sight=sight)
     if state is not ContainerState.RUNNING:
-        code = sight.detail.value.exit_code if isinstance(sight.detail, Seen) else "?"
-        again = f" at its attempt {sight.container.attempt + 1}" if sight.container.attempt else ""
-        return Fault("PluginExited", f"{who}: exit status {code}{again}; the kubelet starts it again after its "
-                     "back-off (10 s, doubled up to 300), which a removal does not shorten",
-                     Cure.WAIT, "crictl logs " + plugin.short_id(sight.container), sight=sight)
+        return _ended(sight, who)
     if not isinstance(sight.detail, Seen):
         return Fault("PluginUnread", f"{who}: its status could not be read ({sight.detail})", Cure.WAIT,
                      "systemctl status containerd", sight=sight)
     return _older_than_driver(scene, sight) or _running_fault(sight, who, listed)
+
+
+def _ended(sight: PluginSight, who: str) -> Fault:
+    """The kubelet's to start again. One that the runtime could not start has no words of its own."""
+    detail = sight.detail.value if isinstance(sight.detail, Seen) else None
+    again = f" at its attempt {sight.container.attempt + 1}" if sight.container.attempt else ""
+    if detail and plugin.never_began(detail):
+        return Fault("PluginNeverStarted", f"{who}: the runtime could not start it ({detail.reason or '?'}, exit "
+                     f"status {detail.exit_code}){again}; the kubelet tries again after its back-off", Cure.WAIT,
+                     f"crictl inspect {plugin.short_id(sight.container)} | grep message; journalctl -u kubelet | "
+                     "grep StartContainer", sight=sight)
+    log = plugin.log_of(sight)
+    why = f" ({detail.reason})" if detail and detail.reason not in plugin.PLAIN_ENDS else ""
+    words = f"; its last words: {log.last}" if log and log.last and log.last not in log.line else ""
+    return Fault("PluginExited", f"{who}: exit status {detail.exit_code if detail else '?'}{why}{again}{words}; the "
+                 "kubelet starts it again after its back-off (10 s, doubled up to 300), which a removal does not "
+                 "shorten", Cure.WAIT, "crictl logs " + plugin.short_id(sight.container), sight=sight)
 
 
 def _running_fault(sight: PluginSight, who: str, listed: Listing) -> Fault:
@@ -227,6 +274,9 @@ def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -
         # In place it would keep the library of the driver that was here before.
         return Fault(reason, who, Cure.FRESH_START, REBUILD,
                      hup_answers=hup and not plugin_log.has_an_old_library(log), sight=sight)
+    if log.says is PluginSays.WAITING:
+        return Fault("PluginWaits", f"{who}; it tries again by itself", Cure.WAIT,
+                     "crictl ps -a --name mps-control-daemon: that one is to run on this node", sight=sight)
     if listed.gone:
         return Fault(STALE, f"{who}: {listed.gone}", Cure.FRESH_START if listed.is_stale else Cure.TIME, REBUILD,
                      hup_answers=hup, sight=sight)
