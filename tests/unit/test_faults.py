@@ -239,7 +239,7 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
     ("KubeletDown", scene(units=seen((unit("kubelet.service", "inactive"),)), allocatable=MISSING), Witness(),
      CONFIRMED),
     ("KubeletSocketGone", unlisted(plugin_sockets=seen(())), Witness(), CONFIRMED),
-    ("KubeletSocketGone", scene(plugin_sockets=MISSING), Witness(), CONFIRMED),
+    ("KubeletSocketGone", scene(plugin_sockets=MISSING), Witness(), None),
     ("KubeletSocketGone", scene(plugin_sockets=TIMED_OUT), Witness(), None),
     ("KubeletSocketGone", scene(plugin_sockets=seen(()), allocatable=TIMED_OUT), Witness(), None),
     ("KubeletCannotWrite", scene(), said(NOT_WRITTEN), CONFIRMED),

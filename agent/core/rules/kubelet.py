@@ -35,11 +35,11 @@ def is_active(scene: Scene, settings: Settings) -> bool | None:
 
 
 def has_no_socket(scene: Scene) -> bool:
-    """A kubelet answers, and no plugin can come to it: it has not begun to listen, or somebody cleared its folder."""
+    """A kubelet answers, and no plugin can come to it: it has not begun to listen, or somebody cleared its folder.
+    One whose folder is not there may have another."""
     folder = scene.plugin_sockets
-    if not isinstance(scene.allocatable, Seen) or isinstance(folder, Refusal):
-        return isinstance(scene.allocatable, Seen) and isinstance(folder, Refusal) and folder.is_missing
-    return not any(e.name == "kubelet.sock" for e in folder.value)
+    return isinstance(scene.allocatable, Seen) and isinstance(folder, Seen) \
+        and not any(e.name == "kubelet.sock" for e in folder.value)
 
 
 def findings(scene: Scene, settings: Settings, short: bool = False) -> tuple[Finding, ...]:
