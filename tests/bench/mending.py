@@ -14,7 +14,7 @@ from rig import GPUS, TOOLS, Rig, boottime, inside, wait_ready
 FAULTS_S = (6.0, 13.0, 20.0, 45.0)
 "how long NVML fails: every step of the back-off (10 s, 20 s, 40 s) comes up"
 QUICK_FAULTS_S = (6.0, 13.0)
-CONF = "[Plugin]\nRepairsPerHour=100\nRepairsPerBoot=100\n"
+CONF = "[Plugin]\nRepairsPerHour=20\nRepairsPerBoot=20\n"
 POLL = f"""while :; do
   if {TOOLS}/poll-nvml {GPUS} && ! jq -e '.allocatable["nvidia.com/gpu"] > 0' /run/simgpu/kubelet.state; then
     id=$(simcri id nvidia-device-plugin-ctr) && simcri stop -t 10 $id && simcri rm $id
