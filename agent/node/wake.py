@@ -17,6 +17,8 @@ CONTAINER_SCOPES = ("cri-containerd-", "crio-", "docker-")
 "scopes of containers, as containerd, CRI-O and Docker name them"
 SCOPE_GATHER_S = 1.0
 "containers start in bursts, and a legacy hook adds its devices after the scope's job is done: one look for them all"
+SCOPE_AGAIN_S = 10.0
+"the last look of a burst: a hook that brings eight GPUs up takes seconds, and no signal says that it is done"
 
 
 class Wakes:
@@ -52,6 +54,7 @@ class Sources:
     def __init__(self, wakes: Wakes) -> None:
         self._wakes = wakes
         self._gathering: asyncio.TimerHandle | None = None
+        self._again: asyncio.TimerHandle | None = None
         self.bus = SystemdBus(self._on_systemd, call_timeout_s=1.2, watch_jobs=True)
         self.uevents = Uevents(self._on_uevent, lambda: wakes.wake("udev overflow"))
         self.inotify = Inotify(lambda folder: wakes.wake(f"inotify {folder}"),
@@ -69,8 +72,9 @@ class Sources:
         self.inotify.refresh()
 
     def close(self) -> None:
-        if self._gathering is not None:
-            self._gathering.cancel()
+        for handle in (self._gathering, self._again):
+            if handle is not None:
+                handle.cancel()
         self.uevents.close()
         self.inotify.close()
 
@@ -84,8 +88,12 @@ class Sources:
             self._wakes.wake(f"systemd {kind} {detail}".rstrip())
 
     def _on_scope(self) -> None:
+        loop = asyncio.get_running_loop()
         if self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(SCOPE_GATHER_S, self._scopes_changed)
+            self._gathering = loop.call_later(SCOPE_GATHER_S, self._scopes_changed)
+        if self._again is not None:
+            self._again.cancel()
+        self._again = loop.call_later(SCOPE_AGAIN_S, self._wakes.wake, "scope")
 
     def _scopes_changed(self) -> None:
         self._gathering = None

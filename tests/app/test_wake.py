@@ -55,3 +55,20 @@ def test_scopes_of_containers_wake_once_for_a_burst(jobs: list[str], wakes: dict
         return await taken.wait(60.0 if wakes else 0.05)
 
     assert asyncio.run(heard()) == (wakes or {"timer": 1})
+
+
+def test_a_container_that_is_long_in_its_hooks_is_seen_by_a_second_look(monkeypatch) -> None:
+    """The runtime says that it runs when they are done, and systemd says no more."""
+    monkeypatch.setattr(wake, "SCOPE_GATHER_S", 0.01)
+    monkeypatch.setattr(wake, "SCOPE_AGAIN_S", 0.02)
+
+    async def heard() -> dict[str, int]:
+        taken, looks = Wakes(), 0
+        sources = Sources(taken)
+        for _ in range(3):
+            sources._on_systemd("job", "crio-0b.scope")
+        while looks < 2:
+            looks += (await taken.wait(60.0))["scope"]
+        return await taken.wait(0.05)
+
+    assert asyncio.run(heard()) == {"timer": 1}
