@@ -74,6 +74,7 @@ def test_a_node_that_missed_the_race_is_mended_before_ones_eyes(
     node.put("/etc/simgpu.conf", FAILING)
     demo.make_plugin_old_and_deaf(node)
     node.boot()
+    node.wait_for("simcri ps -a")  # basic.target is there before the runtime is
     mend.says(node, mend.plugin(node)["id"], "Failed to initialize NVML")
     node.run("simgpu nvml ok")
     node.put(gate.CONF, "[Plugin]\nRepair=report\n")
