@@ -259,3 +259,7 @@ def remember(sightings: Iterable[Sighting], verdict: Verdict, other_until: float
             until = min(max(old.allowed_at, other_until), verdict.at)
             known[device] = replace(old, allowed_at=until, denied_at=verdict.at, reload_at=reload_at)
     return tuple(known.values())
+
+
+def number(count: int) -> str:
+    return f"{count} container{'' if count == 1 else 's'}"

@@ -207,9 +207,9 @@ def kind_of(container: Container, sandbox: Sandbox | None) -> Kind | None:
     """The plugin whose pod, container's name or image this is; None where no row speaks of it."""
     if matches(container.image, FOREIGN):
         return None
-    labels = sandbox.labels.items() if sandbox else ()
+    if sandbox and (labelled := kind_of_pod(sandbox)):
+        return labelled
     tests: tuple[Callable[[Kind], bool], ...] = (
-        lambda kind: any(label in labels for label in kind.labels),
         lambda kind: matches(container.image, kind.images),
         lambda kind: container.name in kind.containers and container.name not in COMMON,
     )

@@ -159,7 +159,7 @@ def unit(units: Reading[tuple[Unit, ...]], settings: Settings) -> Unit | None:
     known = units.value_or(())
     if settings.plugin_unit:
         return next((u for u in known if u.name == settings.plugin_unit and u.load != "not-found"), None)
-    if settings.plugin_containers or settings.plugin_images:
+    if _is_told(settings):
         return None
     return next((u for u in known if u.name in PLUGIN_UNITS and u.is_active and u.sub == "running"), None)
 

@@ -60,7 +60,7 @@ def _now(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> F
     if isinstance(scene.allocations, Refusal):
         unheard = f" (the kubelet did not say whom it allocated GPUs to: {scene.allocations})"
     return Finding(12, "WorkloadAccess", Verdict.HOLDS,
-                   f"{_number(len(holders))} with GPUs may open what was given{unheard}", blocks=False)
+                   f"{containers.number(len(holders))} with GPUs may open what was given{unheard}", blocks=False)
 
 
 def _next(settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding, ...]:
@@ -119,12 +119,8 @@ def _since(holder: GpuContainer) -> float:
     return min((d.denied_since for d in holder.denied), default=0.0)
 
 
-def _number(count: int) -> str:
-    return f"{count} container{'' if count == 1 else 's'}"
-
-
 def _count(some: Sequence[GpuContainer], holders: Sequence[GpuContainer]) -> str:
-    return f"{len(some)} of {_number(len(holders))} with GPUs"
+    return f"{len(some)} of {containers.number(len(holders))} with GPUs"
 
 
 def _more(some: Sequence[GpuContainer]) -> str:

@@ -223,7 +223,7 @@ def _container_fault(scene: Scene, sight: PluginSight, listed: Listing) -> Fault
 
 def _ended(sight: PluginSight, who: str) -> Fault:
     """The kubelet's to start again. One that the runtime could not start has no words of its own."""
-    detail = sight.detail.value if isinstance(sight.detail, Seen) else None
+    detail = sight.detail.value_or(None)
     again = f" at its attempt {sight.container.attempt + 1}" if sight.container.attempt else ""
     if detail and plugin.never_began(detail):
         return Fault("PluginNeverStarted", f"{who}: the runtime could not start it ({detail.reason or '?'}, exit "

@@ -14,7 +14,7 @@ from ...model.cdi import CdiFile, CdiSpec, Refresh, Toolkit
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.scene import Gpu, ProbeState, Scene, Unit
-from .. import cdi
+from .. import cdi, containers
 from ..look.toolkit import SPEC_FOLDERS
 from ..look.watched import CDI_UNIT
 from . import driver
@@ -181,9 +181,8 @@ def findings(scene: Scene, judged: Cdi | None) -> tuple[Finding, ...]:
                      blocks=bool(judged.in_use))]
     found += _handler(scene.toolkit)
     if isinstance(scene.runtime, Seen):
-        count = len(scene.runtime.value.containers)
-        found.append(Finding(6, "RuntimeAnswers", Verdict.HOLDS, f"{scene.runtime_socket} answers: {count} container"
-                             f"{'' if count == 1 else 's'}", blocks=False))
+        found.append(Finding(6, "RuntimeAnswers", Verdict.HOLDS, f"{scene.runtime_socket} answers: "
+                             f"{containers.number(len(scene.runtime.value.containers))}", blocks=False))
     return tuple(found)
 
 
