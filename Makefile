@@ -17,7 +17,7 @@ demo: set-up-node ## a GPU node boots without the gate and with it, and the diff
 
 test: set-up-test ## every test but those of whole machines and of a real GPU; ARGS="-k name" for some
 	@tests/node/tree.py bookworm trixie
-	@.venv/bin/pytest -m "not gpu and not vm" --timeout=300 --numprocesses=$(WORKERS) --dist=loadgroup $(ARGS)
+	@.venv/bin/pytest -m "not gpu and not vm" --timeout=300 --numprocesses=$(WORKERS) $(ARGS)
 
 test-vm: set-up-test set-up-vm ## whole machines, emulated, boot and live through it: ten minutes and more
 	@.venv/bin/pytest -m vm --timeout=1200 $(ARGS) tests/vm
