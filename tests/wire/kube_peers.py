@@ -16,7 +16,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -264,15 +263,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def main(folder: Path, node: JSON, port: int) -> None:
+    """node.json is there before a writer has its answer."""
+    def keep(found: JSON) -> None:
+        new = folder / "node.new"
+        new.write_text(json.dumps(found))
+        new.rename(folder / "node.json")
+
     certificates(folder)
     api = Api(folder, node, port)
+    api.on_change = keep
     kubeconfig(folder / "kubeconfig", api.port, folder / "ca.pem")
-    while True:
-        with api.changed:
-            new = folder / "node.new"
-            new.write_text(json.dumps(api.node))
-            new.rename(folder / "node.json")
-        time.sleep(0.2)
+    api.set(lambda _: None)
+    threading.Event().wait()
 
 
 if __name__ == "__main__":
