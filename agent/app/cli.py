@@ -1,4 +1,4 @@
-"""`gpu-gate VERB`. Every verb imports only what it needs: `wait` starts without asyncio, `run` without argparse.
+"""`gpu-gate VERB`. Every verb imports only what it needs: `run` and `wait` start without argparse.
 
 Exit status: 0 yes · 1 no (not ready, a broken link, a problem) · 2 wrong usage · 3 the agent does not answer ·
 4 unknown (doctor, access, image-check). `wait` always ends with 0.
@@ -46,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         _parser().print_help(sys.stderr)
         return 2
-    # As gpu-gate.service says it: the agent stays, and so would argparse, half a MiB.
+    # As the units say it: argparse would stay in the agent, half a MiB, and stand between the wait and the kubelet.
     # Intermixed: before Python 3.12 an option between verb and folder made the folder an unknown word.
-    options = None if words == ["run"] else _parser().parse_intermixed_args(words)
+    options = None if words in (["run"], ["wait"]) else _parser().parse_intermixed_args(words)
     config = configuration.load()
     try:
-        status = _run(options, config) if options else _daemon(config, verbose=False)
+        status = _run(options, config) if options else _of_unit(words[0], config)
         sys.stdout.flush()  # here: as Python ends, a reader that went away is a complaint and status 120
         return status
     except GateError as exc:
@@ -123,10 +123,6 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
         from . import image_check
 
         return image_check.run(options.root or "/", options.json, options.sealed)
-    if verb == "wait":
-        from . import wait
-
-        return wait.run(config.settings)
     if verb == "node":
         return _node(config, options.target, options.verbose)
     if verb == "status":
@@ -139,8 +135,8 @@ def _run(options: argparse.Namespace, config: configuration.Config) -> int:
         from . import switch
 
         return switch.run(verb, options.span, options.why)
-    if verb == "run":
-        return _daemon(config, options.verbose)
+    if verb in ("run", "wait"):
+        return _of_unit(verb, config, options.verbose)
     return _one_look(options, config)
 
 
@@ -170,6 +166,14 @@ def _access(config: configuration.Config, as_json: bool, prevents: bool) -> int:
     from . import access
 
     return access.run(config.settings, as_json)
+
+
+def _of_unit(verb: str, config: configuration.Config, verbose: bool = False) -> int:
+    if verb == "wait":
+        from . import wait
+
+        return wait.run(config.settings)
+    return _daemon(config, verbose)
 
 
 def _daemon(config: configuration.Config, verbose: bool) -> int:

@@ -21,7 +21,6 @@ from ..model.mark import Mark
 from ..model.settings import Settings
 from ..node.marks import write_mark
 from ..wire.clock import boottime
-from . import ask
 
 POLL_S = 0.02
 NVIDIA_VENDOR = "0x10de"
@@ -68,6 +67,8 @@ def _first_wait_at() -> float:
 
 
 def _last_word() -> str:
+    from . import ask  # the socket module stands in nobody's way to the kubelet
+
     try:
         _, why = ask.get("/readyz", within_s=0.5)
         return f"the agent says: {why.decode('utf-8', 'replace').strip()[:160]}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from ..model.host import Host
 from ..model.reading import Reading, Refusal, Seen, Why
@@ -22,10 +22,10 @@ class Documents:
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[int, int, int], Reading[bytes]]] = {}
 
-    async def read(self, host: Host, path: str, at: Path, limit: int) -> Reading[bytes]:
+    async def read(self, host: Host, path: str, at: str, limit: int) -> Reading[bytes]:
         """`at`: where `path` lies on this host."""
         try:
-            found = at.stat()
+            found = os.stat(at)
             stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
         except OSError:
             return await host.file(path, limit)  # which says why
