@@ -6,8 +6,11 @@ A typo must not hold a fleet: an unknown key warns with file and line, a bad val
 
 from __future__ import annotations
 
+import errno
+import glob
+import os
+import stat
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 from ..model.settings import Settings
@@ -48,13 +51,10 @@ class Config:
 def load(root: str = "/", last_good: Settings | None = None) -> Config:
     """Read the configuration. Never raises: what cannot be used is a problem, and the last good value stays."""
     reading = _Reading()
-    files, hidden = _files(Path(root))
-    if hidden:
-        reading.problem("/" + MAIN, f"could not be looked for ({hidden})", True)
-    for path in files:
-        shown = "/" + str(path.relative_to(root))
+    for path in _files(root):
+        shown = path.removeprefix(root.rstrip("/"))
         try:
-            with path.open("rb") as file:
+            with open(path, "rb") as file:
                 data = file.read(FILE_BYTES + 1)
         except OSError as exc:
             reading.problem(shown, f"could not be read ({exc.strerror}); its lines are not in force", True)
@@ -67,7 +67,7 @@ def load(root: str = "/", last_good: Settings | None = None) -> Config:
     kept = {n: getattr(good, n) for n in _NAMES if n in reading.rejected or not reading.is_whole}
     settings, more = _contradictions(replace(Settings(), **{**kept, **reading.values}), reading.origins)
     more += [Problem(reading.origins.get("launch", "defaults"), sentence, True)
-             for sentence in launching.problems(settings, Path(root))]
+             for sentence in launching.problems(settings, root)]
     return Config(settings, reading.origins, tuple(reading.problems[:PROBLEMS] + more))
 
 
@@ -88,14 +88,18 @@ class _Reading:
             self.problems[-1] = Problem(where, "and more of the kind: is that a configuration file?", True)
 
 
-def _files(root: Path) -> tuple[list[Path], str]:
-    """The files there are, and why some could not be looked for."""
-    main = root / MAIN
+def _files(root: str) -> list[str]:
+    """The files there are, in the order in which they count."""
+    main = os.path.join(root, MAIN)
+    return [path for path in (main, *sorted(glob.glob(f"{glob.escape(main)}.d/*.conf"))) if _is_file(path)]
+
+
+def _is_file(path: str) -> bool:
+    """True as well where that may not be looked for: reading it then says why."""
     try:
-        dropins = sorted((root / (MAIN + ".d")).glob("*.conf"))
-        return [path for path in (main, *dropins) if path.is_file()], ""
+        return stat.S_ISREG(os.stat(path).st_mode)
     except OSError as exc:
-        return [], exc.strerror or str(exc)
+        return exc.errno not in (errno.ENOENT, errno.ENOTDIR)
 
 
 def _read(text: str, shown: str, reading: _Reading) -> None:

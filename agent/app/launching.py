@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from ..core.layouts import manifest_folders
 from ..core.paths import MANIFEST_NAME
@@ -12,14 +13,13 @@ from ..model.settings import Settings
 TMPFILES = ("etc/tmpfiles.d", "run/tmpfiles.d", "usr/local/lib/tmpfiles.d", "usr/lib/tmpfiles.d")
 
 
-def problems(settings: Settings, root: Path) -> Iterator[str]:
+def problems(settings: Settings, root: str) -> Iterator[str]:
     """Sentences, each with a next step."""
     if settings.launch == "unit" and settings.plugin_unit in ("", "none"):
         yield "Launch=unit starts nothing without [Plugin] Unit=, the plugin's unit"
     if settings.launch != "manifest":
         return
-    source = root / settings.launch_manifest.lstrip("/")
-    if not source.is_file():
+    if not os.path.isfile(os.path.join(root, settings.launch_manifest.lstrip("/"))):
         yield f"LaunchManifest={settings.launch_manifest} is no file: put the plugin's static pod there"
     folder = settings.manifest_dir
     if folder and folder not in manifest_folders(Settings()) and not _is_removed(f"{folder}/{MANIFEST_NAME}", root):
@@ -28,12 +28,13 @@ def problems(settings: Settings, root: Path) -> Iterator[str]:
                f"ReadWritePaths={folder} (systemctl edit gpu-gate)")
 
 
-def _is_removed(target: str, root: Path) -> bool:
+def _is_removed(target: str, root: str) -> bool:
     """Some r! line names it: systemd-tmpfiles-setup.service reads those before sysinit.target (tmpfiles.d(5))."""
     for folder in TMPFILES:
-        for path in sorted((root / folder).glob("*.conf")):
+        for path in glob.glob(os.path.join(glob.escape(root), folder, "*.conf")):
             try:
-                lines = path.read_text("utf-8", "replace").splitlines()
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    lines = file.read().splitlines()
             except OSError:
                 continue
             for line in lines:

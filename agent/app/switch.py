@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from pathlib import Path
 
 from ..core.paths import RUN, STATE
 from ..model.errors import GateError
@@ -28,18 +28,18 @@ def run(verb: str, span: str | None, why: str | None) -> int:
         if verb == "pause":
             _pause(span_s, why or "by a person")
         elif verb == "resume":
-            print("resumed" if _removed(Path(RUN) / "paused") else "it was not paused")
+            print("resumed" if _removed(f"{RUN}/paused") else "it was not paused")
         else:
             print("forgotten: the GPUs that are stable next are remembered"
-                  if _removed(Path(STATE) / "learned.json") else "no GPUs were remembered")
+                  if _removed(f"{STATE}/learned.json") else "no GPUs were remembered")
     except OSError as exc:
         raise GateError(f"{exc.filename} could not be changed ({exc.strerror}): are you root?") from exc
     return 0
 
 
-def _removed(path: Path) -> bool:
+def _removed(path: str) -> bool:
     try:
-        path.unlink()
+        os.unlink(path)
     except FileNotFoundError:
         return False
     return True
@@ -55,6 +55,6 @@ def _span_s(span: str) -> float:
 def _pause(span_s: float | None, why: str) -> None:
     """The end is an instant of boottime: no clock that is set can move it."""
     now = boottime()
-    write_mark(Path("/"), "paused", why[:200], at=now, until=None if span_s is None else now + span_s)
+    write_mark("/", "paused", why[:200], at=now, until=None if span_s is None else now + span_s)
     ends = time.strftime("%F %T", time.localtime(time.time() + span_s)) + ", " if span_s is not None else ""
     print(f"paused until {ends}{UNTIL_RESUMED}")

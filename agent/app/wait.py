@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 
 from ..core.deadline import hold_limit_s
 from ..core.layouts import control_plane_files
@@ -120,7 +119,7 @@ def read_mark(name: str) -> Mark | None:
 def _leave_mark(name: str, reason: str) -> None:
     """Best effort: what cannot be written costs one more wait at the kubelet's next start, no failure now."""
     try:
-        write_mark(Path("/"), name, reason)
+        write_mark("/", name, reason)
     except HandFailed as failed:
         _say(failed.sentence)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import os
 
 from ..core.paths import RUN
 from ..model.errors import HandFailed
@@ -11,17 +11,17 @@ from ..wire.clock import boottime
 from ..wire.whole import write_whole
 
 
-def write_mark(root: Path, name: str, reason: str, word: str = "", at: float | None = None,
+def write_mark(root: str | os.PathLike[str], name: str, reason: str, word: str = "", at: float | None = None,
                until: float | None = None) -> None:
     """A mark under /run/gpu-gate: true for this boot only, because /run is. `at`: boottime, where it is not now;
     `until`: boottime, where it ends by itself. HandFailed."""
-    path = root / RUN.lstrip("/") / name
+    path = os.path.join(root, RUN.lstrip("/"), name)
     kept = {"reason": reason, "word": word, "at": round(boottime() if at is None else at, 3)}
     if until is not None:
         kept["until"] = round(until, 3)
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(str(path), json.dumps(kept).encode())
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        write_whole(path, json.dumps(kept).encode())
     except OSError as exc:
         raise HandFailed(f"{path} could not be written ({exc.strerror}): are you root, and is there room in /run?"
                          ) from exc

@@ -250,6 +250,18 @@ print("HEAVY", sorted(heavy & set(sys.modules)))
     assert done.stdout.splitlines()[-1] == "HEAVY []", done.stderr
 
 
+def test_the_wait_imports_nothing_that_it_can_do_without(node: Node) -> None:
+    """Each took a twentieth of its time or more, and the kubelet of every boot waits for it."""
+    code = """
+import sys
+from agent.app import cli
+cli.main(["wait"])
+print("NEEDLESS", sorted({"argparse", "pathlib", "socket", "urllib"} & set(sys.modules)))
+"""
+    done = node.run_program(sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(REPO)!r}){code}")
+    assert done.stdout.splitlines()[-1] == "NEEDLESS []", done.stderr
+
+
 def test_the_agent_lives_without_what_it_does_not_use(node: Node) -> None:
     """Each is half a MiB or more of the 45 that it may take, for as long as the node runs."""
     code = """

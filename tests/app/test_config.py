@@ -288,6 +288,16 @@ def test_an_unreadable_file_is_a_problem(tmp_path: Path) -> None:
     assert found.settings.stable_probes == 2
 
 
+def test_a_file_that_may_not_be_looked_for_is_a_problem_and_changes_nothing(tmp_path: Path) -> None:
+    good = loaded(tmp_path, "[Gate]\nDeadlineSec=60s\n").settings
+    (tmp_path / CONF).unlink()
+    (tmp_path / CONF).symlink_to("gpu-gate.conf")
+    found = config.load(str(tmp_path), good)
+    (problem,) = found.problems
+    assert problem.where == f"/{CONF}" and "could not be read (Too many levels of symbolic links)" in problem.sentence
+    assert found.settings.deadline_s == 60.0
+
+
 @pytest.mark.parametrize("junk", [b"\0" * 5000, bytes(range(256)) * 20, b"\xff\xfe[\0G\0", b"=" * 9999, b"[" * 9999,
                                   b"\r\n\r\n", b"[Gate]\nDeadlineSec=\xff\xff\n"])
 def test_junk_is_never_more_than_problems(tmp_path: Path, junk: bytes) -> None:
@@ -395,3 +405,8 @@ def test_what_a_launch_lacks_is_said(tmp_path: Path, lines: str, says: str) -> N
     (tmp_path / "etc/tmpfiles.d/a.conf").write_text("r! /etc/static.d/gpu-gate-plugin.yaml\n")
     (tmp_path / "etc/gpu-gate/plugin.yaml").write_text("kind: Pod\n")
     assert len(loaded(tmp_path, f"[Plugin]\n{lines}Unit=dp.service\n").problems) == 0
+
+
+def test_a_manifest_that_no_file_can_be_is_a_problem_and_ends_nobody(tmp_path: Path) -> None:
+    (problem,) = loaded(tmp_path, f"[Plugin]\nLaunch=manifest\nLaunchManifest=/{'a' * 300}\n").problems
+    assert problem.is_error and "is no file" in problem.sentence
