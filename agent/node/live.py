@@ -148,7 +148,7 @@ class LiveHost:
         for path in paths:
             try:
                 os.stat(self._path(path))
-            except OSError as exc:
+            except (OSError, ValueError) as exc:  # a CDI spec may name anything
                 refused = refusal(exc)
                 if not refused.is_missing:
                     return refused
@@ -241,7 +241,7 @@ class LiveHost:
                 return Seen(_read(fd, limit), boottime())
             finally:
                 os.close(fd)
-        except OSError as exc:
+        except (OSError, ValueError) as exc:  # a runtime may say anything of its logs
             return refusal(exc)
 
     def _path(self, path: str) -> str:

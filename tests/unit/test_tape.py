@@ -158,6 +158,22 @@ def test_a_file_that_is_none(make: Callable[[Path], None], why: Why, tmp_path: P
     assert isinstance(found, Refusal) and found.why is why and found.detail
 
 
+@pytest.mark.parametrize("name", ["/nul\0", "/half a pair \ud800"])
+def test_a_name_that_no_file_can_have_is_missing(name: str, tmp_path: Path) -> None:
+    """A CDI spec and a runtime's answer are foreign: what they name must not end the agent."""
+    host = LiveHost(root=str(tmp_path))
+    for answer in (host.file(name), host.tail(name)):
+        found = asyncio.run(answer)
+        assert isinstance(found, Refusal) and found.why is Why.MISSING and found.detail
+    gone = asyncio.run(host.absent([name]))
+    assert isinstance(gone, Seen) and gone.value == (name,)
+
+
+def test_a_refusal_says_why_where_the_kernel_was_not_asked(tmp_path: Path) -> None:
+    found = asyncio.run(LiveHost(root=str(tmp_path)).listener("/too-long" * 20))
+    assert isinstance(found, Refusal) and "too long" in found.detail
+
+
 def test_a_fifo_in_the_place_of_a_file_holds_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "f")
     asyncio.run(LiveHost(root=str(tmp_path)).file("/f"))
