@@ -72,7 +72,7 @@ def tell_added(done: tuple[Allowed, ...]) -> None:
                   "container_id": one.container_id, "unit": one.scope}
         if one.lost:
             log.error("%s LOST %s when devices were added to its scope: nothing is added to any scope until the next "
-                      "boot", one.who, ", ".join(one.lost),
+                      "boot%s", one.who, ", ".join(one.lost), f"; {one.problem}" if one.problem else "",
                       extra=facts(ALLOW_SURPRISE, reason="AllowStopped", **values))
         elif one.problem:
             log.warning("the device list of %s could not be helped: %s", one.who, one.problem,

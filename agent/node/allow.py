@@ -18,6 +18,7 @@ from ..core import allow, parse
 from ..core.device_list import ANY, Number, entry_of, rights_of
 from ..core.paths import ALLOW_STOPPED, RUN
 from ..model.access import Allowed, Device
+from ..model.errors import HandFailed
 from ..model.plan import Allowance, AllowDevices
 from ..wire.bus import SystemdBus
 from ..wire.child import ChildProblem
@@ -53,6 +54,7 @@ class Allow:
         self._root = Path(root)
         self._task: asyncio.Task[None] | None = None
         self._next: AllowDevices | None = None
+        self._is_stopped = False  # by a surprise whose mark could not be left
 
     def begin(self, action: AllowDevices) -> None:
         """Start the batch. Where one is under way, the newest that was asked for meanwhile follows it."""
@@ -91,7 +93,7 @@ class Allow:
     async def _batch(self, action: AllowDevices) -> tuple[Allowed, ...]:
         """What came of each container that something was done for, or could not be."""
         began = boottime()
-        if (self._root / RUN.lstrip("/") / ALLOW_STOPPED).exists():
+        if self._is_stopped or (self._root / RUN.lstrip("/") / ALLOW_STOPPED).exists():
             return ()
         done: list[Allowed] = []
         try:
@@ -106,18 +108,24 @@ class Allow:
             for allowance in action.allowances:
                 one = await self._one(program, allowance, action.prevent, majors)
                 if one is not None:
+                    one = self._stop(one) if one.lost else one
                     done.append(replace(one, at=boottime(), took_s=round(boottime() - began, 3)))
                     if one.lost:
-                        self._stop(one)
                         break
         finally:
             await program.end(GRACE_S)
         return tuple(done)
 
-    def _stop(self, surprise: Allowed) -> None:
-        """The first surprise is the last: said by a mark, which outlives this agent."""
-        write_mark(self._root, ALLOW_STOPPED, f"{surprise.who} lost {', '.join(surprise.lost)} when devices were "
-                   f"added to {surprise.scope}; nothing more is added to any scope until the next boot")
+    def _stop(self, surprise: Allowed) -> Allowed:
+        """The first surprise is the last: said by a mark, which outlives this agent. Where that cannot be left, this
+        agent adds nothing more all the same, and what it says of the surprise says so."""
+        try:
+            write_mark(self._root, ALLOW_STOPPED, f"{surprise.who} lost {', '.join(surprise.lost)} when devices were "
+                       f"added to {surprise.scope}; nothing more is added to any scope until the next boot")
+        except HandFailed as failed:
+            self._is_stopped = True
+            return replace(surprise, problem="; ".join(filter(None, (surprise.problem, failed.sentence))))
+        return surprise
 
     async def _one(self, program: Dialogue, of: Allowance, prevent: bool, majors: dict[str, int]) -> Allowed | None:
         """None where nothing is to be done."""

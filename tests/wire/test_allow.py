@@ -120,6 +120,17 @@ def test_the_first_surprise_is_the_last(with_rig):
     with_rig(story)
 
 
+def test_a_surprise_is_told_and_is_the_last_where_its_mark_cannot_be_left(with_rig):
+    async def story(rig: Rig):
+        rig.mark.parent.parent.write_text("no folder")
+        (one,) = await rig.did(WITH, {**WITH, "c:1:3": "r"}, WITH, WITH, scopes=(A, B))
+        assert one.lost == ("/dev/char/1:3",) and "allow-stopped could not be written" in one.problem
+        assert await rig.did(WITH, WITH, scopes=(B,)) == ()
+        assert rig.calls() == 1
+
+    with_rig(story)
+
+
 @pytest.mark.parametrize(("sweeps", "prevent", "says"), [
     ((WITH,), False, None),  # nothing is denied: nothing more is asked
     ((BASE, BASE, BASE), False, "a device program that is not systemd's denies /dev/nvidia0"),
