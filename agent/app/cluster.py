@@ -6,7 +6,9 @@ Nightingale (n9e), which evaluates its own rules: /api/n9e/alert-cur-events/list
 
 from __future__ import annotations
 
+import http.client
 import json
+import math
 import os
 import socket
 import urllib.error
@@ -39,12 +41,20 @@ def _samples(settings: Settings, node: str) -> Reading[Sequence[Sample]]:
 
     def both() -> list[Sample]:
         selector = f'kube_node_status_allocatable{{node="{_quoted(node)}"}}'
-        scraped = {_key(row): float(row["value"][1]) for row in _query(settings, f"timestamp({selector})")}
+        scraped = {_key(row): _finite(row["value"][1]) for row in _query(settings, f"timestamp({selector})")}
         rows = _query(settings, selector)
-        return [Sample(row["metric"]["resource"], float(row["value"][1]),
-                       scraped.get(_key(row), float(row["value"][0]))) for row in rows]
+        return [Sample(row["metric"]["resource"], _finite(row["value"][1]),
+                       scraped.get(_key(row), _finite(row["value"][0]))) for row in rows]
 
     return _reading(both)
+
+
+def _finite(value: str | float) -> float:
+    """Prometheus writes NaN and +Inf as well."""
+    found = float(value)
+    if not math.isfinite(found):
+        raise ValueError(f"a sample is {value}")
+    return found
 
 
 def _key(row: dict[str, Any]) -> tuple[str, str]:
@@ -117,7 +127,8 @@ def _reading(ask_it: Callable[[], Sequence[T]]) -> Reading[Sequence[T]]:
     except OSError as exc:  # urllib's errors are OSErrors
         reason = getattr(exc, "reason", None) or (os.strerror(exc.errno) if exc.errno else exc)
         return Refusal(Why.TIMED_OUT if isinstance(reason, TimeoutError) else Why.FAILED, str(reason))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as exc:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError,
+            http.client.HTTPException) as exc:  # which is neither an OSError nor a ValueError
         return Refusal(Why.FAILED, f"no answer of that API: {type(exc).__name__} {exc}"[:200])
 
 

@@ -7,6 +7,7 @@ are stand-ins.
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import threading
 import time
@@ -134,12 +135,31 @@ def test_nightingale_evaluates_its_own_rules(server: Server, tmp_path: Path):
 
 
 @pytest.mark.parametrize("page", [None, b"", b"<html>", [], {"data": 1}, {"data": {"result": [{}]}},
-                                  {"data": {"result": [{"metric": {}, "value": ["x"]}]}}, b"[" * 100000])
+                                  {"data": {"result": [{"metric": {}, "value": ["x"]}]}}, b"[" * 100000,
+                                  {"data": {"result": [{"metric": {"resource": "nvidia_com_gpu"},
+                                                        "value": [1, "NaN"]}]}}])
 def test_what_is_no_answer_is_a_refusal(server: Server, page: Any):
     server.pages = {"/api/v1/query": page, "/api/v2/alerts": page if page != [] else {"a": 1}}
     word = cluster.ask(Settings(prometheus=server.address, alertmanager=server.address, node_name="n1"))
     assert isinstance(word.samples, Refusal) and word.samples.why is Why.FAILED
     assert isinstance(word.alerts, Refusal)
+
+
+@pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
+def test_another_program_on_that_port_is_a_refusal(words: bytes):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(words)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        address = f"http://127.0.0.1:{other.getsockname()[1]}"
+        word = cluster.ask(Settings(alertmanager=address, node_name="n"))
+        thread.join()
+    assert isinstance(word.alerts, Refusal) and word.alerts.why is Why.FAILED and word.alerts.detail
 
 
 def test_nobody_there():
