@@ -17,7 +17,9 @@ _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.service")
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _QUALIFIED = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]+(/[A-Za-z0-9._~/-]*)?")
-_LISTEN = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z.-]+):(\d{1,5})")
+_LABEL = "[0-9A-Za-z-]{1,63}"
+"""Of a host's name. Python raises UnicodeError where one is empty or longer, and nobody looks for that one."""
+_LISTEN = re.compile(rf"(\[[0-9a-fA-F:.]+\]|{_LABEL}(?:\.{_LABEL})*\.?):(\d{{1,5}})")
 
 
 def parse_span(value: str) -> float:
