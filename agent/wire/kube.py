@@ -96,6 +96,8 @@ class ApiServer:
             for line in _lines(answer):
                 event = json.loads(line)
                 kind, found = str(event["type"]), event["object"]
+                if not isinstance(found, dict):
+                    raise TypeError("an event of no object")
                 if kind == "ERROR":
                     raise ApiTrouble(f"the watch ended: {found.get('message', '?')}", int(found.get("code", 0)))
                 yield kind, found

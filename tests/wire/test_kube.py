@@ -140,6 +140,15 @@ def test_a_watch_from_a_forgotten_version_ends_with_410(api: Api, client: ApiSer
     assert trouble(lambda: next(watch)).code == 410
 
 
+def test_an_event_of_no_object_is_trouble(api: Api, client: ApiServer) -> None:
+    """Whoever follows the watch takes the Node apart, in a thread that nobody starts again."""
+    watch = client.watch("n", client.node("n")["metadata"]["resourceVersion"])
+    next(watch)
+    with api.changed:
+        api._tell("MODIFIED", [])  # type: ignore[arg-type]
+    assert "something else than events" in str(trouble(lambda: next(watch)))
+
+
 def test_a_watch_that_is_cut_is_trouble(api: Api, client: ApiServer) -> None:
     watch = client.watch("n", client.node("n")["metadata"]["resourceVersion"])
     next(watch)
