@@ -218,7 +218,7 @@ def _node(config: configuration.Config, boot_id: str, verbose: bool) -> int:
     settings = config.settings
     return run(settings, Agent(
         lambda: ask.get("/readyz", listen=settings.listen), lambda: ask.status(listen=settings.listen),
-        ask.NoAgent, settings.heartbeat_s), boot_id)
+        ask.NoAgent), boot_id)
 
 
 NPD_CHARS = 80
@@ -231,7 +231,7 @@ def _npd(config: configuration.Config) -> int:
     from . import ask
 
     try:
-        word = from_status(ask.status(listen=config.settings.listen), config.settings.heartbeat_s)
+        word = from_status(ask.status(listen=config.settings.listen))
     except ask.NoAgent as exc:
         word = silent(str(exc))
     print(word.line[:NPD_CHARS])

@@ -31,13 +31,12 @@ FORBIDDEN = 403
 MOST_PATCHES = 3
 
 
-
 class Agent:
     """The agent's word, asked by /readyz; /status only where that says something new."""
 
     def __init__(self, readyz: Callable[[], tuple[int, bytes]], status: Callable[[], dict[str, Any]],
-                 no_agent: type[Exception], heartbeat_s: float) -> None:
-        self._readyz, self._status, self._no_agent, self._heartbeat_s = readyz, status, no_agent, heartbeat_s
+                 no_agent: type[Exception]) -> None:
+        self._readyz, self._status, self._no_agent = readyz, status, no_agent
         self._last: tuple[int, bytes] | None = None
         self._word = silent("the agent has not been asked yet")
         self._word_at = 0.0
@@ -46,7 +45,7 @@ class Agent:
         try:
             said = self._readyz()
             if said != self._last or now - self._word_at > FRESH_S:
-                word = from_status(self._status(), self._heartbeat_s)
+                word = from_status(self._status())
                 if word.ready and said[0] != 200:  # it changed between the two questions
                     word = Word(None, "NotVerified", "the agent's two answers differ")
                     said = (0, b"")

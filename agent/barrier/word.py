@@ -12,8 +12,6 @@ from typing import Any
 
 from ..model.finding import ELSEWHERE
 
-OVERDUE_S = 10.0
-"""A cycle that ended so much longer ago than the heartbeat is overdue, as /healthz counts it."""
 MESSAGE_CHARS = 300
 
 
@@ -39,11 +37,11 @@ def silent(sentence: str) -> Word:
     return Word(None, "AgentSilent", sentence)
 
 
-def from_status(status: Mapping[str, Any], heartbeat_s: float) -> Word:
+def from_status(status: Mapping[str, Any]) -> Word:
     """The word in the agent's /status. What is missing there leaves us not knowing."""
     gate, cycle = _object(status.get("gate")), _object(status.get("cycle"))
-    age_s = cycle.get("age_s")
-    if not isinstance(age_s, (int, float)) or age_s > heartbeat_s + OVERDUE_S:
+    age_s, most_s = cycle.get("age_s"), cycle.get("overdue_after_s")
+    if not isinstance(age_s, (int, float)) or not isinstance(most_s, (int, float)) or age_s > most_s:
         return Word(None, "CycleOverdue", "what the agent last saw is too old")
     message = str(gate.get("ready_why") or gate.get("why") or "")[:MESSAGE_CHARS]
     if gate.get("ready") is True:

@@ -371,7 +371,8 @@ def test_when_a_doctor_takes_the_agents_word_about_nvml(probe: ProbeState, pause
 ])
 def test_status_for_node_problem_detector(gate: dict[str, Any], code: int, says: str,
                                           capsys: pytest.CaptureFixture[str]) -> None:
-    body = {"gate": {"released_why": "", "deadline_in_s": None, **gate}, "cycle": {"age_s": 1}, "findings": []}
+    body = {"gate": {"released_why": "", "deadline_in_s": None, **gate},
+            "cycle": {"age_s": 1, "overdue_after_s": 40}, "findings": []}
     listen = f"127.0.0.1:{served(http(json.dumps(body).encode()))}"
     assert cli._npd(Config(Settings(listen=listen))) == code
     out = capsys.readouterr().out

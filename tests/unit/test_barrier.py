@@ -56,7 +56,7 @@ def wanted(found: decide.Standing, seen: dict[str, Any], **more: Any) -> list[tu
 def status(**gate: Any) -> dict[str, Any]:
     findings = gate.pop("findings", [])
     return {"gate": {"ready": False, "ready_why": "why", "phase": "OPEN", "reason": "", **gate},
-            "cycle": {"age_s": gate.pop("age_s", 1.0)}, "findings": findings}
+            "cycle": {"age_s": 1.0, "overdue_after_s": 40.0}, "findings": findings}
 
 
 def finding(link: int, verdict: str, reason: str, blocks: bool = True) -> dict[str, Any]:
@@ -73,13 +73,14 @@ def finding(link: int, verdict: str, reason: str, blocks: bool = True) -> dict[s
     (status(findings=[finding(10, "unknown", "KubeletSilent")]), None, "KubeletSilent"),
     (status(phase="SETTLING", reason="Settling"), None, "Settling"),
     (status(phase="HELD", reason="BudgetSpent"), False, "BudgetSpent"),
-    (status(ready=True) | {"cycle": {"age_s": 41}}, None, "CycleOverdue"),
+    (status(ready=True) | {"cycle": {"age_s": 41, "overdue_after_s": 40.0}}, None, "CycleOverdue"),
+    (status(ready=True) | {"cycle": {"age_s": 1}}, None, "CycleOverdue"),
     (status(ready=True) | {"cycle": {}}, None, "CycleOverdue"),
     ({}, None, "CycleOverdue"),
     (status(ready="yes") | {"findings": "junk"}, None, "NotVerified"),
 ])
 def test_the_agents_word(said: dict[str, Any], ready: bool | None, reason: str) -> None:
-    word = from_status(said, 30.0)
+    word = from_status(said)
     assert (word.ready, word.reason) == (ready, reason)
 
 

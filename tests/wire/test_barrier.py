@@ -48,7 +48,8 @@ class StubAgent:
     def status(self) -> dict[str, Any]:
         self.status_reads += 1
         verdict = {True: "holds", False: "fails", None: "unknown"}[self.ready]
-        return {"gate": {"ready": bool(self.ready), "ready_why": "why", "phase": "OPEN"}, "cycle": {"age_s": 1},
+        return {"gate": {"ready": bool(self.ready), "ready_why": "why", "phase": "OPEN"},
+                "cycle": {"age_s": 1, "overdue_after_s": 40},
                 "findings": [{"link": 10, "blocks": True, "verdict": verdict, "reason": "NotRegistered"}]}
 
 
@@ -100,7 +101,7 @@ class World:
         config = kubeconfig(folder / "kubeconfig", self.api.port, pki / "ca.pem")
         self._make = lambda: Barrier(
             Settings(node_name="n", node_taint=TAINT, node_kubeconfig=str(config)),
-            Agent(self.agent.readyz, self.agent.status, NoAgent, 30.0), lambda: ApiServer(str(config)), BOOT,
+            Agent(self.agent.readyz, self.agent.status, NoAgent), lambda: ApiServer(str(config)), BOOT,
             lambda: self.now, lambda: 1_800_000_000 + self.now, lambda s: time.sleep(min(s, 0.02)), str(self.report))
         self.start()
 
