@@ -13,7 +13,7 @@ from typing import Any
 from ..model.access import Device
 from ..model.runtime import Container, ContainerDetail, ContainerState, Runtime, Sandbox
 from ..wire.protos import cri
-from ..wire.rpc import Channel, RpcError, channel, unary
+from ..wire.rpc import Channel, RpcError, unary
 from .redact import KEPT_ENV
 
 _STATES = {0: ContainerState.CREATED, 1: ContainerState.RUNNING, 2: ContainerState.EXITED}
@@ -31,7 +31,7 @@ PID_MAX = 1 << 22
 async def runtime(socket: str, within_s: float) -> Runtime:
     """Every sandbox and container, over one channel and within one deadline. RpcError."""
     ends_at = _now() + within_s
-    with channel(socket) as ch:
+    with Channel(socket) as ch:
         sandboxes = await _ask(ch, "ListPodSandbox", {}, ends_at)
         containers = await _ask(ch, "ListContainers", {}, ends_at)
     return Runtime(tuple(sandbox_of(m) for m in sandboxes.items),
@@ -40,30 +40,26 @@ async def runtime(socket: str, within_s: float) -> Runtime:
 
 async def container(socket: str, container_id: str, within_s: float) -> ContainerDetail:
     """One container; RpcError, with the word not-found where there is none of this id."""
-    with channel(socket) as ch:
-        answer = await _ask(ch, "ContainerStatus", {"container_id": container_id, "verbose": True},
-                            _now() + within_s)
-    return detail_of(answer.status, info_of(answer.info))
+    with Channel(socket) as ch:
+        return await _detail(ch, container_id, _now() + within_s)
 
 
 async def containers(socket: str, ids: Sequence[str], within_s: float) -> tuple[ContainerDetail, ...]:
     """As many of these as can be asked in time, over one channel; one that is gone is left out. RpcError."""
     ends_at = _now() + within_s
     found: list[ContainerDetail] = []
-    with channel(socket) as ch:
+    with Channel(socket) as ch:
         for container_id in ids:
             if _now() >= ends_at and found:
                 break
             try:
-                fields = {"container_id": container_id, "verbose": True}
-                answer = await _ask(ch, "ContainerStatus", fields, ends_at)
+                found.append(await _detail(ch, container_id, ends_at))
             except RpcError as exc:
                 if exc.word == "not-found":
                     continue
                 if found:
                     break
                 raise
-            found.append(detail_of(answer.status, info_of(answer.info)))
     return tuple(found)
 
 
@@ -81,12 +77,17 @@ async def remove_container(socket: str, container_id: str, within_s: float) -> N
 
 
 async def _end(socket: str, method: str, fields: dict[str, Any], within_s: float) -> None:
-    with channel(socket) as ch:
+    with Channel(socket) as ch:
         try:
             await _ask(ch, method, fields, _now() + within_s)
         except RpcError as exc:
             if exc.word != "not-found":
                 raise
+
+
+async def _detail(ch: Channel, container_id: str, ends_at: float) -> ContainerDetail:
+    answer = await _ask(ch, "ContainerStatus", {"container_id": container_id, "verbose": True}, ends_at)
+    return detail_of(answer.status, info_of(answer.info))
 
 
 async def _ask(ch: Channel, method: str, fields: dict[str, Any], ends_at: float) -> Any:

@@ -71,7 +71,8 @@ class AllocatedRow:
 
 
 class Channel:
-    """One connection for the few calls of one look. It is made at the first call, and in the pool's thread."""
+    """One connection for the few calls of one look: `with Channel(socket) as ch:` and unary(ch, …) as often as it
+    needs. It is made at the first call, and in the pool's thread."""
 
     def __init__(self, socket: str) -> None:
         self.socket = socket
@@ -124,15 +125,10 @@ class Channel:
             return self._made
 
 
-def channel(socket: str) -> Channel:
-    """`with channel(socket) as ch:` and unary(ch, …) as often as one look needs it."""
-    return Channel(socket)
-
-
 async def unary(over: str | Channel, method: str, request: Any, response_class: Any, within_s: float) -> Any:
     """The answer to one request, over an open channel, or over one of its own to this socket. RpcError."""
     if isinstance(over, str):
-        with channel(over) as own:
+        with Channel(over) as own:
             return await unary(own, method, request, response_class, within_s)
     call = functools.partial(over.call, method, request.SerializeToString(), within_s)
     running = asyncio.get_running_loop().run_in_executor(None, call)

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from agent.wire import protos
-from agent.wire.rpc import MAX_MESSAGE_BYTES, AllocatableRow, RpcError, channel, get_allocatable, unary
+from agent.wire.rpc import MAX_MESSAGE_BYTES, AllocatableRow, Channel, RpcError, get_allocatable, unary
 
 from .conftest import until
 from .grpc_peers import POD_RESOURCES, Answer, Server, listening, message, serving
@@ -172,7 +172,7 @@ def test_a_socket_that_is_closed_to_us(run: Any, path: Path) -> None:
 
 def test_one_connection_for_one_look(run: Any, path: Path) -> None:
     async def look(server: Server) -> None:
-        with channel(str(path)) as ch:
+        with Channel(str(path)) as ch:
             for _ in range(3):
                 await ask(ch)
                 assert server.connections() == 1
@@ -197,7 +197,7 @@ def test_a_server_that_comes_back_is_asked_at_once(run: Any, path: Path) -> None
 
 def test_a_channel_that_was_closed(run: Any, path: Path) -> None:
     async def late() -> None:
-        ch = channel(str(path))
+        ch = Channel(str(path))
         ch.close()
         with pytest.raises(RpcError) as caught:
             await ask(ch)
