@@ -40,9 +40,11 @@ _FORMS: tuple[tuple[Says, re.Pattern[str]], ...] = (
         r"(?:Unable to connect to device plugin client|failed to dial device plugin).*nvidia", re.I)),
     (Says.NOT_STARTED, re.compile(
         r'StartContainer\\*" for \\*"[\w.-]*device-plugin[\w.-]*\\*" with (?!CrashLoop)\w+')),
+    (Says.FABRIC_VERSION, re.compile(r"fabric manager .*version [\d.]+ do\S+ match with driver version", re.I)),
     (Says.GPU_UP, re.compile(r"^device \S+ - persistence mode enabled")),
 )
-_HINTS = ("nvidia", "nvml", "NVML", "No devices found", "NVRM", "checkpoint", "CDI", "oad", "xecut", "persistence")
+_HINTS = ("nvidia", "nvml", "NVML", "No devices found", "NVRM", "checkpoint", "CDI", "oad", "xecut", "persistence",
+          "fabric manager")
 """One of them is in every line that tells something: a busy journal is to cost little."""
 
 

@@ -58,6 +58,11 @@ class PciFunction:
         # 0x0300 VGA, 0x0302 3D controller; 0x0403 is the card's sound, 0x0680 an NVSwitch.
         return self.class_code >> 8 in (0x0300, 0x0302)
 
+    @property
+    def is_switch(self) -> bool:
+        """An NVSwitch of the third generation or older; later ones are on no PCI bus."""
+        return self.class_code >> 8 == 0x0680
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
@@ -68,6 +73,8 @@ class DeviceNode:
     minor: int
     made_at: float = field(default=0.0, compare=False)
     "realtime, seconds, of its inode; 0.0 where nobody asked. The same device node made again is no other one"
+    mode: int = field(default=0, compare=False)
+    "permission bits; 0 where nobody asked"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ class Says(str, Enum):
     "the kubelet could not write its checkpoint"
     HOOK_FAILED = "hook-failed"
     "the NVIDIA runtime's hook refused a container"
+    FABRIC_VERSION = "fabric-version"
+    "the fabric manager refuses to start beside a driver of another version"
     GPU_UP = "gpu-up"
     "nvidia-persistenced has brought a GPU up"
     PLUGIN_FAILED = "plugin-failed"

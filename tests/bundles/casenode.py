@@ -67,8 +67,13 @@ class CaseNode(CaseHost):
     # --- links 1 to 5
 
     def do_pci(self, rest: str) -> None:
-        """none | absent N… | driver NAME N…: without one where the name is -."""
+        """none | absent N… | driver NAME N…: without one where the name is - | switch BUS: an NVSwitch there."""
         what, *words = rest.split()
+        if what == "switch":
+            self.folders[PCI] += (Entry(words[0], "link"),)
+            self.files |= {f"{PCI}/{words[0]}/vendor": b"0x10de\n", f"{PCI}/{words[0]}/class": b"0x068000\n"}
+            self.folders[f"{PCI}/{words[0]}"] = (Entry("driver", "link", target="../../bus/pci/drivers/nvidia"),)
+            return
         gone = BUSES if what == "none" else tuple(BUSES[int(n)] for n in words if n.isdigit())
         if what == "driver":
             link = Entry("driver", "link", target=f"../../../bus/pci/drivers/{words[0]}")
@@ -86,6 +91,13 @@ class CaseNode(CaseHost):
         self.folders |= {"/dev": (), "/dev/char": ()}
         self.folders.pop(f"{PROC}/gpus")
         self.probed = Seen(ProbeState(), BOOTTIME)
+
+    def do_dkms(self, rest: str) -> None:
+        """MODULE VERSION: what dkms has, and does not build now."""
+        module, version = rest.split()
+        self.folders |= {"/var/lib/dkms": (Entry(module, "dir"),),
+                         f"/var/lib/dkms/{module}": (Entry(version, "dir"), Entry("kernel-5.10.1-x86_64", "link")),
+                         f"/var/lib/dkms/{module}/{version}": (Entry("source", "link"),)}
 
     def do_nvml(self, rest: str) -> None:
         """init CODE | absent N… | error CODE N | lost N | hung STATE | state NAME=VALUE [N…] | mig PROFILE COUNT
@@ -130,12 +142,12 @@ class CaseNode(CaseHost):
         self.do_nvml("absent " + " ".join(str(BUSES.index(b)) for b in gone))
 
     def do_dev(self, rest: str) -> None:
-        """NAME - | NAME MAJOR:MINOR: a device node that is not there, or carries other numbers."""
-        name, numbers = rest.split()
+        """NAME - | NAME MAJOR:MINOR [MODE]: a device node that is not there, or is another."""
+        name, numbers, *mode = rest.split()
         self.folders["/dev"] = tuple(e for e in self.folders["/dev"] if e.name != name)
         if numbers != "-":
             major, minor = map(int, numbers.split(":"))
-            self.folders["/dev"] += (Entry(name, "char", major, minor, 0o666),)
+            self.folders["/dev"] += (Entry(name, "char", major, minor, int(mode[0], 8) if mode else 0o666),)
 
     def do_cuda(self, rest: str) -> None:
         code = int(rest)

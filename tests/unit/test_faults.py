@@ -93,6 +93,20 @@ def forgotten(sock_at: float, **changes: Any) -> Scene:
     return unlisted(plugins=(sight(),), plugin_sockets=seen((sock,)), **changes)
 
 
+def ended(words: bytes) -> Any:
+    """The plugin, as a container that has ended with these words."""
+    return sight(words + b"\n", of=container(state=ContainerState.EXITED))
+
+
+REGION = ("NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\n"
+          "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:0f:00.0)")
+FM = "nvidia-fabricmanager.service"
+FM_FAILED = seen((unit(FM, "failed"),))
+FM_OTHER = ("fabric manager NVIDIA GPU driver interface version 550.127.05 don't match with driver version "
+            "550.54.15. Please update with matching NVIDIA driver package.")
+SWITCHED = seen((*(function(b) for b in BUSES), function("0000:c0:00.0", "nvidia", 0x068000)))
+HALF_MIG = {"allocatable": seen(()), "probe": probed(gpus=tuple(replace(g, state=GpuState(mig=True, mig_devices=()))
+                                                                for g in GPUS))}
 NO_PLUGIN = unlisted(plugins=(), runtime=seen(Runtime((), ())))
 UNMADE = unlisted(plugins=(), runtime=seen(Runtime((sandbox(),), ())))
 NOT_PERMITTED = unlisted(plugins=(sight(b"Failed to initialize NVML: Insufficient Permissions\n"),))
@@ -119,6 +133,44 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
     ("Nouveau", scene(pci=seen(tuple(function(b, "nouveau") for b in BUSES)), **NO_DRIVER), Witness(), CONFIRMED),
     ("VfioBound", scene(pci=seen(tuple(function(b, "vfio-pci") for b in BUSES))), Witness(), CONFIRMED),
     ("VfioBound", scene(pci=seen((function(BUSES[0]), function(BUSES[1], "vfio-pci")))), Witness(), None),
+    ("VfioBound", scene(pci=seen(tuple(function(b, "nvgrace-gpu-vfio-pci") for b in BUSES))), Witness(), CONFIRMED),
+    ("Nouveau", scene(pci=seen(tuple(function(b, "NovaCore") for b in BUSES)), **NO_DRIVER), Witness(), CONFIRMED),
+    ("GpuNoRegion", scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN, **logged(REGION)),
+     Witness(), CONFIRMED),
+    ("GpuNoRegion", scene(pci=seen(tuple(function(b, "") for b in BUSES)), **logged(REGION), **{
+        **NO_DRIVER, "module_installed": seen("nvidia.ko")}), Witness(), CONFIRMED),
+    ("GpuNoRegion", scene(**logged(REGION)), Witness(), None),  # it is bound
+    ("ModuleUnfit", scene(**{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")}, **logged(
+        "nvidia: disagrees about version of symbol module_layout")), Witness(), CONFIRMED),
+    ("ModuleUnfit", scene(majors=seen({"nvidia": 195}), **logged("nvidia_uvm: Unknown symbol x (err -2)")), Witness(),
+     CONFIRMED),
+    ("ModuleUnfit", scene(**logged("nvidia_uvm: Unknown symbol x (err -2)")), Witness(), None),  # it is loaded
+    ("FabricManagerMismatch", scene(units=FM_FAILED), said(FM_OTHER, source=FM), CONFIRMED),
+    ("FabricManagerMismatch", scene(units=seen((unit(FM),))), said(FM_OTHER, source=FM), None),
+    ("FabricNotReady", scene(units=FM_FAILED), Witness(), CONSISTENT),
+    ("FabricNotReady", scene(units=FM_FAILED, probe=stated(fabric="not supported")), Witness(), None),
+    ("FabricNotReady", scene(units=seen((unit(FM, "inactive"),)), pci=SWITCHED), Witness(), CONSISTENT),
+    ("FabricNotReady", scene(units=seen((unit(FM, "inactive", "not-found"),)), pci=SWITCHED), Witness(), CONSISTENT),
+    ("FabricNotReady", scene(units=seen((unit(FM, "inactive"),)), pci=SWITCHED, probe=stated(fabric="completed")),
+     Witness(), None),
+    ("FabricNotReady", scene(units=seen((unit(FM, "inactive", "not-found"),)), pci=SWITCHED,
+                             probe=probed(library="/run/nvidia/driver/usr/lib/libnvidia-ml.so.1")), Witness(), None),
+    ("FabricNotReady", scene(units=seen((unit(FM),)), pci=SWITCHED), Witness(), None),
+    ("FabricNotReady", scene(probe=stated(fabric="not supported")), Witness(cuda=seen(CudaReport("cuInit", 802))),
+     CONSISTENT),
+    ("GpuLacksPower", scene(**SEVEN, **logged(f"NVRM: GPU {PCI_BUS}: GPU does not have the necessary power cables "
+                                              "connected.")), Witness(), CONFIRMED),
+    ("GpuLacksPower", scene(probe=failing(8, "nvmlDeviceGetHandleByIndex", 1, BUSES[1])), Witness(), CONFIRMED),
+    ("GpuLacksPower", scene(**SEVEN), Witness(), None),
+    ("GpuInitFailed", scene(**SEVEN, **logged("NVRM: Xid (PCI:0000:0f:00): 143, GPU Initialization Error")),
+     Witness(), CONFIRMED),
+    ("GpuWantsReset", scene(**logged("NVRM: Xid (PCI:0000:0f:00): 95, Uncontained: LTC TAG")), Witness(), CONSISTENT),
+    ("GpuWantsReset", scene(**logged("NVRM: Xid (PCI:0000:0f:00): 94, Contained: SM")), Witness(), None),
+    ("MigHalfConfigured", scene(**HALF_MIG, plugins=(ended(b"error: invalid MIG configuration"),)), Witness(),
+     CONFIRMED),
+    ("MigHalfConfigured", scene(**HALF_MIG, plugins=(ended(b"panic: nil pointer"),)), Witness(), None),
+    ("MigHalfConfigured", scene(allocatable=seen(()), plugins=(ended(b"error: invalid MIG configuration"),)),
+     Witness(), None),
     ("NoDriver", scene(**NO_DRIVER), Witness(), CONFIRMED),
     ("DriverNotLoaded", scene(**{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")}), Witness(), CONFIRMED),
     ("SecureBoot", scene(**{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")},

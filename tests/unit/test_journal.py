@@ -13,11 +13,17 @@ from agent.node.examined import line_of
 
 from .scenes import NOW
 
+FM = "nvidia-fabricmanager.service"
 KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.service"
 
 
 @pytest.mark.parametrize(("source", "text", "says"), [
     ("systemd", "Reloading.", Says.RELOAD),
+    (FM, "fabric manager NVIDIA GPU driver interface version 530.30.02 don't match with driver version 530.41.03. "
+     "Please update with matching NVIDIA driver package.", Says.FABRIC_VERSION),
+    (FM, "fabric manager NVIDIA GPU driver interface version 550.127.05 doesn\u2019t match with driver version "
+     "550.120.", Says.FABRIC_VERSION),
+    (FM, "Connected to 1 node. Fabric manager NVIDIA GPU driver interface version 550.54.15", None),
     ("systemd", "Reloading requested from client PID 2553912 ('systemctl') (unit snapd.service)...", Says.RELOAD),
     ("systemd", "Reexecuting requested from client PID 7 ('systemctl') (unit session-1.scope)...", Says.RELOAD),
     ("systemd", "Started kubelet.service - kubelet.", None),

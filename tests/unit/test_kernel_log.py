@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent.core import xids
 from agent.core.gate import step
 from agent.core.kernel_log import word, words
 from agent.core.phases import Phase
@@ -53,8 +54,13 @@ INIT = "NVRM: GPU 0000:0f:00.0: RmInitAdapter failed! (0x24:0x72:1568)"
 UNSIGNED = "Loading of unsigned module is rejected"
 TOO_OLD = "NVRM: The NVIDIA GPU 0000:0f:00.0 (PCI ID: 10de:1180) NVRM: installed in this system is not supported " \
     "by the NVRM: NVIDIA 535.54.03 driver release."
+UNCONTAINED = "NVRM: Xid (PCI:0000:0f:00): 95, pid=7, name=python3, Uncontained: LTC TAG (0x2,0x0). RST: Yes"
 API = "NVRM: API mismatch: the client has the version 550.90.07, but NVRM: this kernel module has the version " \
     "550.54.15."
+REGION = "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid: NVRM: BAR1 is 0M @ 0x0 " \
+    "(PCI:0000:0f:00.0)"
+MAGIC = "nvidia: version magic '5.4.18-100 SMP mod_unload ' should be '5.4.18-200 SMP mod_unload '"
+UVM = "nvidia_uvm: Unknown symbol radix_tree_preloads (err -2)"
 LINES = [
     (LOADING, Tells.LOADED, ""),
     ("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build", Tells.LOADED, ""),
@@ -98,7 +104,28 @@ LINES = [
     (f"nvidia {BUSES[1]}: loading /lib/firmware/nvidia/570.133.20/gsp_ga10x.bin failed with error -4", None, ""),
     (f"nvidia {BUSES[1]}: Direct firmware load for nvidia/595.71.05/gsp_log_ga10x.bin failed with error -2", None,
      ""),
+    (f"nvidia {BUSES[1]}: Unable to change power state from D3cold to D0, device inaccessible", Tells.LOST, BUSES[1]),
+    (f"nvidia {BUSES[1]}: can't change power state from D3cold to D0 (config space inaccessible)", Tells.LOST,
+     BUSES[1]),
+    (REGION, Tells.REGION, BUSES[1]),
+    (f"NVRM: GPU {BUSES[1]}: GPU does not have the necessary power cables connected.", Tells.POWER, BUSES[1]),
+    (f"nvidia {BUSES[1]}: AER: can't recover (no error_detected callback)", Tells.XID, BUSES[1]),
+    (f"nvidia {BUSES[1]}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer", Tells.XID,
+     BUSES[1]),
+    ("NVRM: Xid (PCI:0000:0f:00): 143, GPU Initialization Error", Tells.INIT_FAILED, BUSES[1]),
+    (MAGIC, Tells.UNFIT, ""),
+    ("nvidia: disagrees about version of symbol module_layout", Tells.UNFIT, ""),
+    (UVM, Tells.UNFIT, ""),
+    ("nvidia-uvm: Unknown symbol radix_tree_preloads (err -2)", Tells.UNFIT, ""),
+    ("modprobe: ERROR: could not insert 'nvidia': Exec format error", Tells.UNFIT, ""),
+    ("systemd-modules-load[412]: Failed to insert module 'nvidia': Exec format error", Tells.UNFIT, ""),
+    ("systemd-modules-load[412]: Failed to insert module 'nvidia': Key was rejected by service", Tells.REJECTED, ""),
     # Not about GPUs, or only about a program that used one.
+    ("nvidia_drm: Unknown symbol drm_gem_object_put_unlocked (err -2)", None, ""),
+    ("nvidia-modeset: version magic '5.4.18' should be '5.4.19'", None, ""),
+    ("nvidia_uvm: module uses symbols from proprietary module nvidia, inheriting taint.", None, ""),
+    (f"nvidia {BUSES[1]}: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)", None, ""),
+    (f"snd_hda_intel {BUSES[1]}: can't change power state from D3cold to D0 (config space inaccessible)", None, ""),
     ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error", None, ""),
     ("NVRM: Xid (PCI:0000:0f:00): 13, pid=1, Graphics SM Warp Exception", None, ""),
     ("NVRM: Xid (PCI:0000:0f:00): 31, pid=1, name=python3, MMU Fault", None, ""),
@@ -202,6 +229,7 @@ def in_gate(diagnosis: Diagnosis) -> tuple[Phase, str, str]:
 ONE_GPU = probed(gpus=GPUS[:1])
 UNBOUND = seen((function(BUSES[0]), function(BUSES[1], "")))
 INSTALLED = {**NO_DRIVER, "module_installed": seen("nvidia.ko")}
+NO_UVM = {"majors": seen({"nvidia": 195, "nvidiactl": 195})}
 # what is changed, condition, reason, heals, held
 CASES: list[tuple[dict[str, Any], str, str, Heals, bool]] = [
     ({"kernel": said((900.0, GSP)), "probe": probed(started_at=800.0)}, "NvmlComplete", "GspTimeout", Heals.NEVER,
@@ -225,6 +253,16 @@ CASES: list[tuple[dict[str, Any], str, str, Heals, bool]] = [
     ({"kernel": said((900.0, UNSIGNED)), **NO_DRIVER}, "DriverLoaded", "DriverNotInstalled", Heals.SOON, False),
     ({"kernel": said((900.0, "nvidia: " + UNSIGNED)), **NO_DRIVER}, "DriverLoaded", "ModuleRejected", Heals.NEVER,
      True),
+    ({"kernel": said((900.0, MAGIC)), **INSTALLED}, "DriverLoaded", "ModuleUnfit", Heals.NEVER, True),
+    ({"kernel": said((900.0, MAGIC)), **INSTALLED, "driver_building": seen("nvidia")}, "DriverLoaded",
+     "DriverNotLoaded", Heals.SOON, False),
+    ({"kernel": said((900.0, MAGIC), (950.0, LOADING)), **INSTALLED}, "DriverLoaded", "DriverNotLoaded", Heals.SOON,
+     False),
+    ({"kernel": said((900.0, UVM)), **INSTALLED}, "DriverLoaded", "DriverNotLoaded", Heals.SOON, False),
+    ({"kernel": said((900.0, UVM)), **NO_UVM}, "UvmLoaded", "UvmUnfit", Heals.NEVER, False),
+    ({"kernel": said((900.0, UVM), (950.0, LOADING)), **NO_UVM}, "UvmLoaded", "UvmNotLoaded", Heals.SOON, False),
+    ({"kernel": said((900.0, REGION), (901.0, LOADING)), "pci": UNBOUND}, "GpusBound", "GpuUnbound", Heals.NEVER,
+     False),
     ({"kernel": said((900.0, TOO_OLD)), **INSTALLED}, "DriverLoaded", "GpuUnsupported", Heals.NEVER, True),
     ({"kernel": said((900.0, TOO_OLD), (901.0, LOADING)), "pci": UNBOUND}, "GpusBound", "GpuUnsupported", Heals.NEVER,
      True),
@@ -314,7 +352,7 @@ def test_a_warning_of_the_last_day_blocks_nothing() -> None:
     warned = diagnosed(kernel=said((900.0, remap), (901.0, API)))
     found = finding(warned, "KernelLogQuiet")
     assert (found.reason, found.blocks, found.missing) == ("KernelReports", False, (BUSES[1],))
-    assert found.because == f"the kernel said: {remap}"
+    assert found.because == f"the kernel said: {remap} (Xid 63: {xids.wants(63, remap)})"
     assert warned.first_broken() is None
     old = scene(kernel=said((900.0, remap)), clock=Clock(NOW + 90000, NOW, 1.7e9))
     for changes in ({"kernel": said((900.0, remap), (950.0, LOADING))}, {"kernel": old.kernel, "clock": old.clock},
@@ -326,6 +364,46 @@ def test_a_log_that_may_not_be_read_is_unknown_and_one_that_is_not_there_is_none
     found = finding(diagnosed(kernel=DENIED), "KernelLogQuiet")
     assert (found.verdict, found.blocks, found.reason) == (Verdict.UNKNOWN, False, "KernelLogUnreadable")
     assert not [f for f in diagnosed(kernel=MISSING).findings if f.condition == "KernelLogQuiet"]
+
+
+BACK = "NVRM: Xid (PCI:0000:0f:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+
+
+@pytest.mark.parametrize(("number", "words", "is_reset", "wants"), [
+    (95, "Uncontained: LTC TAG (0x2,0x0). RST: Yes", True, "reset the GPU before other work runs on it"),
+    (48, "An uncorrectable double bit error (DBE) has been detected", True, "reset the GPU before"),
+    (94, "Contained: CE User Channel (0x9). RST: No", False, "start the program it names again"),
+    (69, "Class Error", False, "start the program it names again"),
+    (63, "Row Remapper: New row marked for remapping", False, "remapped at the next reset"),
+    (74, "NVLink: fatal error detected on link 3", True, "an NVLink"),
+    (145, "RLW_REMAP Nonfatal XC1 i0 link -1", False, "an NVLink"),
+    (145, "RLW_REMAP Non-fatal XC1 i0 link -1", False, "an NVLink"),
+    (149, "NETIR_LINK_EVT  Fatal   XC0 i0 link 07", True, "an NVLink"),
+    (154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", True, "Node Reboot Required"),
+    (154, "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)", False, ""),
+    (119, "Timeout after 6s of waiting for RPC response", False, "reset the GPU, or reboot"),
+    (9999, "nobody knows it", False, ""),
+])
+def test_what_an_xid_wants(number: int, words: str, is_reset: bool, wants: str) -> None:
+    assert xids.is_reset(number, words) is is_reset
+    said = xids.wants(number, words)
+    assert said.startswith(wants) or (wants and wants in said)
+    assert bool(said) is bool(wants)
+
+
+@pytest.mark.parametrize(("kernel", "recovery", "wanted"), [
+    (((900.0, UNCONTAINED),), "", 1),
+    (((900.0, UNCONTAINED), (910.0, UNCONTAINED)), "", 1),
+    (((900.0, UNCONTAINED),), "none", 0),  # a driver that tells is believed
+    (((900.0, UNCONTAINED), (950.0, BACK)), "", 0),
+    (((900.0, BACK), (950.0, UNCONTAINED)), "", 1),
+    (((900.0, UNCONTAINED), (950.0, LOADING)), "", 0),
+    ((), "", 0),
+])
+def test_who_wants_a_reset_by_the_log(kernel: Any, recovery: str, wanted: int) -> None:
+    gpus = [replace(g, state=GpuState(recovery=recovery)) for g in GPUS]
+    found = kernel_log.wants_reset(scene(kernel=said(*kernel)), gpus)
+    assert [w.bus_id for w in found] == [BUSES[1]] * wanted
 
 
 # --- a plugin that is older than the driver

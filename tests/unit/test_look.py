@@ -299,6 +299,15 @@ def test_is_a_module_being_built(changes: Files, building: Any) -> None:
     assert (found.value if isinstance(found, Seen) else found.why) == building
 
 
+def test_what_dkms_has_and_did_not_build_is_named() -> None:
+    kept = {"/var/lib/dkms/nvidia*": ["nvidia"], "/var/lib/dkms/nvidia/*": [
+        Entry("550.54", "dir"), Entry("kernel-6.1.0-18-amd64-x86_64", "link")]}
+    found = looked(without_driver(**kept))
+    assert isinstance(found.driver_building, Refusal)
+    assert found.driver_building.detail == "dkms has nvidia 550.54, and does not build it now"
+    assert "; dkms has nvidia 550.54" in diagnose(found, DEFAULTS).scope_because
+
+
 @pytest.mark.parametrize(("path", "part"), [
     ("/proc/driver/nvidia/version", "driver_version"), ("/sys/module/nvidia/initstate", "module_state"),
     ("/proc/driver/nvidia/gpus/*", "proc_gpus"), ("/proc/devices", "majors"), ("/dev/nvidia*", "nodes"),

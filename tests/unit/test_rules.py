@@ -65,6 +65,7 @@ def test_findings_come_in_the_order_of_the_chain() -> None:
     assert links == sorted(links)
 
 
+SWITCHED = seen((*(function(b) for b in BUSES), function("0000:c0:00.0", "nvidia", 0x068000)))
 # condition, what is changed, settings, verdict, reason, a part of the sentence
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], Verdict, str, str]] = [
     # 1 PCI
@@ -115,6 +116,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], Verdict, str, str]] = [
      "DevCharLinksMissing", "no /dev/char link for 195:1"),
     ("UvmLoaded", {"majors": seen({k: v for k, v in MAJORS.items() if k != "nvidia-uvm"})}, {}, FAILS, "UvmNotLoaded",
      "CUDA loads it at its first use"),
+    ("DeviceNodes", {"nodes": seen(tuple(replace(n, major=510) if "uvm" in n.path else n for n in NODES)),
+                     "majors": seen({**MAJORS, "nvidia-caps": 510})}, {}, FAILS, "DeviceNodesMissing",
+     "/dev/nvidia-uvm (it is there as 510:0, which is not its driver's)"),
+    ("DeviceNodesOpen", {"nodes": seen((replace(NODES[0], mode=0o660), *NODES[1:]))}, {}, FAILS, "DeviceNodesClosed",
+     "only their owner and group may open /dev/nvidia0 (0660)"),
     # 4 services
     ("PersistenceActive", {}, {}, HOLDS, "", "nvidia-persistenced.service is active"),
     ("PersistenceActive", {"units": TIMED_OUT}, {}, UNKNOWN, "SystemdUnreadable", "systemd was not read (timed-out"),
@@ -124,6 +130,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], Verdict, str, str]] = [
      "PersistenceInactive", "is not-found"),
     ("FabricManagerActive", {"units": seen((unit("nvidia-fabricmanager.service", "failed"),))}, {}, FAILS,
      "FabricManagerFailed", "has failed"),
+    ("FabricManagerActive", {"units": seen((unit("nvidia-fabricmanager.service", "inactive"),)), "pci": SWITCHED}, {},
+     FAILS, "FabricManagerInactive", "NVSwitches are on the PCI bus, and nvidia-fabricmanager.service does not run"),
+    ("ImexActive", {"units": seen((unit("nvidia-imex.service", "failed"),))}, {}, FAILS, "ImexFailed", "has failed"),
     # 5 NVML
     ("NvmlComplete", {}, {}, HOLDS, "", "NVML enumerates 2 of 2 GPUs"),
     ("NvmlComplete", {"probe": seen(ProbeState())}, {}, UNKNOWN, "NotProbed", "no probe has been made"),

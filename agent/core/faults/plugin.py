@@ -50,6 +50,17 @@ def _not_permitted(evidence: Evidence) -> Mark | None:
     return Mark(True, found.because) if found and is_it else None
 
 
+def _mig(evidence: Evidence) -> Mark | None:
+    """What the plugin refuses to start with; its own last words say that it was this."""
+    half, sight = evidence.finding("MigWithoutInstances", "MigNotUniform"), evidence.plugin
+    ended = evidence.finding("PluginExited", "PluginInitFailed", "PluginSawNoGpu")
+    log = plugin.log_of(sight) if sight else None
+    if half and ended and log and re.search(r"\bMIG\b|migEnabled", log.last, re.I):
+        return Mark(True, f"{half.because}; its last words: {log.last}")
+    return Mark(True, half.because) if half and any(
+        f.link == 8 and f.reason == half.reason for f in evidence.diagnosis.findings) else None
+
+
 def _deaf(evidence: Evidence) -> Mark | None:
     sight = evidence.plugin
     log = plugin.log_of(sight) if sight else None
@@ -136,6 +147,13 @@ AGAIN = "have its container made again"
 NOT_THE_POD = "helped by kubectl delete pod where it is a static pod: the kubelet keeps the container"
 VENDORS = "A cloud vendor's plugin is updated by that vendor, never replaced by another image."
 FAULTS = (
+    KnownFault(
+        "MigHalfConfigured", 8, "MIG mode is on, and the GPUs are not configured as the plugin's MIG strategy wants",
+        "NVIDIA/k8s-device-plugin, internal/mig", "a GPU in MIG mode without instances, or GPUs that differ under "
+        "MIG_STRATEGY=single, and a plugin that ended with words of MIG, or was given no other GPU", judge=_mig,
+        remedy="make the instances (nvidia-mig-parted, nvidia-smi mig), or switch MIG mode off; then it starts",
+        do="nvidia-smi mig -lgi; nvidia-smi --query-gpu=index,mig.mode.current,mig.mode.pending --format=csv",
+        is_not="cured by starting the plugin afresh"),
     KnownFault(
         "EarlyNvml", 8, "The plugin asked NVML before it was ready, and does not ask again",
         "the founding incident; NVIDIA/k8s-device-plugin #414, #330, #1080",

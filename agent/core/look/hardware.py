@@ -16,6 +16,7 @@ from .files import parsed_file
 NVIDIA_VENDOR = 0x10DE
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 MOST_PARTS = 64
+MOST_NAMED = 3
 
 
 async def pci(host: Host) -> Reading[tuple[PciFunction, ...]]:
@@ -103,7 +104,7 @@ async def _module_installed(host: Host) -> Reading[str]:
 
 async def _driver_building(host: Host) -> Reading[str]:
     """dkms keeps a module's build folder only while it builds (dkms(8), /var/lib/dkms/MODULE/VERSION/build)."""
-    modules = await host.folder("/var/lib/dkms", "nvidia*")
+    modules, kept = await host.folder("/var/lib/dkms", "nvidia*"), []
     if isinstance(modules, Refusal):
         return modules
     for module in modules.value:
@@ -111,10 +112,14 @@ async def _driver_building(host: Host) -> Reading[str]:
         if isinstance(versions, Refusal):
             continue
         for version in versions.value:
+            if version.kind != "dir":  # kernel-KERNEL-ARCH links lead to what was built
+                continue
+            kept.append(f"{module.name} {version.name}")
             build = await host.folder(f"/var/lib/dkms/{module.name}/{version.name}", "build")
             if isinstance(build, Seen) and build.value:
                 return Seen(f"{module.name} {version.name}", build.at)
-    return Refusal(Why.MISSING, "dkms builds no nvidia module now")
+    return Refusal(Why.MISSING, f"dkms has {', '.join(kept[:MOST_NAMED])}, and does not build it now" if kept
+                   else "dkms builds no nvidia module now")
 
 
 async def mig_instances(host: Host, probe: Reading[ProbeState]) -> Reading[tuple[str, ...]]:
@@ -164,4 +169,4 @@ async def device_nodes(host: Host) -> dict[str, Any]:
 
 
 def _node(folder: str, entry: Entry) -> DeviceNode:
-    return DeviceNode(f"{folder}/{entry.name}", entry.major, entry.minor, entry.mtime)
+    return DeviceNode(f"{folder}/{entry.name}", entry.major, entry.minor, entry.mtime, entry.mode)

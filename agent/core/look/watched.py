@@ -12,13 +12,15 @@ RUNTIME_UNITS = ("containerd.service", "crio.service", "docker.service")
 DRIVER_UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
 
 
+IMEX_UNIT = "nvidia-imex.service"
+"""Lets GPUs of several hosts share memory over NVLink (GB200); a host's own GPUs do without."""
 CDI_UNIT = "nvidia-cdi-refresh.service"
 """Writes the CDI spec again (nvidia-container-toolkit 1.18, deployments/systemd)."""
 
 
 def watched_units(settings: Settings) -> tuple[str, ...]:
     """The units whose state and InvocationID matter."""
-    return DRIVER_UNITS + RUNTIME_UNITS + (CDI_UNIT,) + settings.pause_while + kubelet_units(settings) \
+    return DRIVER_UNITS + RUNTIME_UNITS + (CDI_UNIT, IMEX_UNIT) + settings.pause_while + kubelet_units(settings) \
         + plugin_units(settings)
 
 

@@ -9,10 +9,12 @@ from ...model.plan import Action, LoadModule
 from ...model.reading import Refusal, Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
-from ..look.watched import DRIVER_UNITS
+from ..look.watched import DRIVER_UNITS, IMEX_UNIT
 from ..tegra import NVGPU
 from . import kernel_log
 from .gpus import SortedGpus
+
+REBUILD = "build it for this kernel: dkms autoinstall, or the driver's package again; depmod -a"
 
 
 def is_live(scene: Scene) -> bool:
@@ -54,23 +56,38 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
         return (_fails(str(scene.driver_version), "DriverUnreadable"),)
     if isinstance(scene.module_state, Seen):
         return (_fails(f"the nvidia module is still loading ({scene.module_state.value})", "DriverLoading"),)
-    refused = kernel_log.rejected(scene)
-    if refused and not isinstance(scene.driver_building, Seen) \
-            and (isinstance(scene.module_installed, Seen) or "nvidia" in refused.line.lower()):
-        return (replace(_fails(
+    return (_refused(scene, gpus) or _not_loaded(scene, gpus),)
+
+
+def _refused(scene: Scene, gpus: SortedGpus) -> Finding | None:
+    """Why the module was not loaded, as the kernel's log says it: no waiting mends that."""
+    refused, built = kernel_log.rejected(scene), isinstance(scene.driver_building, Seen)
+    if refused and not built and (isinstance(scene.module_installed, Seen) or "nvidia" in refused.line.lower()):
+        return replace(_fails(
             f"the kernel refused a module for its signature{kernel_log.cited(scene, refused)}", "ModuleRejected",
             "sign the nvidia module with a key that Secure Boot knows (mokutil --test-key), or switch Secure Boot "
-            "off; then modprobe nvidia"), heals=Heals.NEVER),)
+            "off; then modprobe nvidia"), heals=Heals.NEVER)
+    unfit = kernel_log.unfit(scene, is_uvm=False)
+    if unfit and not built:
+        return replace(_fails(
+            f"the kernel refused {unfit.client}: it was built for another kernel{kernel_log.cited(scene, unfit)}",
+            "ModuleUnfit", f"{REBUILD}; then modprobe nvidia"), heals=Heals.NEVER)
     foreign = kernel_log.unsupported(scene, gpus.candidates)
     if foreign:
         which = foreign.bus_id or "a GPU of this host"
-        return (replace(_fails(
+        return replace(_fails(
             f"the driver does not support {which}{kernel_log.cited(scene, foreign)}", "GpuUnsupported",
-            "install a driver that supports this GPU: another branch, or the open modules"), heals=Heals.NEVER),)
+            "install a driver that supports this GPU: another branch, or the open modules"), heals=Heals.NEVER)
+    return None
+
+
+def _not_loaded(scene: Scene, gpus: SortedGpus) -> Finding:
     if gpus.scope is Scope.LATE_DRIVER:
-        return (_fails(gpus.because + kernel_log.cited(scene, refused), "DriverNotInstalled",
-                       "the GPU Operator, cloud-init or a person installs it; gpu-gate watches for it"),)
-    return (_fails(gpus.because, "DriverNotLoaded", "modprobe nvidia; dmesg | grep -i -E 'nvidia|NVRM'"),)
+        return _fails(gpus.because + kernel_log.cited(scene, kernel_log.rejected(scene)), "DriverNotInstalled",
+                      "the GPU Operator, cloud-init or a person installs it; gpu-gate watches for it")
+    none_bound = kernel_log.dead(scene, gpus.candidates) or kernel_log.no_region(scene, gpus.candidates)
+    return _fails(gpus.because + kernel_log.cited(scene, none_bound), "DriverNotLoaded",
+                  "modprobe nvidia; dmesg | grep -i -E 'nvidia|NVRM'")
 
 
 def _fails(because: str, reason: str, next_step: str = "dmesg | grep -i nvidia") -> Finding:
@@ -101,6 +118,11 @@ def service_findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
             found.append(Finding(
                 4, "FabricManagerActive", Verdict.FAILS, f"{unit.name} has failed", "FabricManagerFailed",
                 blocks=False, next_step="journalctl -u nvidia-fabricmanager"))
+        elif unit.name == IMEX_UNIT and unit.load == "loaded" and unit.active == "failed":
+            found.append(Finding(
+                4, "ImexActive", Verdict.FAILS, f"{unit.name} has failed: jobs over several hosts' NVLink cannot "
+                "start; this host's own GPUs do without it", "ImexFailed", blocks=False,
+                next_step=f"journalctl -u {IMEX_UNIT}; cat /etc/nvidia-imex/nodes_config.cfg"))
     return tuple(found)
 
 

@@ -3,12 +3,47 @@ on GB200 the fabric manager's unit is inactive and the fabric complete."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...model.finding import Finding, Heals, Verdict
+from ...model.reading import Seen
+from ...model.scene import Gpu, ProbeState, Scene
 from ...model.settings import Settings
-from .gpus import Judged
+from .gpus import Judged, is_passthrough
 
 DONE = "completed"
 PENDING = ("not started", "in progress")
+NONE = "not supported"
+MANAGER = "nvidia-fabricmanager.service"
+DRIVER_CONTAINER = "/run/nvidia/driver/"
+"""Where the GPU Operator's driver container keeps its root; it runs a fabric manager of its own."""
+
+
+def may_have_one(scene: Scene, gpus: Sequence[Gpu]) -> bool:
+    """NVSwitches are here, or a GPU that does not say that it is part of no fabric."""
+    return _has_switches(scene) or not gpus or any(g.state.fabric != NONE for g in gpus)
+
+
+def _has_switches(scene: Scene) -> bool:
+    return any(f.is_switch and not is_passthrough(f.driver) for f in scene.pci.value_or(()))
+
+
+def unmanaged(scene: Scene, settings: Settings, judged: Judged) -> Finding | None:
+    """NVSwitches on PCI want a fabric manager on this very host (GB200 has none on PCI; a host that shares them runs
+    it as well). A GPU whose fabric is complete proves that there is one."""
+    if settings.fabric == "ignore" or not isinstance(scene.units, Seen) or not judged.gpus \
+            or not _has_switches(scene) or any(g.state.fabric == DONE for g in judged.gpus):
+        return None
+    last = scene.probe.value_or(ProbeState()).last
+    unit = next((u for u in scene.units.value if u.name == MANAGER), None)
+    if unit is None or unit.active != "inactive" or (last and last.library.startswith(DRIVER_CONTAINER)):
+        return None
+    is_here = unit.load == "loaded"
+    lacks = f"{MANAGER} does not run" if is_here else f"no {MANAGER} is installed"
+    return Finding(4, "FabricManagerActive", Verdict.FAILS,
+                   f"NVSwitches are on the PCI bus, and {lacks}: CUDA would say 802", "FabricManagerInactive",
+                   blocks=False, heals=Heals.SOON, next_step=f"systemctl enable --now {MANAGER}" if is_here else
+                   "install nvidia-fabricmanager in the version of the driver")
 
 
 def find(settings: Settings, judged: Judged) -> Finding | None:

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from ...model.finding import Scope
 from ...model.scene import Gpu, NvmlError
 
-NOUVEAU = "nouveau"
+DISPLAY_DRIVERS = ("nouveau", "novacore", "nvidiafb", "rivafb")
+"""The kernel's own drivers of these GPUs, without - and _: nova_core (6.15 and later) has been called NovaCore."""
+
+
+def is_display_driver(name: str) -> bool:
+    return name.lower().replace("-", "").replace("_", "") in DISPLAY_DRIVERS
+
+
+def is_passthrough(name: str) -> bool:
+    """It keeps a device for a virtual machine or a program: vfio-pci, its variants (nvgrace-gpu-vfio-pci), Xen's."""
+    return "vfio" in name or name in ("pciback", "xen-pciback", "pci-stub", "uio_pci_generic", "igb_uio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +37,9 @@ class SortedGpus:
         return tuple(sorted(self.bound + self.unbound))
 
     @property
-    def on_nouveau(self) -> tuple[str, ...]:
-        return tuple(bus_id for bus_id, why in self.elsewhere if why == NOUVEAU)
+    def on_display(self) -> tuple[tuple[str, str], ...]:
+        """(bus id, driver) of those that a driver of the kernel's own has."""
+        return tuple((bus_id, why) for bus_id, why in self.elsewhere if is_display_driver(why))
 
 
 @dataclass(frozen=True, slots=True)

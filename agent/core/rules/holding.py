@@ -11,12 +11,12 @@ from ...model.settings import Settings
 from . import fabric, kernel_log, state
 from .gpus import Judged, SortedGpus
 
-WITHOUT_NVML = ("ModuleRejected", "GpuUnsupported", "GspTimeout", "NouveauBound")
+WITHOUT_NVML = ("ModuleRejected", "ModuleUnfit", "GpuUnsupported", "GspTimeout", "NouveauBound")
 
 
 def findings(scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged) -> tuple[Finding, ...]:
-    ready = fabric.find(settings, judged)
-    return (*((ready,) if ready else ()), *state.findings(judged), *kernel_log.findings(scene, gpus))
+    ready = fabric.find(settings, judged), fabric.unmanaged(scene, settings, judged)
+    return (*(f for f in ready if f), *state.findings(judged), *kernel_log.findings(scene, gpus))
 
 
 def parts(scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged, shown: tuple[Finding, ...],

@@ -5,12 +5,13 @@ Only lines since the module's last load count, and a GPU that NVML showed after 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from ...model.finding import Finding, Scope, Verdict
 from ...model.kernel import KernelWord, Tells
 from ...model.reading import Refusal, Seen
-from ...model.scene import ProbeReport, Scene
+from ...model.scene import Gpu, ProbeReport, Scene
+from .. import xids
 from .gpus import Judged, SortedGpus
 
 PROBING_S = 60.0
@@ -19,7 +20,8 @@ WARNS_FOR_S = 86400.0
 GSP_REST_S = 300.0
 """NVML is not asked so long after a GPU's own processor fell silent: a probe would hang, a reset takes a while."""
 SHOWN = 3
-_GPUS_OWN = (Tells.LOST, Tells.DEAD, Tells.FIRMWARE, Tells.GSP, Tells.INIT_FAILED, Tells.XID)
+_GPUS_OWN = (Tells.LOST, Tells.DEAD, Tells.REGION, Tells.POWER, Tells.FIRMWARE, Tells.GSP, Tells.INIT_FAILED,
+             Tells.XID)
 
 
 def _words(scene: Scene) -> tuple[KernelWord, ...]:
@@ -61,6 +63,24 @@ def rejected(scene: Scene) -> KernelWord | None:
     return found if found and found.at >= loaded_at(scene) else None
 
 
+def unfit(scene: Scene, is_uvm: bool) -> KernelWord | None:
+    """The module nvidia, or nvidia-uvm, was refused as built for another kernel or for another nvidia, and the module
+    nvidia was not loaded since."""
+    found = max((w for w in _words(scene) if w.tells is Tells.UNFIT and ("uvm" in w.client) is is_uvm),
+                key=lambda w: w.at, default=None)
+    return found if found and found.at >= loaded_at(scene) else None
+
+
+def wants_reset(scene: Scene, gpus: Iterable[Gpu]) -> tuple[KernelWord, ...]:
+    """The newest Xid of each GPU after which it is to be reset. A driver that tells by NVML what it wants is
+    believed; of another nobody sees a reset, but for an Xid 154 that takes its word back."""
+    asked = {g.bus_id for g in gpus if not g.state.recovery}
+    over = {w.bus_id: w.at for w in _words(scene) if w.xid == xids.RECOVERY and not xids.recovery(w.line)}
+    found = {w.bus_id: w for w in _words(scene) if w.bus_id in asked and xids.is_reset(w.xid, w.line)
+             and w.at >= max(loaded_at(scene), over.get(w.bus_id, 0.0))}
+    return tuple(found[bus_id] for bus_id in sorted(found))
+
+
 def unsupported(scene: Scene, bus_ids: Collection[str]) -> KernelWord | None:
     """A line without a bus id is of one of those that nobody has bound."""
     return _when_loaded(scene, {*bus_ids, ""} if bus_ids else (), Tells.UNSUPPORTED)
@@ -69,6 +89,11 @@ def unsupported(scene: Scene, bus_ids: Collection[str]) -> KernelWord | None:
 def dead(scene: Scene, bus_ids: Collection[str]) -> KernelWord | None:
     """One of these did not answer the module that is loaded now."""
     return _when_loaded(scene, bus_ids, Tells.DEAD)
+
+
+def no_region(scene: Scene, bus_ids: Collection[str]) -> KernelWord | None:
+    """One of these has no memory window, and the module did not bind it."""
+    return _when_loaded(scene, bus_ids, Tells.REGION)
 
 
 def _when_loaded(scene: Scene, bus_ids: Collection[str], tells: Tells) -> KernelWord | None:
@@ -96,10 +121,15 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
     if not recent:
         return ()
     more = f" and {len(recent) - SHOWN} more" if len(recent) > SHOWN else ""
-    lines = "; ".join(w.line[:160] for w in recent[-SHOWN:])
+    lines = "; ".join(_advised(w) for w in recent[-SHOWN:])
     return (Finding(5, "KernelLogQuiet", Verdict.FAILS, f"the kernel said: {lines}{more}", "KernelReports",
                     tuple(sorted({w.bus_id for w in recent if w.bus_id})), blocks=False,
-                    next_step="dmesg -T | grep -E 'NVRM|SXid'; NVIDIA's Xid catalogue says what each wants"),)
+                    next_step="dmesg -T | grep -E 'NVRM|SXid|nvidia'; NVIDIA's Xid catalogue says what each wants"),)
+
+
+def _advised(word: KernelWord) -> str:
+    wants = xids.wants(word.xid, word.line)
+    return word.line[:160] + (f" (Xid {word.xid}: {wants})" if wants else "")
 
 
 def _is_elsewhere(word: KernelWord, gpus: SortedGpus) -> bool:

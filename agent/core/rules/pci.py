@@ -12,6 +12,7 @@ from . import kernel_log
 from .gpus import SortedGpus
 
 NVIDIA = "nvidia"
+WINDOW = "give it a memory window: Above 4G Decoding in the firmware's setup; of a guest its 64-bit MMIO size"
 
 
 def expected_number(settings: Settings) -> int | None:
@@ -86,7 +87,9 @@ def _scope(scene: Scene, settings: Settings, candidates: int,
     if isinstance(scene.module_installed, Seen):
         return Scope.GPUS, f"{scene.module_installed.value} is installed and not loaded yet"
     if scene.module_installed.is_missing:
-        return Scope.LATE_DRIVER, f"no nvidia driver on the host yet ({scene.module_installed.detail})"
+        dkms = scene.driver_building.detail
+        return Scope.LATE_DRIVER, (f"no nvidia driver on the host yet ({scene.module_installed.detail})"
+                                   + (f"; {dkms}" if dkms.startswith("dkms has") else ""))
     return Scope.UNKNOWN, f"whether a driver is installed could not be read ({scene.module_installed})"
 
 
@@ -99,25 +102,29 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
     found = [_on_pci(settings, gpus)]
     if gpus.unbound and isinstance(scene.driver_version, Seen):
         found.append(_unbound(scene, settings, gpus))
-    if gpus.on_nouveau:
+    if gpus.on_display:
+        names = " and ".join(sorted({driver for _, driver in gpus.on_display}))
+        having = tuple(bus_id for bus_id, _ in gpus.on_display)
         found.append(Finding(
-            1, "GpusBound", Verdict.FAILS, f"bound to nouveau: {', '.join(gpus.on_nouveau)}", "NouveauBound",
-            missing=gpus.on_nouveau, heals=Heals.CONFIGURATION,
-            next_step="blacklist nouveau and rebuild the initramfs, or [Gate] ExcludeGPUs="))
+            1, "GpusBound", Verdict.FAILS, f"bound to {names}: {', '.join(having)}", "NouveauBound",
+            missing=having, heals=Heals.CONFIGURATION,
+            next_step=f"blacklist {names} and rebuild the initramfs, or [Gate] ExcludeGPUs="))
     return tuple(found)
 
 
 def _unbound(scene: Scene, settings: Settings, gpus: SortedGpus) -> Finding:
     foreign = kernel_log.unsupported(scene, gpus.unbound)
     dead = None if foreign else kernel_log.dead(scene, gpus.unbound)
+    region = None if foreign or dead else kernel_log.no_region(scene, gpus.unbound)
     step = "install a driver that supports this GPU (its line names another branch, or the open modules)" if foreign \
-        else nvml_codes.next_step(nvml_codes.GPU_IS_LOST) if dead else "dmesg | grep NVRM"
+        else nvml_codes.next_step(nvml_codes.GPU_IS_LOST) if dead else WINDOW if region else "dmesg | grep NVRM"
+    cause = foreign or dead or region
     return Finding(
         1, "GpusBound", Verdict.FAILS,
         f"{len(gpus.unbound)} of {len(gpus.candidates)} GPUs bound to no driver: {', '.join(gpus.unbound)}"
-        + kernel_log.cited(scene, foreign or dead),
+        + kernel_log.cited(scene, cause),
         "GpuUnsupported" if foreign else "GpuUnbound", missing=gpus.unbound,
-        heals=Heals.NEVER if foreign or dead else Heals.SOON,
+        heals=Heals.NEVER if cause else Heals.SOON,
         blocks=(expected_number(settings) or len(gpus.candidates)) > len(gpus.bound),
         next_step=f"{step}; if that GPU is not for containers: [Gate] ExcludeGPUs=")
 
