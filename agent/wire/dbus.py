@@ -18,6 +18,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import re
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable
@@ -76,13 +77,12 @@ def signal_rule(sender: str, interface: str, member: str, more: str = "") -> str
     return f"type='signal',sender='{sender}',interface='{interface}',member='{member}'{more}"
 
 
+_ESCAPED = re.compile(rb"^[0-9]|[^0-9A-Za-z]")
+
+
 def escape_label(text: str) -> str:
     """Text as one element of an object path, as sd-bus escapes it (bus_label_escape, systemd v252)."""
-    data = text.encode()
-    plain = [chr(b).isascii() and chr(b).isalnum() for b in data]
-    if plain and chr(data[0]).isdigit():
-        plain[0] = False
-    return "".join(chr(b) if ok else f"_{b:02x}" for b, ok in zip(data, plain, strict=True)) or "_"
+    return _ESCAPED.sub(lambda byte: b"_%02x" % byte[0][0], text.encode()).decode() or "_"
 
 
 async def all_of(waits: Iterable[Awaitable[Any]], *, at_once: int = 100) -> list[Any]:

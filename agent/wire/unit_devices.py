@@ -28,11 +28,10 @@ class DevicePolicyRow:
 
 
 async def device_policy(bus: SystemdBus, unit: str) -> DevicePolicyRow:
-    """The device list of a scope, service or slice that has a cgroup. BusError; "missing" where there is none."""
-    interface = f"{SYSTEMD}.{unit.rpartition('.')[2].capitalize()}"
-    names = ("ControlGroup", "DevicePolicy", "DeviceAllow")
-    cgroup, policy, allow = await all_of([bus.get(unit_path(unit), interface, name) for name in names])
-    if not cgroup:
+    """The device list of a scope, service or slice. BusError; "missing" where there is no such unit."""
+    path, interface = unit_path(unit), f"{SYSTEMD}.{unit.rpartition('.')[2].capitalize()}"
+    policy, allow = await all_of([bus.get(path, interface, name) for name in ("DevicePolicy", "DeviceAllow")])
+    if policy == "auto" and not allow and not await bus.get(path, interface, "ControlGroup"):
         raise BusError("missing", f"{unit} is not there")
     return DevicePolicyRow(str(policy), tuple((str(path), str(rights)) for path, rights in allow))
 

@@ -62,8 +62,7 @@ async def plugins(host: Host, settings: Settings, scene: Scene) -> Scene:
     kubelet does not list what it should, or the plugin lost its access."""
     if not isinstance(scene.runtime, Seen):
         return scene
-    details, unable = await _looked_into(host, scene.runtime_socket, scene.runtime.value, settings)
-    pairs = plugin.oldest(plugin.candidates(scene.runtime.value, settings, unable), PLUGINS)
+    pairs, details, unable = await _looked_into(host, scene.runtime_socket, scene.runtime.value, settings)
     sights = plugin.by_command(tuple([await _sight(host, scene, c, s, details.get(c.id)) for c, s in pairs]))
     scene = replace(scene, plugins=sights, not_plugins=_names(scene.runtime.value, unable))
     is_complete = listing(scene, plugin.effective(settings, sights)).is_complete
@@ -98,24 +97,26 @@ async def _runtime(host: Host, sockets: tuple[str, ...]) -> tuple[str, Reading[R
     return empty or first
 
 
-async def _looked_into(host: Host, socket: str, runtime: Runtime,
-                       settings: Settings) -> tuple[dict[str, Reading[ContainerDetail]], set[str]]:
-    """The status of whatever looks like the plugin, and the ids of those that cannot be it: any pod may take its
-    labels, its image and its name, and must not keep the real one from being mended."""
+async def _looked_into(host: Host, socket: str, runtime: Runtime, settings: Settings
+                       ) -> tuple[tuple[plugin.Pair, ...], dict[str, Reading[ContainerDetail]], set[str]]:
+    """What looks like the plugin, its status, and the ids of those that cannot be it: any pod may take its labels,
+    its image and its name, and must not keep the real one from being mended."""
     details: dict[str, Reading[ContainerDetail]] = {}
     unable: set[str] = set()
     while True:
         pairs = plugin.oldest(plugin.candidates(runtime, settings, unable), PLUGINS)
+        if len(details) >= LOOK_ALIKES:
+            return pairs, details, unable
         for container, _ in pairs:
             if container.id not in details:
                 details[container.id] = detail = await host.container(socket, container.id)
                 if isinstance(detail, Refusal) and not detail.is_missing:  # each more would cost a look its time
-                    return details, unable
+                    return pairs, details, unable
         wrong = {c.id for c, _ in pairs if isinstance(detail := details[c.id], Seen)
                  and not plugin.can_register(detail.value, settings.device_plugins_dir)}
+        if not wrong:
+            return pairs, details, unable
         unable |= wrong
-        if not wrong or len(details) >= LOOK_ALIKES:
-            return details, unable
 
 
 def _names(runtime: Runtime, ids: set[str]) -> tuple[str, ...]:
