@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from pathlib import Path
 
 from ..core.paths import DRIVER_VERSION
 from ..model.scene import ProbeEnd, ProbeReport, ProbeState, Remains
-from ..wire.child import Child, ChildProblem
+from ..wire.child import Child, ChildProblem, state_of
 from ..wire.clock import boottime
 from .probe_line import report_of
 from .probe_program import Started, leftovers, probe_argv
@@ -24,14 +23,6 @@ GRACE_S = 2.0
 SHUTDOWN_S = 30.0
 """nvmlShutdown takes the GPUs down where nothing else keeps them up."""
 ANSWER_BYTES = 1 << 20
-
-
-def _state_of(pid: int) -> str:
-    """One letter of /proc/PID/stat, "" where there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
 
 
 class Probes:
@@ -95,7 +86,7 @@ class Probes:
 
     def _remains(self) -> Remains | None:
         for pid in list(self._inherited):
-            state = _state_of(pid)
+            state = state_of(pid)
             if state not in ("", "Z", "X"):
                 return Remains(pid, state, "", self._born_at)
             self._inherited.remove(pid)

@@ -17,10 +17,8 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
-from .clock import boottime
 from .spawn import spawn
 
 LIMIT_BYTES = 1 << 20  # of output; more counts as a flood
@@ -46,10 +44,7 @@ class Remains:
     state: str
     """One letter of proc(5): D is uninterruptible sleep."""
     wchan: str
-    """The kernel function it sleeps in; like `syscall` (its number) "" where the kernel hides it."""
-    syscall: str
-    age_s: float
-    """Since its start."""
+    """The kernel function it sleeps in; "" where the kernel hides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,6 @@ class Outcome:
     word: str = ""
     """Empty when it ended by itself (whatever its status); else hung, too-much or unstartable."""
     detail: str = ""
-    remains: Remains | None = None
 
 
 class _Pipe:
@@ -111,7 +105,7 @@ class Child:
     def __init__(self, popen: subprocess.Popen[bytes], pidfd: int) -> None:
         self.pid = popen.pid
         self.code: int | None = None  # exit status, negative for a signal; None while it is there
-        self._popen, self._pidfd, self._began_s = popen, pidfd, boottime()
+        self._popen, self._pidfd = popen, pidfd
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         assert popen.stderr is not None and popen.stdout is not None
         self._out = popen.stdout
@@ -194,15 +188,7 @@ class Child:
         self._on_exit()
         if self.code is not None:
             return None
-        stat = _proc(self.pid, "stat").rpartition(")")[2].split()
-        wchan, syscall = _proc(self.pid, "wchan").strip("0"), _proc(self.pid, "syscall").partition(" ")[0]
-        return Remains(
-            self.pid,
-            stat[0] if stat else "?",
-            wchan,
-            syscall,
-            boottime() - self._began_s,
-        )
+        return Remains(self.pid, state_of(self.pid) or "?", _proc(self.pid, "wchan").strip("0"))
 
     def _send(self, number: signal.Signals) -> None:
         self._on_exit()
@@ -273,8 +259,13 @@ async def run_once(
     except ChildProblem as problem:
         word, detail = problem.word, problem.detail
     finally:
-        remains = await child.end(grace_s)
-    return Outcome(child.code, out, child.err_tail, word, detail, remains)
+        await child.end(grace_s)
+    return Outcome(child.code, out, child.err_tail, word, detail)
+
+
+def state_of(pid: int) -> str:
+    """One letter of /proc/PID/stat (proc(5)); "" where there is no such process."""
+    return _proc(pid, "stat").rpartition(")")[2].strip()[:1]
 
 
 def _how(code: int | None) -> str:
@@ -290,6 +281,6 @@ def _is_text(line: bytes) -> bool:
 
 
 def _proc(pid: int, name: str) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/{name}").read_text("utf-8", "replace").strip()
+    with suppress(OSError), open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
     return ""
