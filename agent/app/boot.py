@@ -13,8 +13,9 @@ import signal
 
 from ..core.paths import CONTAINER_MARKS, DRIVER_GPUS, DRIVER_VERSION, FIRST, MODULE_STATE, RUN
 from ..model.settings import Settings
+from ..node.marks import read_mark
 from ..node.probe_program import Started, leftovers, start
-from .wait import has_no_gpu, read_mark
+from .wait import has_no_gpu
 
 QUIET_S = 5.0
 """As long as systemd lets Type=idle wait for the rest of a boot."""

@@ -6,15 +6,12 @@ They are faces' memory, not the gate's: no decision is made by them, and a mark 
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
-from pathlib import Path
 
-from ..core import parse
-from ..core.paths import FIRST, RUN
+from ..core.paths import FIRST
 from ..core.phases import Gate, Phase
 from ..model.errors import HandFailed
 from ..model.finding import Diagnosis
-from ..node.marks import write_mark
+from ..node.marks import read_mark, write_mark
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +23,12 @@ listed by the kubelet."""
 class Milestones:
     """When each was first reached in this boot: boottime, seconds."""
 
-    def __init__(self, root: str = "/") -> None:
-        self._root = Path(root)
+    def __init__(self) -> None:
         self.at: dict[str, float] = {}
         for name in NAMES:
-            with suppress(OSError):
-                found = parse.mark((self._root / RUN.lstrip("/") / f"{FIRST}{name}").read_bytes())
-                if found is not None:
-                    self.at[name] = found.at
+            found = read_mark(f"{FIRST}{name}")
+            if found is not None:
+                self.at[name] = found.at
 
     def note(self, gate: Gate, diagnosis: Diagnosis, now: float, stable_probes: int) -> None:
         """After a cycle, whose look was at `now`: what came true for the first time is written down."""
@@ -44,6 +39,6 @@ class Milestones:
                 continue
             self.at[name] = now
             try:
-                write_mark(self._root, f"{FIRST}{name}", gate.why, at=now)
+                write_mark("/", f"{FIRST}{name}", gate.why, at=now)
             except HandFailed as failed:
                 log.debug("a milestone was not written down: %s", failed.sentence)

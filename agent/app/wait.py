@@ -13,12 +13,11 @@ import time
 
 from ..core.deadline import hold_limit_s
 from ..core.layouts import control_plane_files
-from ..core.parse import mark
-from ..core.paths import PCI, RUN, SOC_FAMILY
+from ..core.paths import PCI, SOC_FAMILY
 from ..model.errors import HandFailed
 from ..model.mark import Mark
 from ..model.settings import Settings
-from ..node.marks import write_mark
+from ..node.marks import read_mark, write_mark
 from ..wire.clock import boottime
 
 POLL_S = 0.02
@@ -105,15 +104,6 @@ def has_no_gpu() -> bool:
 def _line(path: str) -> str:
     with open(path, encoding="ascii", errors="replace") as file:
         return file.readline().strip()
-
-
-def read_mark(name: str) -> Mark | None:
-    """A mark of this boot; None where it is not there or cannot be read."""
-    try:
-        with open(f"{RUN}/{name}", "rb") as file:
-            return mark(file.read(65536))
-    except OSError:
-        return None
 
 
 def _leave_mark(name: str, reason: str) -> None:

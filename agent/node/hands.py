@@ -7,7 +7,7 @@ A hand that does not take raises HandFailed.
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import os
 
 from ..core.paths import RUN, STATE
 from ..model.errors import HandFailed
@@ -47,17 +47,16 @@ MODPROBE_WITHIN_S = 20.0
 
 
 class Hands:
-    """The hands of one agent. `root` is for nodes that are a folder."""
+    """The hands of one agent."""
 
     def __init__(self, host: Host, probes: Probes, mender: Mender, launcher: Launcher, checks: AccessChecks,
-                 allow: Allow, root: str = "/") -> None:
+                 allow: Allow) -> None:
         self._host = host
         self._mender = mender
         self._launcher = launcher
         self._checks = checks
         self._allow = allow
         self._probes = probes
-        self._root = Path(root)
 
     async def act(self, action: Action, tape: Tape | None = None, socket: str = "") -> None:
         """Do it, or raise HandFailed. `tape` and `socket`: the recorded look behind a repair, and its runtime."""
@@ -84,8 +83,8 @@ class Hands:
                 unreachable(action)
 
     def _release(self, action: Release) -> None:
-        if not (self._root / RUN.lstrip("/") / "released").exists():  # whoever came first had the reason
-            write_mark(self._root, "released", action.reason, action.word)
+        if not os.path.exists(f"{RUN}/released"):  # whoever came first had the reason
+            write_mark("/", "released", action.reason, action.word)
 
     def _begin(self, action: StartProbe | DropProbe | CheckAccess | AllowDevices) -> None:
         """Programs beside the cycle."""
@@ -102,15 +101,14 @@ class Hands:
 
     def _link_dev_char(self, action: LinkDevChar) -> None:
         for name, target in action.links:
-            path = self._root / "dev/char" / name
+            path = f"/dev/char/{name}"
             try:
-                path.parent.mkdir(mode=0o755, exist_ok=True)
-                path.symlink_to(target)
+                os.makedirs("/dev/char", mode=0o755, exist_ok=True)
+                os.symlink(target, path)
             except FileExistsError:  # made meanwhile by nvidia-modprobe or a person: theirs stands
                 continue
             except OSError as exc:
-                raise HandFailed(f"/dev/char/{name} could not be made ({exc.strerror}): "
-                                 f"ln -s {target} /dev/char/{name}") from exc
+                raise HandFailed(f"{path} could not be made ({exc.strerror}): ln -s {target} {path}") from exc
 
     async def _make_nodes(self, action: MakeNodes) -> None:
         """nvidia-modprobe makes nodes with the driver's own modes (ModifyDeviceFiles in /proc/driver/nvidia)."""
@@ -122,11 +120,11 @@ class Hands:
     async def _learn(self, action: Learn) -> None:
         """Remember only to warn by: a full or read-only disk costs the warning, nothing else."""
         stored = {"machine": await self._host.machine(), "bus_ids": list(action.bus_ids)}
-        path = self._root / STATE.lstrip("/") / "learned.json"
+        path = f"{STATE}/learned.json"
         try:
-            write_whole(str(path), json.dumps(stored).encode())
+            write_whole(path, json.dumps(stored).encode())
         except OSError as exc:
-            raise HandFailed(f"{path} could not be written ({exc.strerror}): df {path.parent}") from exc
+            raise HandFailed(f"{path} could not be written ({exc.strerror}): df {STATE}") from exc
 
 
 async def _run(argv: list[str]) -> None:

@@ -1,14 +1,25 @@
-"""Marks of this boot, written. Light enough for the verbs that start in a blink."""
+"""Marks of this boot, read and written. Light enough for the verbs that start in a blink."""
 
 from __future__ import annotations
 
 import json
 import os
 
+from ..core.parse import mark
 from ..core.paths import RUN
 from ..model.errors import HandFailed
+from ..model.mark import Mark
 from ..wire.clock import boottime
 from ..wire.whole import write_whole
+
+
+def read_mark(name: str) -> Mark | None:
+    """A mark of this boot; None where it is not there or cannot be read."""
+    try:
+        with open(f"{RUN}/{name}", "rb") as file:
+            return mark(file.read(65536))
+    except OSError:
+        return None
 
 
 def write_mark(root: str | os.PathLike[str], name: str, reason: str, word: str = "", at: float | None = None,

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.app import boot, wait
+from agent.app import boot
 from agent.model.settings import Settings
+from agent.node import marks
 
 from .sandbox import ENDS_WITHIN_S, REPO, Node
 
@@ -104,7 +105,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     for name, path in (("DRIVER_VERSION", "version"), ("MODULE_STATE", "initstate"), ("DRIVER_GPUS", "gpus"),
                        ("RUN", "run")):
         monkeypatch.setattr(boot, name, str(tmp_path / path))
-    monkeypatch.setattr(wait, "RUN", str(tmp_path / "run"))
+    monkeypatch.setattr(marks, "RUN", str(tmp_path / "run"))
     monkeypatch.setattr(boot, "UNIT_FOLDERS", (str(tmp_path / "units"),))
     monkeypatch.setattr(boot, "CONTAINER_MARKS", (str(tmp_path / "container"),))
     monkeypatch.setattr(boot, "leftovers", lambda: host.left)
