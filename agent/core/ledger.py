@@ -35,12 +35,12 @@ def read(data: bytes) -> tuple[LedgerEntry, ...] | None:
             continue
         stored = parse.json_object(line.encode())
         try:
-            assert stored is not None
-            assert math.isfinite(stored["at"])
+            if stored is None or not math.isfinite(stored["at"]):
+                return None
             entries.append(LedgerEntry(
                 float(stored["at"]), str(stored["boot_id"]), int(stored["number"]), str(stored["what"]),
                 str(stored["target"]), str(stored["cause"]), str(stored["evidence"]), str(stored["outcome"])))
-        except (AssertionError, KeyError, TypeError, ValueError, OverflowError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
     return tuple(entries)
 

@@ -18,13 +18,13 @@ from ..model.scene import Devices, Gpu, ProbeEnd, Scene
 from ..model.settings import Settings
 from .given import EVERYTHING, Given, Shown, given, select
 from .layouts import PREFERRED
+from .nvml_codes import GPU_IS_LOST
 
 GPUS = "nvidia.com/gpu"
 _REPLICA = re.compile(r"::(\d+)$")
 _SHARE = re.compile(r"(?:::\d+|-_-\d+|/vgpu\d+)$|(?<=^GPU-.{36})-\d+$")
 _FOREIGN = re.compile(r"(GPU-|MIG-)|nvidia\d+(/gi\d+)?$|\d{1,2}(:\d+)?$")
 """Forms of ids that name a GPU, so that one that NVML does not show means something."""
-GPU_IS_LOST = 15
 HOST_OF_VGPUS = ("host vgpu", "host vsga")
 
 

@@ -45,6 +45,9 @@ class Refusal:
         return f"{self.why.value}: {self.detail}" if self.detail else self.why.value
 
 
+NOT_ASKED = Refusal(Why.NOT_ASKED)
+
+
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[T]):
     """What the host answered."""

@@ -10,10 +10,8 @@ from .cdi import Toolkit
 from .gpu import NOTHING_SAID, GpuState
 from .kernel import KernelWord
 from .mark import Mark
-from .reading import Reading, Refusal, Why
+from .reading import NOT_ASKED, Reading
 from .runtime import LedgerEntry, PluginSight, Runtime, SocketOwner
-
-NOT_ASKED = Refusal(Why.NOT_ASKED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .mark import Mark
-from .reading import Reading, Refusal, Why
-
-NOT_ASKED = Refusal(Why.NOT_ASKED)
+from .reading import NOT_ASKED, Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...model.host import Host
-from ...model.reading import Reading, Refusal, Seen, Why
-from ...model.scene import NOT_ASKED, DeviceNode, Entry, PciFunction, ProbeState
+from ...model.reading import NOT_ASKED, Reading, Refusal, Seen, Why
+from ...model.scene import DeviceNode, Entry, PciFunction, ProbeState
 from .. import parse
 from ..kernel_log import words
 from ..paths import CONTAINER_MARKS, DRIVER_GPUS, DRIVER_VERSION, MODULE_STATE, PCI, SOC_FAMILY

@@ -29,9 +29,9 @@ from .files import parsed
 from .watched import running_kubelet
 
 PLUGINS, SOCKETS_ASKED, MANIFESTS = 4, 4, 32
+"""So many are read; more than one candidate is reported, and nothing is done."""
 MANIFEST_BYTES = 65536
 CHECKPOINT_BYTES = 4 << 20
-"""So many are read; more than one candidate is reported, and nothing is done."""
 LOOK_ALIKES = 16
 """So many containers are looked into before the rest is taken for what it looks like."""
 DRA = "gpu.nvidia.com"

@@ -10,7 +10,7 @@ from ...model.scene import Scene
 from ...model.settings import Settings
 from ...model.witness import SocketSight, Witness
 from .. import journal, parse
-from ..paths import RUN
+from ..paths import FIRST, RUN
 from .files import parsed_file
 from .watched import CDI_UNIT, DRIVER_UNITS, RUNTIME_UNITS, kubelet_units, plugin_units
 
@@ -25,7 +25,7 @@ async def examine(host: Examined, settings: Settings, scene: Scene) -> Witness:
         kernel=await parsed_file(host, "/proc/sys/kernel/osrelease", parse.text),
         cgroup=await _cgroup(host),
         cpu_policy=await _cpu_policy(host),
-        first_seen=await parsed_file(host, f"{RUN}/first-seen", parse.mark),
+        first_seen=await parsed_file(host, f"{RUN}/{FIRST}seen", parse.mark),
         sockets=await _sockets(host, settings, scene),
         cuda=await host.cuda(),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...model.cdi import CdiFile, CdiSpec, Toolkit
 from ...model.host import Host
-from ...model.reading import Reading, Refusal, Seen, Why
+from ...model.reading import NOT_ASKED, Reading, Refusal, Seen, Why
 from .. import cdi
 from .files import parsed_file
 
@@ -34,7 +34,7 @@ async def toolkit(host: Host) -> Toolkit:
     if isinstance(specs, Seen):
         named = {p for f in specs.value if isinstance(f.spec, Seen) and f.spec.value for p in f.spec.value.paths}
         absent = await host.absent(sorted(named)[:cdi.MOST])
-    mode: Reading[str] = Refusal(Why.NOT_ASKED)
+    mode: Reading[str] = NOT_ASKED
     for path in TOOLKIT_CONFIG:
         mode = await parsed_file(host, path, cdi.runtime_mode, CONFIG_BYTES)
         if not (isinstance(mode, Refusal) and mode.is_missing):

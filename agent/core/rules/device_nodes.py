@@ -13,13 +13,12 @@ from ...model.plan import Action, LinkDevChar, MakeNodes
 from ...model.reading import Refusal, Seen
 from ...model.scene import DeviceNode, Gpu, Scene
 from ...model.settings import Settings
-from ..containers import nvidia_majors
+from ..containers import CONTROL_MINOR, nvidia_majors
 from ..tegra import TEGRA
 from . import driver, kernel_log
 from .gpus import Judged, SortedGpus
 
 CONTROL = "/dev/nvidiactl"
-CONTROL_MINOR = 255
 SHOWN = 4
 UVM = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 

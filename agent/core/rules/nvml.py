@@ -10,7 +10,6 @@ from ...model.reading import Seen
 from ...model.scene import DeviceNode, Gpu, NvmlError, ProbeEnd, ProbeReport, Remains, Scene
 from ...model.settings import Settings
 from .. import nvml_codes, parse
-from ..resources import GPU_IS_LOST
 from ..tegra import INTEGRATED, TEGRA
 from . import kernel_log
 from .device_nodes import missing_nodes
@@ -30,9 +29,10 @@ def judge(scene: Scene, settings: Settings, gpus: SortedGpus) -> Judged:
     elsewhere = {bus_id for bus_id, _ in gpus.elsewhere}
     expected = tuple(b for b in gpus.candidates if b not in report.excluded)
     # A GPU that can be opened, and says at the next question that it is lost, is not there.
-    lost = tuple(NvmlError(GPU_IS_LOST, "NVML", n, g.bus_id) for n, g in enumerate(report.gpus)
-                 if g.state.trouble == GPU_IS_LOST)
-    shown = tuple(g for g in report.gpus if g.bus_id not in elsewhere and g.state.trouble != GPU_IS_LOST)
+    lost = tuple(NvmlError(nvml_codes.GPU_IS_LOST, "NVML", n, g.bus_id) for n, g in enumerate(report.gpus)
+                 if g.state.trouble == nvml_codes.GPU_IS_LOST)
+    shown = tuple(g for g in report.gpus if g.bus_id not in elsewhere
+                  and g.state.trouble != nvml_codes.GPU_IS_LOST)
     missing = _missing(settings, expected, shown)
     # An error of one GPU counts where that leaves the set short: the owner may expect fewer than PCI shows.
     errors = tuple(e for e in report.errors + lost if e.index < 0 or missing)
