@@ -55,6 +55,8 @@ def printable(text: str) -> str:
 
 
 def wrapped(head: str, text: str, indent: int) -> list[str]:
+    """`head` and the text, in lines of COLUMNS; `indent` is theirs from the second on. A word that is too long stays
+    whole: it may be a path to be pasted."""
     parts = textwrap.wrap(printable(text), COLUMNS - indent, break_long_words=False, break_on_hyphens=False) or [""]
     return [head + parts[0], *(" " * indent + part for part in parts[1:])]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import textwrap
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from ..model.scene import Scene
 from ..model.settings import Settings
 from ..node import bundle
 from ..node.tape import Replay
-from .chain import printable
+from .chain import wrapped
 from .one_look import one_look
 
-_WIDTH = 78
 _INDENT = 22
 
 
@@ -49,26 +47,20 @@ def report(scene: Scene, told: Timeline) -> dict[str, Any]:
 
 def text(scene: Scene, told: Timeline) -> list[str]:
     """The sentences first, then the moments: seconds since boot, and since the line above."""
-    lines = [line for sentence in told.sentences for line in _wrapped("", _capital(sentence) + ".", 2)]
+    lines = [line for sentence in told.sentences for line in wrapped("", _capital(sentence) + ".", 2)]
     began = scene.clock.realtime - scene.clock.boottime
-    lines += ["", f"Since boot ({_utc(began)}), seen after {scene.clock.boottime:.1f} s:"] if lines else [
-        f"Since boot ({_utc(began)}), seen after {scene.clock.boottime:.1f} s:"]
+    lines += [*([""] if lines else []), f"Since boot ({_utc(began)}), seen after {scene.clock.boottime:.1f} s:"]
     is_set = any("clock was set" in sentence for sentence in told.unknown)
     before: float | None = None
     for moment in told.moments:
         gap = "" if before is None else f"+{moment.at - before:.1f}"
         star = "*" if is_set and moment.is_theirs else " "
-        lines += _wrapped(f"{moment.at:>9.1f}{star}{gap:>10}  ", f"{moment.text} [{moment.source}]", _INDENT)
+        lines += wrapped(f"{moment.at:>9.1f}{star}{gap:>10}  ", f"{moment.text} [{moment.source}]", _INDENT)
         before = moment.at
     if told.unknown:
         lines += ["", "Not known:"]
-        lines += [line for sentence in told.unknown for line in _wrapped("  ", sentence, 4)]
+        lines += [line for sentence in told.unknown for line in wrapped("  ", sentence, 4)]
     return lines
-
-
-def _wrapped(head: str, words: str, indent: int) -> list[str]:
-    parts = textwrap.wrap(printable(words), _WIDTH - indent, break_on_hyphens=False) or [""]
-    return [head + parts[0], *(" " * indent + part for part in parts[1:])]
 
 
 def _capital(sentence: str) -> str:
