@@ -25,7 +25,7 @@ from ..wire.clock import boottime
 T = TypeVar("T")
 
 WITHIN_S = 3.0
-"""For each of the three questions: the doctor of a node must not wait long for a cluster."""
+"""To connect, and between two parts of an answer: the doctor of a node must not wait long for a cluster."""
 MOST_BYTES = 4 << 20
 _NODE_LABELS = ("node", "instance", "ident", "hostname", "nodename", "kubernetes_node", "target_ident")
 

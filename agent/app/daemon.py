@@ -240,7 +240,7 @@ class Daemon:
         self.seen.gate = decided.gate
         due, in_vain = self._rests.due(decided.actions, stalled, boottime())
         for action in in_vain:
-            log.warning("a hand had no effect, and rests for %d s", RETRY_S,
+            log.warning("a hand had no effect, and rests for %d s: %s", RETRY_S, type(action).__name__,
                         extra=facts(action=type(action).__name__, detail=action))
         for action in due:
             try:

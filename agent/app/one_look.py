@@ -78,7 +78,7 @@ async def _connect(bus: SystemdBus, connected: asyncio.Event) -> None:
             return
         if bus.problem != untried:
             break
-    print(f"systemd was not asked: {bus.problem}", file=sys.stderr)
+    print(f"systemd was not asked ({bus.problem}): systemctl status dbus", file=sys.stderr)
 
 
 async def _cuda(host: _OneLook, settings: Settings) -> Reading[CudaReport]:

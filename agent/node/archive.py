@@ -78,11 +78,11 @@ def _gunzip(stored: bytes) -> bytes:
     try:
         plain = engine.decompress(stored, LIMIT_BYTES + 1)
     except zlib.error as exc:
-        raise BundleError(f"the archive is torn: {exc}") from exc
+        raise _torn(str(exc)) from exc
     if len(plain) > LIMIT_BYTES:
         raise _too_large()
     if not engine.eof:
-        raise BundleError("the archive is torn: it ends too early")
+        raise _torn("it ends too early")
     return plain
 
 
@@ -94,8 +94,12 @@ def _zstd(flags: str, path: Path) -> bytes:
     if done.word == "unstartable":
         raise BundleError("the program zstd is not here: apt-get install zstd, or use .tar.gz")
     if done.code != 0 or done.word:
-        raise BundleError(f"zstd could not do it: {done.detail or done.err.strip()[-200:]}")
+        raise BundleError(f"zstd {flags} {path} failed: {done.detail or done.err.strip()[-200:]}")
     return done.out
+
+
+def _torn(how: str) -> BundleError:
+    return BundleError(f"the archive is torn ({how}): copy it again, or have another made (gpu-gate evidence)")
 
 
 def _too_large() -> BundleError:
@@ -111,7 +115,7 @@ def _members(tar: bytes) -> dict[str, bytes]:
         _check_sum(header)
         start, at = at + _BLOCK, at + _BLOCK + -(-size // _BLOCK) * _BLOCK
         if start + size > len(tar):
-            raise BundleError("the archive is torn: it ends within a file")
+            raise _torn("it ends within a file")
         if count > MEMBERS:
             raise BundleError(f"the archive holds more than {MEMBERS} files: no evidence bundle does")
         if kind in (b"L", b"x"):
@@ -132,13 +136,13 @@ def _members(tar: bytes) -> dict[str, bytes]:
 def _octal(field: bytes) -> int:
     digits = field.strip(b" \0")
     if len(digits) > 11 or any(c not in b"01234567" for c in digits):
-        raise BundleError("the archive is torn: a size that is none")
+        raise _torn("a size that is none")
     return int(digits or b"0", 8)
 
 
 def _check_sum(header: bytes) -> None:
     if sum(header) - sum(header[148:156]) + 8 * ord(" ") != _octal(header[148:156]):
-        raise BundleError("the archive is torn: a header does not add up")
+        raise _torn("a header does not add up")
 
 
 def _name(header: bytes) -> str:

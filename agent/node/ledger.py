@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -33,7 +34,7 @@ def append(root: Path, entry: LedgerEntry) -> None:
         try:
             _cut_torn_line(fd)
             if os.write(fd, line) != len(line):
-                raise OSError(28, "No space left on device", str(path))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -73,7 +74,8 @@ def keep_evidence(root: Path, tape: Tape, name: str, beside: dict[str, bytes]) -
                              f"df {folder}")
         bundle.write(tape, folder / name, beside)
     except OSError as exc:
-        raise HandFailed(f"evidence cannot be kept in {folder} ({exc.strerror}), so nothing is done") from exc
+        raise HandFailed(f"evidence cannot be kept in {folder} ({exc.strerror}), so nothing is done: "
+                         f"df {folder.parent}") from exc
     except BundleError as exc:
         raise HandFailed(f"evidence cannot be kept, so nothing is done: {exc.sentence}") from exc
     return folder / name
@@ -86,7 +88,7 @@ def note_outcome(root: Path, evidence: str, outcome: str) -> None:
         try:
             (folder / "outcome").write_text(outcome + "\n")
         except OSError as exc:
-            raise HandFailed(f"{folder}/outcome could not be written ({exc.strerror})") from exc
+            raise HandFailed(f"{folder}/outcome could not be written ({exc.strerror}): df {folder}") from exc
 
 
 def _forget_oldest(folder: Path) -> None:

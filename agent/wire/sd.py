@@ -75,7 +75,7 @@ class Notify:
         try:
             self._notifier.notify(message.encode("ascii", "replace").decode("ascii"))
         except OSError as exc:
-            self.problem = f"systemd did not take a message: {exc or type(exc).__name__}"
+            self.problem = f"systemd did not take a message: {str(exc) or type(exc).__name__}"
             return False
         self.problem = None
         return True
