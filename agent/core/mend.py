@@ -91,7 +91,7 @@ def _step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, listed: in
         return Mended(_free(mend))
     if fault.cure is Cure.PERSON:
         return _person(mend, fault.reason, f"{fault.because}; next step: {fault.next_step}", now)
-    due = _due(fault, view.kubelet_since, open_since, view.offset, now, settings)
+    due = _due(fault, view, open_since, now, settings)
     if now < due:
         return Mended(_free(mend), wake_at=due)
     if fault.barred:
@@ -140,15 +140,15 @@ def _person(mend: Mend, reason: str, sentence: str, now: float) -> Mended:
                   wake_at=agreed_at)
 
 
-def _due(fault: Fault, kubelet_since: float, open_since: float, offset: float, now: float,
-         settings: Settings) -> float:
+def _due(fault: Fault, view: Mending, open_since: float, now: float, settings: Settings) -> float:
     """Boottime from which a fault is one. A mark of failure is one at once; silence is one after a while."""
     if fault.cure is Cure.FRESH_START:
         return 0.0
-    started = plugin.started_at(fault.sight) - offset if fault.sight else 0.0
-    if started > now:  # the clock was set back since: what the container's stamp says is worth nothing
-        started = 0.0
-    return max(started, kubelet_since, open_since) + settings.register_within_s
+    done = ledger.actions(view.entries, view.boot_id)
+    # What it says after our own SIGHUP is our doing, and was waited for.
+    hupped = bool(done) and done[-1].what == ledger.HUP and done[-1].target == _target(fault)
+    marks = (fault.began_at, 0.0 if hupped else fault.said_at, view.kubelet_since, open_since)
+    return max((at for at in marks if at <= now), default=0.0) + settings.register_within_s
 
 
 def _act(mend: Mend, view: Mending, fault: Fault, now: float, settings: Settings) -> Mended:

@@ -41,6 +41,9 @@ PLAIN_ENDS = ("", "Error", "Completed")
 """Reasons of a container's end that add nothing to its exit status (CRI: ContainerStatus.reason)."""
 NOT_READ = "?"
 """In the place of a restartPolicy: somebody wrote one, perhaps, and it could not be read."""
+USER_HZ = 100
+"""Ticks a second of /proc/PID/stat: what a program is told, whatever the kernel counts in (proc(5); linux
+include/uapi/asm-generic/param.h)."""
 Pair = tuple[Container, Sandbox | None]
 
 
@@ -249,6 +252,22 @@ def log_of(sight: PluginSight) -> PluginLog | None:
 def never_began(detail: ContainerDetail) -> bool:
     """It ended because its runtime could not start it: containerd's and cri-dockerd's word for that."""
     return detail.reason in ("StartError", "ContainerCannotRun") or detail.started_at <= 0.0
+
+
+def began_at(scene: Scene, sight: PluginSight) -> float:
+    """Boottime, seconds, when its container's process was made, which is when the container was: by the kernel's word
+    where that was read, for no clock that is set later shifts it. Else by the runtime's stamp of its start."""
+    known = next((p for p in scene.processes.value_or(()) if p.container_id == sight.container.id), None)
+    if known is not None and known.started.isdecimal():
+        return int(known.started) / USER_HZ
+    return in_this_boot(scene, started_at(sight))
+
+
+def in_this_boot(scene: Scene, realtime: float) -> float:
+    """Boottime of a stamp that somebody else wrote; 0.0 of one from before the boot or of the future: the clock was
+    set since."""
+    at = realtime - (scene.clock.realtime - scene.clock.boottime)
+    return at if 0.0 < at <= scene.clock.boottime else 0.0
 
 
 def started_at(sight: PluginSight) -> float:

@@ -39,6 +39,10 @@ class Fault:
     "the host's unit that is the plugin, where it is no container"
     invocation: str = ""
     "of that unit"
+    began_at: float = 0.0
+    "boottime, seconds, when its process or its unit was started; 0.0 where nobody can know"
+    said_at: float = 0.0
+    "boottime, seconds, of its log's last mark, where that tells of something it is about; else 0.0"
 
 
 @dataclass(frozen=True, slots=True)

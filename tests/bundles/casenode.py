@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 from agent.model.access import Allocation, Device, Sighting
@@ -221,9 +222,9 @@ class CaseNode(CaseHost):
     # --- link 8
 
     def do_plugin(self, rest: str) -> None:
-        """none | second | static | image, name, state, started VALUE | env, label NAME=VALUE | access yes, no,
-        unknown, or risk: until the next reload | unmade: its pod is here without it | args, mounts WORD… |
-        attempt N | exit STATUS [REASON]."""
+        """none | second | static | image, name, state, started VALUE | stamp, logged VALUE: when it was started and
+        when it wrote, by the clock of then | env, label NAME=VALUE | access yes, no, unknown, or risk: until the next
+        reload | unmade: its pod is here without it | args, mounts WORD… | attempt N | exit STATUS [REASON]."""
         what, _, value = rest.partition(" ")
         if what in ("env", "label", "note"):
             key, _, text = value.partition("=")
@@ -243,7 +244,7 @@ class CaseNode(CaseHost):
         elif what == "attempt":
             self.plugin[what] = int(value)
         else:
-            self.plugin[what] = float(value) if what == "started" else value or True
+            self.plugin[what] = float(value) if what in ("started", "stamp", "logged") else value or True
 
     def do_log(self, rest: str) -> None:
         self.log.append(rest)
@@ -257,15 +258,16 @@ class CaseNode(CaseHost):
             return
         if "second" in self.plugin:
             self._container("b2" * 32, "6e" * 32, "7d1c")
-        stamp = "2026-11-29T12:46:07.000000000Z stderr F "
+        logged = datetime.fromtimestamp(REALTIME - BOOTTIME + self.plugin.get("logged", 101.0), timezone.utc)
+        stamp = f"{logged:%Y-%m-%dT%H:%M:%S}.000000000Z stderr F "
         self.files[LOG] = "".join(f"{stamp}{line}\n" for line in self.log or WELL).encode()
         if self.access_is != "unknown" and self.plugin["state"] == "running":
             self.may_open = self.access_is != "no"
             self._governed(PLUGIN_ID, 4711, GIVEN_TO_ALL if self.may_open else (),
-                           GIVEN_TO_ALL if self.access_is == "yes" else ())
+                           GIVEN_TO_ALL if self.access_is == "yes" else (), started=self.plugin["started"])
 
     def _container(self, container_id: str, pod: str, uid: str = "9b2e") -> None:
-        of, at = self.plugin, REALTIME - BOOTTIME + self.plugin["started"]
+        of, at = self.plugin, REALTIME - BOOTTIME + self.plugin.get("stamp", self.plugin["started"])
         self.pods.append(Sandbox(pod, "nvidia-device-plugin-node-1", "kube-system", uid, 0, True, at - 1,
                                  of["labels"], of["notes"]))
         box = Container(container_id, pod, of["name"], of.get("attempt", 0), of["image"],
@@ -301,8 +303,8 @@ class CaseNode(CaseHost):
             self.sightings += [Sighting(container_id, d, BOOTTIME - 600, BOOTTIME - 100, at) for d in given]
 
     def _governed(self, container_id: str, pid: int, allowed: Sequence[Device], named: Sequence[Device],
-                  cgroupfs: bool = False, is_read: bool = True) -> None:
-        process, verdict, scope = governed(container_id, pid, allowed, named, cgroupfs, is_read)
+                  cgroupfs: bool = False, is_read: bool = True, started: float = 0.99) -> None:
+        process, verdict, scope = governed(container_id, pid, allowed, named, cgroupfs, is_read, started)
         self.process.append(process)
         self.verdicts.append(verdict)
         self.scopes.append(scope)

@@ -9,17 +9,23 @@ from agent.model.scene import Scene
 from agent.model.settings import Settings
 
 WORDS = {Rebuild: "rebuild", SendHup: "hup", RestartUnit: "restart-unit"}
+AT_ONCE_S = 3.0
 
 
 def would_do(scene: Scene, diagnosis: Diagnosis, settings: Settings) -> str:
     """While the node stays as it is, its GPUs having been stable for half a minute."""
+    return and_when(scene, diagnosis, settings).removeprefix("later ")
+
+
+def and_when(scene: Scene, diagnosis: Diagnosis, settings: Settings) -> str:
+    """The same; "later …" where it would not be done at once."""
     now, memory = scene.clock.boottime, mend.Mend()
     stable_since = now - 30 if diagnosis.fingerprint else None
     for _ in range(20):
         mended = mend.step(memory, diagnosis, stable_since, 0, now, settings)
         memory = mended.mend
         for action in mended.actions:
-            return WORDS[type(action)]
+            return ("later " if now > scene.clock.boottime + AT_ONCE_S else "") + WORDS[type(action)]
         if mended.wake_at is None:
             break
         now = max(mended.wake_at, now + 0.1)

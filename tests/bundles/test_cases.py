@@ -21,7 +21,7 @@ from agent.node.tape import FullRecorder, Replay, Tape
 
 from .casebook import FOLDER, CaseScene, cases, scenes
 from .casenode import CaseNode
-from .mender import would_do
+from .mender import and_when, would_do
 
 ALL = list(scenes())
 each_scene = pytest.mark.parametrize("scene", ALL, ids=[f"{s.case}-{s.name}".replace(" ", "-") for s in ALL])
@@ -56,7 +56,7 @@ def test_a_case(scene: CaseScene, tmp_path: Path) -> None:
     broken, cause = opinion.broken, next(iter(opinion.causes), None)
     shown = {s.id: s.strength.value for s in opinion.suspects}
     assert [f"{broken.link} {broken.reason}" if broken else "-"] == scene.said("says"), page
-    assert would_do(opinion.scene, opinion.diagnosis, settings) == scene.said("mender")[0], page
+    assert and_when(opinion.scene, opinion.diagnosis, settings) == scene.said("mender")[0], page
     for word in scene.said("cause"):
         assert cause and f"{cause.id} {cause.strength.value}" == word, page
     for word in scene.said("also"):

@@ -95,8 +95,10 @@ def is_lawful(opinion: Opinion, does: str, settings: Settings) -> bool:
 
 def is_let_off(meant: Opinion, found: Opinion) -> bool:
     """Only access was wrong, the kubelet lists every GPU, and nobody says now that access is well: not to know it
-    holds no node back (docs/access.md)."""
+    holds no node back (docs/access.md). Nor does a CDI spec that was not read, and no doctor calls it fine."""
     broken, registered = meant.broken, meant.diagnosis.registered
+    if broken is not None and broken.condition == "CdiSpec":
+        return found.exit_code != 0 and any(f.reason == "CdiUnknown" for f in found.diagnosis.findings)
     if broken is None or registered is None or registered.verdict is not Verdict.HOLDS or not (
             broken.condition == "WorkloadAccess" or broken.reason == "PluginAccessDenied"):
         return False

@@ -16,7 +16,7 @@ NO_LOG = Refusal(Why.FAILED, "Input/output error: /var/log/pods")
 
 
 def _kind(world: World, words: list[str]) -> None:
-    """What the plugins are like that are started from now on: version=0.9 fail-on-init=yes own-error=999
+    """What the plugins are like that are started from now on: version=0.9 fail-on-init=yes own-error=999 asks-s=24
     strategy=mixed replicas=4 given=0,2 …"""
     kind = world.kubelet.kind
     for word in words:
@@ -26,6 +26,8 @@ def _kind(world: World, words: list[str]) -> None:
             kind.version = int(major), int(minor)
         elif key in ("own-error", "replicas"):
             setattr(kind, key.replace("-", "_"), int(value))
+        elif key == "asks-s":
+            kind.asks_s = float(value)
         elif key == "strategy":
             kind.strategy = value
         elif key == "given":
@@ -37,7 +39,7 @@ def _kind(world: World, words: list[str]) -> None:
 
 
 def plugin(world: World, words: list[str]) -> None:
-    """plugin restarts|is k=v …|overlaps|crashes|denied|allowed|joined|hears|never-again|says LINE"""
+    """plugin restarts|is k=v …|overlaps|crashes|denied|allowed|joined|hears|takes 24|never-again|says LINE"""
     pods = world.kubelet.pods
     if words[0] == "is":
         _kind(world, words[1:])
@@ -56,6 +58,8 @@ def plugin(world: World, words: list[str]) -> None:
                 pod.overlaps()
             elif words[0] == "never-again" and isinstance(pod, Pod):
                 pod.never_again()
+            elif process is not None and process.alive and words[0] == "takes":
+                process.kind.asks_s = float(words[1])
             elif process is not None and process.alive and words[0] == "hears":
                 process.hup()
             elif process is not None and process.alive and words[0] == "says":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent.core.nvml_codes import name_of
@@ -37,6 +38,8 @@ class Kind:
     "its container is given NVML's library"
     own_error: int = 0
     "what NVML says inside its container, whatever the host shows"
+    asks_s: float = 0.0
+    "how long NVML takes to show it every GPU, where the driver is not kept initialised"
     hangs: bool = False
     "NVML does not answer it, whatever it answers others"
     hup_ends: bool = False
@@ -139,9 +142,15 @@ class Plugin:
 
     def _start(self) -> None:
         self._turn += 1
+        if self.registered and self._world.disk.has(SOCKET):  # stopPlugins() takes its socket away
+            self._world.disk.remove(SOCKET)
+            self._world.signal("inotify")
         self._stop_serving()
         self._log("Retrieving plugins." if self.kind.version >= (0, 14) else "Retreiving plugins.")
-        self._ask(self._turn)
+        if self.kind.asks_s:
+            self._world.time.after(self.kind.asks_s, partial(self._ask, self._turn))
+        else:
+            self._ask(self._turn)
 
     def _ask(self, turn: int) -> None:
         world = self._world

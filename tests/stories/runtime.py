@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from agent.core.layouts import CONTAINERD
+from agent.core.plugin import USER_HZ
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, Container, ContainerDetail, ContainerState, Runtime, Sandbox
 
@@ -31,6 +33,8 @@ class Box:
         self.log = bytearray()
         self.exit_code = 0
         self.started_at = made.created_at
+        self.ticks = "0"
+        "when its process was made, as /proc tells it"
 
     @property
     def log_path(self) -> str:
@@ -79,12 +83,14 @@ class Cri:
         made = Container(unlike, sandbox.id, name, attempt, image, ContainerState.RUNNING, self._world.realtime,
                          labels)
         box = Box(made, None, 1000 + self._made, Kind(**vars(self._world.kubelet.kind)))
+        box.ticks = str(round(self._world.now * USER_HZ))
         self.boxes[made.id] = box
         self._world.disk.write(box.log_path, b"")
         return box
 
     def write(self, box: Box, line: str) -> None:
-        box.log += f"2026-11-29T12:37:14.3856Z stderr F {line}\n".encode()
+        stamp = datetime.fromtimestamp(self._world.realtime, timezone.utc)
+        box.log += f"{stamp:%Y-%m-%dT%H:%M:%S.%f}Z stderr F {line}\n".encode()
         self._world.disk.write(box.log_path, bytes(box.log))
 
     def ended(self, box: Box, code: int) -> None:

@@ -322,7 +322,13 @@ def _healthy_plugin(world: World, words: list[str]) -> None:
     world.time.after(10.0, lambda: plugin(world, ["restarts"]))
 
 
+def _clock(world: World, words: list[str]) -> None:
+    """clock set 3600: forward by so many seconds, or back"""
+    world.clock_off_s += float(words[1])
+
+
 VERBS: dict[str, Any] = {
+    "clock": _clock,
     "nvml": _nvml, "gpu": _gpu, "driver": _driver, "nodes": _nodes, "kubelet": _kubelet,
     "wait": _wait, "daemon-reload": _reload, "gpu-gate": _gate, "dev": _dev, "bus": _bus, "hand": _hand,
     "look": _look, "kernel": _kernel, "fabric": _fabric, "mig-manager": _mig_manager,

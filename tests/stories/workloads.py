@@ -124,7 +124,7 @@ class Workloads:
         rules = self.rules(box)
         last, seen_at, other_until = self._last.get(box.made.id, (rules, self.world.now, 0.0))
         self._last[box.made.id] = (rules, self.world.now, other_until if last == rules else seen_at)
-        return Process(box.made.id, box.pid, "1", f"/kubepods/{carried}", None, rules, True,
+        return Process(box.made.id, box.pid, box.ticks, f"/kubepods/{carried}", None, rules, True,
                        self._last[box.made.id][2], "", spec)
 
 
@@ -154,7 +154,7 @@ class Checks:
                 continue
             may = work.may(box)
             answers = tuple((d, Now.ALLOWED if d in may and d != NOBODYS else Now.DENIED) for d in question.devices)
-            verdict = Verdict(box.made.id, box.pid, "1", work.rules(box), world.now, "scratch", False, answers,
+            verdict = Verdict(box.made.id, box.pid, box.ticks, work.rules(box), world.now, "scratch", False, answers,
                               asked_rules=question.rules)
             verdicts[box.made.id] = verdict
             sightings = [s for s in sightings if s.container_id != box.made.id]

@@ -76,6 +76,8 @@ class World:
         self.is_quiet = False
         "how old answers of systemd and the kubelet may be, as agent/node/live.py has it"
         self._old: dict[str, Seen[Any]] = {}
+        self.clock_off_s = 0.0
+        "how far the clock was set since the boot"
         self.boot_id = "b007b007-0000-4000-8000-000000000001"
         self.kernel: list[KernelLine] = []
         self.ledger: list[str] = []
@@ -109,7 +111,7 @@ class World:
 
     @property
     def realtime(self) -> float:
-        return REALTIME + self.now
+        return REALTIME + self.clock_off_s + self.now
 
     @property
     def control_plane(self) -> bool:

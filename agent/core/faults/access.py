@@ -25,7 +25,7 @@ def _reload_took_it(evidence: Evidence) -> Mark | None:
     reload_at = manager.value.last_reload_at if isinstance(manager, Seen) else None
     log = plugin.log_of(sight) if sight else None
     if denied and sight and log and log.says in WORKED and reload_at \
-            and reload_at > evidence.boottime_of(plugin.started_at(sight)):
+            and reload_at > plugin.began_at(evidence.scene, sight):
         return Mark(True, f"{denied.because}; it could, for its log says that it served its GPUs, and units were "
                     f"loaded anew {evidence.ago(reload_at)}, after its start")
     never = evidence.lost(LossCause.NEVER_HAD)

@@ -26,7 +26,7 @@ def _early(evidence: Evidence) -> Mark | None:
     failed, sight = evidence.finding("PluginInitFailed", "PluginSawNoGpu"), evidence.plugin
     if not failed or not sight or _not_permitted(evidence):
         return None
-    started = evidence.boottime_of(plugin.started_at(sight))
+    started = plugin.began_at(evidence.scene, sight)
     late = evidence.journal(Says.GPU_UP, started)
     if late:
         return Mark(True, f"{failed.because}; {late.at - started:.1f} s after its start: {late.line}")
@@ -82,7 +82,7 @@ def _forgotten(evidence: Evidence) -> tuple[PluginSight, float] | None:
     sight = evidence.plugin
     if not sight or not evidence.finding("PluginForgotten"):
         return None
-    return sight, evidence.boottime_of(plugin.started_at(sight))
+    return sight, plugin.began_at(evidence.scene, sight)
 
 
 def _socket_made_anew(evidence: Evidence) -> Mark | None:
@@ -117,7 +117,7 @@ def _turned_away(evidence: Evidence) -> Mark | None:
 def _not_reached(evidence: Evidence) -> Mark | None:
     """It came to register, and the kubelet could not call it back."""
     found, sight = evidence.finding("PluginForgotten", "PluginSilent"), evidence.plugin
-    since = evidence.boottime_of(plugin.started_at(sight)) if sight else 0.0
+    since = plugin.began_at(evidence.scene, sight) if sight else 0.0
     line = evidence.journal(Says.NOT_REACHED, since)
     return Mark(True, f"{found.because}; {cited(evidence, line)}") if found and line else None
 

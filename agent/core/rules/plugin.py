@@ -85,10 +85,21 @@ def fault(scene: Scene, settings: Settings, short: bool, listed: Listing = NOTHI
     """What is wrong with the plugin; None where the kubelet lists what it should, or nothing can be said."""
     if not isinstance(scene.runtime, Seen):
         return None
-    found = _fault(scene, settings, listed) if short else _denied_while_listed(scene)
+    found = _timed(scene, _fault(scene, settings, listed) if short else _denied_while_listed(scene))
     if found and short and found.cure in (Cure.FRESH_START, Cure.TIME) and has_no_socket(scene):
         return replace(found, cure=Cure.WAIT, because=f"{found.because}; without kubelet.sock no plugin can register")
     return found
+
+
+def _timed(scene: Scene, found: Fault | None) -> Fault | None:
+    """With when it began. One that was told to start afresh in place, or to end, is at work as a new one is: the last
+    mark of its log says so. One that could not register says so at every try, and no longer is."""
+    if found is None or found.sight is None:
+        units = [u for u in scene.units.value_or(()) if found and found.unit == u.name]
+        return replace(found, began_at=units[0].active_since or 0.0) if found and units else found
+    log = plugin.log_of(found.sight)
+    said_at = plugin.in_this_boot(scene, log.at) if log and log.says is not PluginSays.NOT_REGISTERED else 0.0
+    return replace(found, began_at=plugin.began_at(scene, found.sight), said_at=said_at)
 
 
 def _rivals(scene: Scene, settings: Settings) -> Fault | None:
@@ -146,11 +157,11 @@ def _denied_while_listed(scene: Scene) -> Fault | None:
 
 
 def _older_than_driver(scene: Scene, sight: PluginSight) -> Fault | None:
-    """Created before the module's last load: SIGHUP never helps such a one, no device node and no library comes into
-    it. A stamp from before the boot is none: the clock was set since."""
-    created_at = sight.container.created_at - (scene.clock.realtime - scene.clock.boottime)
-    older_s = kernel_log.loaded_at(scene) - created_at
-    if created_at <= 0.0 or older_s <= 0.0:
+    """Begun before the module's last load: SIGHUP never helps such a one, no device node and no library comes into
+    it."""
+    began_at = plugin.began_at(scene, sight)
+    older_s = kernel_log.loaded_at(scene) - began_at
+    if began_at <= 0.0 or older_s <= 0.0:
         return None
     denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
     return Fault(OLDER, f"{_describe(sight)}: created {older_s:.0f} s before the nvidia module was loaded, and given "
@@ -284,5 +295,6 @@ def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -
         log.says, "PluginSilent")
     if listed.count > 0 and log.says is PluginSays.REGISTERED:
         reason = "PluginSawFewer"
-    # One that hangs in NVML answers no signal (v0.20.0).
-    return Fault(reason, who, Cure.TIME, REBUILD, hup_answers=hup and log.says is not PluginSays.ASKING, sight=sight)
+    # One that hangs in NVML answers no signal (v0.20.0), nor does one that has left its loop to end.
+    deaf = log.says in (PluginSays.ASKING, PluginSays.STOPPED)
+    return Fault(reason, who, Cure.TIME, REBUILD, hup_answers=hup and not deaf, sight=sight)
