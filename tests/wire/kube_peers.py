@@ -130,6 +130,7 @@ class Api:
 
     def bookmark(self) -> None:
         with self.changed:
+            self.version += 1
             self._tell("BOOKMARK", {"kind": "Node", "metadata": {"resourceVersion": str(self.version)}})
 
     def cut(self) -> None:
