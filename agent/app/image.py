@@ -41,6 +41,10 @@ class Image:
         with open(real, "rb") as file:
             return file.read(most)
 
+    def leads_to(self, path: str) -> str:
+        """Where it lies in the image once every link is followed."""
+        return self._inside(path).removeprefix(self.root.rstrip("/"))
+
     def glob(self, *patterns: str) -> list[str]:
         """With a leading slash, sorted, as the image has them."""
         found: set[str] = set()

@@ -15,6 +15,7 @@ from enum import Enum
 from functools import partial
 
 from ..core.layouts import CONTROL_PLANE_UNITS, KUBELET_UNITS, manifest_folders
+from ..core.parse import library_version, module_file
 from . import config as configuration
 from .chain import printable
 from .image import Image
@@ -32,6 +33,7 @@ PLUGIN_IMAGE = re.compile(rb"[\w./-]*k8s-device-plugin:v?(\d+)\.(\d+)[\w.-]*")
 CONTAINERD_NAMES = "var/lib/containerd/io.containerd.metadata.v1.bolt/meta.db"
 """containerd's database; names of images stand in it as they are."""
 NAMES_BYTES = 32 << 20
+LIBRARIES = ("usr/lib/*", "usr/lib64", "usr/lib")
 
 
 class Level(str, Enum):
@@ -138,12 +140,13 @@ def settings(image: Image) -> Iterator[Row]:
 
 
 def driver(image: Image) -> Iterator[Row]:
-    modules = image.glob("usr/lib/modules/*/*/nvidia.ko*", "usr/lib/modules/*/*/*/nvidia.ko*",
-                         "usr/lib/modules/*/*/*/*/nvidia.ko*")
-    kernels = sorted({path.split("/")[3] for path in modules})
-    libraries = image.glob("usr/lib/*/libnvidia-ml.so.[0-9]*.*", "usr/lib64/libnvidia-ml.so.[0-9]*.*",
-                           "usr/lib/libnvidia-ml.so.[0-9]*.*")
-    versions = sorted({path.rpartition(".so.")[2] for path in libraries})
+    modules = [path for path in image.glob(*(f"usr/lib/modules/{'*/' * deep}nvidia*.ko*" for deep in (2, 3, 4)))
+               if module_file(f"{path}:".encode())]
+    kernels = sorted({path.split("/")[4] for path in modules})
+    # Debian keeps each driver's libraries in a folder of its own and links to those of one (its alternatives).
+    linked = [image.leads_to(path) for path in image.glob(*(f"{folder}/libnvidia-ml.so.1" for folder in LIBRARIES))]
+    libraries = [*image.glob(*(f"{folder}/libnvidia-ml.so.[0-9]*.*" for folder in LIBRARIES)), *linked]
+    versions = sorted({library_version(path) for path in libraries} - {""})
     if not modules and not versions:
         yield Row("driver", Level.WARNING, "no NVIDIA driver in the image",
                   "fine where it comes at boot (GPU Operator, cloud-init): such a node is not held")

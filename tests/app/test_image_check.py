@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.app.image import Image
-from agent.app.image_check import Level, check, numbers
+from agent.app.image_check import Level, Row, check, numbers
 
 from .sandbox import REPO
 
@@ -69,6 +69,11 @@ def image(tmp_path: Path) -> Path:
 def worst(image: Path, what: str, sealed: bool = True) -> Level:
     order = [Level.OK, Level.SKIPPED, Level.UNKNOWN, Level.WARNING, Level.FAULT]
     return max((row.level for row in check(Image(str(image)), sealed) if row.what == what), key=order.index)
+
+
+def row(image: Path, what: str) -> Row:
+    (found,) = (row for row in check(Image(str(image)), True) if row.what == what)
+    return found
 
 
 def image_check(root: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -132,6 +137,31 @@ WRONG: list[tuple[str, str, Level, Callable[[Path], object]]] = [
 def test_what_may_be_wrong(image: Path, what: str, expected: Level, change: Callable[[Path], object]) -> None:
     change(image)
     assert worst(image, what) is expected
+
+
+def as_debian_packs_it(image: Path, driver: str) -> str:
+    """What nvidia-kernel-dkms and libnvidia-ml1 of Debian's non-free leave; the alternatives' link."""
+    folder = f"usr/lib/x86_64-linux-gnu/nvidia/{driver}"
+    for module in ("", "-uvm", "-modeset"):
+        put(image, f"usr/lib/modules/6.1.0-1-amd64/updates/dkms/nvidia-{driver}{module}.ko")
+    put(image, f"{folder}/libnvidia-ml.so.535.183.01")
+    link(image, f"{folder}/libnvidia-ml.so.1", "libnvidia-ml.so.535.183.01")
+    return f"/{folder}/libnvidia-ml.so.1"
+
+
+def test_a_driver_of_debians_own_packages_is_one(image: Path) -> None:
+    assert row(image, "driver").seen == "550.54.15, module for 6.1.0-1-amd64"
+    shutil.rmtree(image / "usr/lib/modules")
+    for file in (image / "usr/lib/x86_64-linux-gnu").iterdir():
+        file.unlink()
+    chosen = as_debian_packs_it(image, "current")
+    assert row(image, "driver").level is Level.FAULT, "no link leads to the library"
+    link(image, "etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu", chosen)
+    link(image, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+         "/etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu")
+    # A second one beside it is only a choice.
+    put(image, "usr/lib/x86_64-linux-gnu/nvidia/tesla-470/libnvidia-ml.so.470.256.02")
+    assert row(image, "driver") == Row("driver", Level.OK, "535.183.01, module for 6.1.0-1-amd64")
 
 
 def test_a_machine_that_runs_has_a_state_and_an_id_of_its_own(image: Path) -> None:
