@@ -124,6 +124,10 @@ def test_the_script_makes_an_image(chroot: Any) -> None:
     assert "already there: /root/new.deb" in install(chroot, "/root/new.deb").stdout
     assert "installed gpu-gate 0.0.1" in install(chroot, "/root/old.deb").stdout
     assert "installed gpu-gate" in install(chroot, "/root/new.deb").stdout
+    chroot.run("systemctl mask gpu-gate.service")
+    masked = install(chroot, "/root/new.deb", check=False)
+    assert masked.returncode == 1 and "systemctl unmask gpu-gate.service" in masked.stderr
+    chroot.run("systemctl unmask gpu-gate.service")
     # What the script wrote goes with the package, what a person wrote stays.
     mine = "/etc/gpu-gate/gpu-gate.conf.d/90-mine.conf"
     chroot.put(mine, "[Gate]\n")
