@@ -49,6 +49,14 @@ def test_every_alert_has_its_page_and_asks_for_what_exists():
         assert set(re.findall(r"gpu_gate_\w+", rule["expr"])) <= NAMES
 
 
+def test_the_page_gives_each_node_series_of_its_own(promtool: str, tmp_path: Path):
+    said = (ROOT / "docs/alerts.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    (target,) = yaml.safe_load(said)["scrape_configs"][0]["static_configs"]
+    assert target["targets"] == ["127.0.0.1:9477"] and target["labels"]["instance"]
+    (tmp_path / "prometheus.yml").write_text(said)
+    passes(promtool, "check", "config", str(tmp_path / "prometheus.yml"))
+
+
 def test_nightingale_has_the_same_rules():
     told = {row["name"]: row for row in json.loads((MONITORING / "n9e-rules.json").read_text())}
     assert list(told) == [rule["alert"] for rule in RULES]
