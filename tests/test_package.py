@@ -20,7 +20,8 @@ from agent.model.settings import Settings
 
 REPO = Path(__file__).resolve().parent.parent
 DEB = REPO / "packaging" / "deb"
-SCRIPTS = ("build", "fetch-pynvml", "preinst", "postinst", "prerm", "postrm", "gpu-gate-node.prerm", "tests/smoke")
+SCRIPTS = ("build", "fetch-pynvml", "preinst", "postinst", "prerm", "postrm", "gpu-gate-node.postinst",
+           "gpu-gate-node.prerm", "tests/smoke")
 KUBELETS = ("kubelet", "k3s-agent", "rke2-agent", "k0sworker")
 OPT_IN = ("k3s", "rke2-server", "k0scontroller", "snap.microk8s.daemon-kubelite")
 
@@ -42,10 +43,12 @@ EXPECTED = {
     *(f"usr/lib/systemd/system/{unit}.service.d/10-gpu-gate.conf" for unit in KUBELETS),
     *(f"usr/share/doc/gpu-gate/examples/{unit}.service.d/10-gpu-gate.conf"
       for unit in (*OPT_IN, "nvidia-device-plugin")),
+    *(f"usr/share/doc/gpu-gate/examples/monitoring/{name}"
+      for name in ("gpu-gate.rules.yml", "gpu-gate.rules.test.yml", "n9e-rules.json", "grafana-dashboard.json")),
 }
 
-OPERATORS = {"access.md", "alerts.md", "evidence.md", "http.md", "launch.md", "metrics.md", "plugins.md",
-             "reasons.md", "status.schema.json", "terms.md"}
+OPERATORS = {"access.md", "alerts.md", "evidence.md", "http.md", "images.md", "launch.md", "metrics.md",
+             "plugins.md", "reasons.md", "status.schema.json", "terms.md"}
 """The pages that somebody on a node wants, as plain text."""
 
 
@@ -136,7 +139,7 @@ def test_the_barrier_is_a_package_of_its_own_and_off(barrier: Path) -> None:
     depends = run("dpkg-deb", "--field", barrier, "Depends")
     assert f"gpu-gate (= {version()})" in depends and "python3-kubernetes" in depends
     postinst = run("dpkg-deb", "--info", barrier, "postinst")
-    assert "try-restart 'gpu-gate-node.service'" in postinst and "invoke start" not in postinst
+    assert "try-restart 'gpu-gate-node.service'" in postinst and postinst.count("invoke start") == 1
     assert "was-enabled" in postinst, "enabled by nobody but its owner"
     assert run(tool("lintian"), "--allow-root", "--fail-on=error,warning", barrier) == ""
 
@@ -333,6 +336,17 @@ def test_life_of_the_package_on_a_running_node(node: Any) -> None:
     assert node.show("gpu-gate.service", "InvocationID") != agent
     assert invocation(node) == before
 
+    # A root agent does not outlive its package, and comes back with it.
+    dpkg(node, "--remove", "gpu-gate")
+    assert not node.is_active("gpu-gate.service")
+    dpkg(node, "--install", "/root/gpu-gate.deb")
+    assert node.is_active("gpu-gate.service")
+    node.systemctl("disable", "--now", "gpu-gate.service")
+    dpkg(node, "--install", "/root/gpu-gate.deb")
+    assert not node.is_active("gpu-gate.service"), "who disabled it means it"
+    node.systemctl("enable", "--now", "gpu-gate.service")
+    assert invocation(node) == before
+
 
 @pytest.mark.node
 def test_autopkgtest(node: Any) -> None:
@@ -365,6 +379,7 @@ def test_removal_lets_a_held_kubelet_go_and_purge_leaves_nothing(node: Any) -> N
     start_held(node)
     dpkg(node, "--remove", "gpu-gate")
     node.wait_for("systemctl is-active kubelet.service")
+    assert not node.is_active("gpu-gate.service")
     node.run(f"rm -r {Path(HELD_PATH).parent}")
     node.systemctl("daemon-reload")
     node.systemctl("restart", "kubelet.service", timeout=60)
