@@ -84,8 +84,8 @@ async def _prevent(settings: Settings, done: list[Allowed]) -> str:
                 await allow.finished()
             elif diagnosis.access_due is None or diagnosis.access_due - boottime() > SOON_S:
                 return ""
-            else:
-                await asyncio.sleep(0.05)
+            else:  # until it is: looks in between would only use up the rounds
+                await asyncio.sleep(max(0.05, diagnosis.access_due - boottime()))
         return f"{ROUNDS} looks were not enough"
     finally:
         supervisor.cancel()
