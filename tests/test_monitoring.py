@@ -77,8 +77,8 @@ def test_the_dashboard_asks_for_what_exists_and_its_panels_do_not_overlap():
             assert asked and asked <= NAMES, target["expr"]
         if panel["type"] == "stat":
             # Grafana's own default is green below 80: one node that is not ready is none of that.
-            steps = [(step["value"], step["color"]) for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
-            assert steps[0] == (None, "green") and steps[1][0] == 1 and steps[1][1] != "green", panel["title"]
+            well, ill = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+            assert (well["value"], well["color"], ill["value"]) == (None, "green", 1) and ill["color"] != "green"
         place = panel["gridPos"]
         cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
                  for y in range(place["y"], place["y"] + place["h"])}

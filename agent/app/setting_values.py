@@ -10,8 +10,9 @@ from typing import Any
 
 from ..core import parse
 
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|seconds|second|sec|s|minutes|minute|min|m|hours|hour|hr|h|)\s*")
-_UNITS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*"
+                   r"(us|ms|seconds|second|sec|s|minutes|minute|min|m|hours|hour|hr|h|days|day|d|)\s*")
+_UNITS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _GPU_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.service")
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")

@@ -48,7 +48,7 @@ def _removed(path: str) -> bool:
 def _span_s(span: str) -> float:
     seconds = parse_span(span)
     if not 1.0 <= seconds <= LONGEST_S:
-        raise ValueError("must lie between 1s and 168h")
+        raise ValueError("must lie between 1s and 7d")
     return seconds
 
 

@@ -200,7 +200,7 @@ def test_a_pause_that_ends_by_itself(node: Node) -> None:
     assert mark["reason"] == "a new GPU"
     assert mark["until"] - mark["at"] == pytest.approx(5400.0)
     assert [path.name for path in node.run.iterdir()] == ["paused"]
-    for words in (("pause", "--for", "soon"), ("pause", "--for", "0"), ("pause", "--for", "8000h"),
+    for words in (("pause", "--for", "soon"), ("pause", "--for", "0"), ("pause", "--for", "8d"),
                   ("status", "--why", "x"), ("resume", "--for", "3m")):
         done = node.gpu_gate(*words)
         assert (done.returncode, is_a_sentence(done.stderr)) == (2, True), words

@@ -52,6 +52,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("Gate.PauseWhile", "nvidia-mig-manager.service, reset.service", ("nvidia-mig-manager.service", "reset.service")),
     ("Probe.TimeoutSec", "45 sec", 45.0),
     ("Probe.IntervalSec", "1h", 3600.0),
+    ("Probe.IntervalSec", "1 day", 86400.0),
     ("Probe.DriverRoot", "/run/nvidia/driver/", "/run/nvidia/driver"),
     ("Driver.Load", "auto", "auto"),
     ("Driver.MakeNodes", "No", False),
