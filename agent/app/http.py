@@ -63,7 +63,13 @@ class Http:
         self._faces: dict[str, Callable[[], Answer]] = {
             "/": page.answer, "/healthz": self._healthz, "/readyz": self._readyz, "/status": self._status,
             "/metrics": self._metrics, "/events": self._events.answer}
-        self.problem: str | None = None
+        self._problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why a face does not answer, as a sentence; None while they do."""
+        shut = next((s.problem for s in (self._tcp, self._unix) if s is not None and s.problem), None)
+        return self._problem or (f"HTTP: {shut}" if shut else None)
 
     async def start(self) -> None:
         self._unix = await self._listen_unix()
@@ -76,7 +82,7 @@ class Http:
             return
         if self._tcp is not None:
             self._tcp.close()
-        self._tcp, self._listening, self.problem = None, "", None
+        self._tcp, self._listening, self._problem = None, "", None
         if not wanted:
             return
         host, _, port = wanted.rpartition(":")
@@ -84,7 +90,7 @@ class Http:
         try:
             await server.listen(host.strip("[]"), int(port))
         except OSError as exc:
-            self.problem = f"HTTP cannot listen on {wanted}: {exc.strerror or exc}; see ss -ltnp"
+            self._problem = f"HTTP cannot listen on {wanted}: {exc.strerror or exc}; see ss -ltnp"
             return
         self._tcp, self._listening = server, wanted
         if not _is_loopback(host):

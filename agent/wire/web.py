@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import cast
 
+from . import door
+from .door import Door
+
 MOST_CONNECTIONS = 128
 IDLE_S = 10.0
 UNREAD_S = 30.0
@@ -36,7 +39,6 @@ ALL_UNSENT_BYTES = 4 << 20
 SOCKET_BYTES = 256 << 10
 "What the kernel may hold of one connection's answers; by itself it would take up to 4 MiB."
 AT_A_TIME = 8
-BACKLOG = 64
 
 _FIRST = re.compile(rb"([A-Z]{1,20}) (\S{1,2048}) HTTP/1\.([01])")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([\x20-\x7e\t\x80-\xff]*)")
@@ -73,22 +75,33 @@ class Server:
     def __init__(self, answer: Answerer) -> None:
         self.answer = answer
         self._loop = asyncio.get_running_loop()
-        self._listener: asyncio.AbstractServer | None = None
+        self._doors: list[Door] = []
         self._connections: dict[Connection, None] = {}
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str, port: int) -> None:
-        server = await self._loop.create_server(lambda: Connection(self), host, port, backlog=BACKLOG)
-        for listening in server.sockets:  # what it accepts inherits it
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-        self._listener = server
+        """OSError, and nothing listens."""
+        try:
+            for bound in await door.tcp(host, port):
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)  # what it accepts inherits it
+                self._doors.append(Door(bound, lambda: Connection(self)))
+        except OSError:
+            self.close()
+            raise
 
     async def listen_unix(self, path: str) -> None:
-        self._listener = await self._loop.create_unix_server(lambda: Connection(self), path, backlog=BACKLOG)
+        """OSError."""
+        self._doors.append(Door(door.unix(path), lambda: Connection(self)))
+
+    @property
+    def problem(self) -> str | None:
+        """Why nobody is let in, as a sentence; None while everybody is."""
+        return next((found.problem for found in self._doors if found.problem), None)
 
     def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        for opened in self._doors:
+            opened.close()
+        self._doors.clear()
         if self._sweeper is not None:
             self._sweeper.cancel()
         for connection in list(self._connections):

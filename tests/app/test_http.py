@@ -217,6 +217,19 @@ def test_a_port_that_is_taken_costs_the_face_only_and_is_tried_again() -> None:
     assert (cured, code) == (None, 200)
 
 
+def test_a_face_that_lets_nobody_in_is_a_trouble() -> None:
+    async def story() -> list[str | None]:
+        async with served(Seen(f"127.0.0.1:{free_port()}")) as (face, _):
+            before, found = face.problem, face._tcp
+            assert found is not None
+            found._doors[0].problem = "nobody is let in (Too many open files): sysctl fs.file-nr"
+            return [before, face.problem]
+
+    before, now = asyncio.run(story())
+    assert before is None
+    assert now == "HTTP: nobody is let in (Too many open files): sysctl fs.file-nr"
+
+
 def test_a_reload_moves_the_face_or_closes_it() -> None:
     async def story() -> list[bool]:
         answers = Seen()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from agent.wire import web
+from agent.wire import door, web
 from agent.wire.web import Answer, Connection, Server
 
 BIG = b"x" * 300_000
@@ -259,6 +261,35 @@ def test_a_stream_goes_on_and_takes_no_more_requests() -> None:
         await asyncio.wait_for(lost.wait(), 60)
 
     on_site(story)
+
+
+def test_without_a_descriptor_left_clients_wait_and_the_log_is_not_flooded(caplog: pytest.LogCaptureFixture,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """accept(2) answers EMFILE for as long as one waits. It is told once, and who waited is answered afterwards."""
+    monkeypatch.setattr(door, "AGAIN_S", 0.01)
+
+    async def story(found: Site) -> None:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as client, contextlib.ExitStack() as all_of_them:
+            client.setblocking(False)
+            usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+            all_of_them.callback(resource.setrlimit, resource.RLIMIT_NOFILE, usual)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, usual[1]))
+            with pytest.raises(OSError, match="Too many open files"):
+                while True:
+                    all_of_them.callback(os.close, os.dup(client.fileno()))
+            await loop.sock_connect(client, ("127.0.0.1", found.port))
+            await loop.sock_sendall(client, LAST)
+            while not found.server.problem:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            assert "nobody is let in (Too many open files)" in found.server.problem
+            all_of_them.close()
+            assert code(await asyncio.wait_for(loop.sock_recv(client, 1 << 16), 60)) == 200
+        assert found.server.problem is None
+
+    on_site(story)
+    assert caplog.records == []
 
 
 def test_a_unix_socket_has_a_count_of_its_own(tmp_path: Path) -> None:
