@@ -124,7 +124,15 @@ class Child:
             popen = spawn(argv, env, hold_stdin)
         except (OSError, ValueError) as exc:
             raise ChildProblem("unstartable", f"{argv[0]} could not be started: {exc}") from exc
-        return cls.adopt(popen)
+        try:
+            return cls.adopt(popen)
+        except OSError as exc:  # no descriptor is left for its pidfd
+            popen.kill()
+            for pipe in filter(None, (popen.stdin, popen.stdout, popen.stderr)):
+                pipe.close()
+            with suppress(subprocess.TimeoutExpired):
+                popen.wait(_KILL_WITHIN_S)
+            raise ChildProblem("unstartable", f"{argv[0]} could not be followed, and was killed: {exc}") from exc
 
     @classmethod
     def adopt(cls, popen: subprocess.Popen[bytes]) -> Child:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import sys
@@ -191,3 +192,16 @@ def _is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_one_that_cannot_be_followed_is_killed_and_told(run, monkeypatch):
+    """Where no descriptor is left for its pidfd: it must neither go on by itself nor end whoever started it."""
+    def none_left(_pid):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+    ended = run(run_once(shell("exec sleep 600"), PATIENCE_S))
+    assert ended.word == "unstartable"
+    assert "Too many open files" in ended.detail
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
