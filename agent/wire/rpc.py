@@ -104,7 +104,7 @@ class Channel:
             answer: bytes = ask(data, timeout=max(within_s, 0.001))
         except grpc.RpcError as exc:
             raise _error(method, exc) from exc
-        except ValueError as exc:  # what grpc raises for a channel that was closed meanwhile
+        except (ValueError, RuntimeError) as exc:  # a channel that was closed meanwhile; no thread for grpc
             raise RpcError("failed", f"{method}: {exc}"[:300]) from exc
         return answer
 
@@ -131,7 +131,12 @@ async def unary(over: str | Channel, method: str, request: Any, response_class: 
         with Channel(over) as own:
             return await unary(own, method, request, response_class, within_s)
     call = functools.partial(over.call, method, request.SerializeToString(), within_s)
-    running = asyncio.get_running_loop().run_in_executor(None, call)
+    try:
+        running = asyncio.get_running_loop().run_in_executor(None, call)
+    except RuntimeError as exc:  # pids.max, kernel.pid_max: no thread for us. What was asked waits in the pool for
+        # the next one, so the channel is closed: nothing is done later, behind our back.
+        over.close()
+        raise RpcError("failed", f"{method}: {exc}: sysctl kernel.pid_max; systemctl status gpu-gate") from exc
     try:
         data = await asyncio.wait_for(running, within_s + BACKSTOP_S)
     except asyncio.TimeoutError as exc:

@@ -254,3 +254,22 @@ def test_the_tables_say_what_protobuf_would_read() -> None:
     assert status.SerializeToString() == message((3, 1), (12, {"a": "b"}))
     assert types["PodSandbox"].FromString(message((3, 7))).state == 7, "a state that we do not know yet"
     assert set(types) & set(protos.pod_resources()) == set()
+
+
+def test_no_thread_is_left_for_a_call(run: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer, not the end of the agent; and what could not be asked is not asked later, when a thread is there."""
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def story() -> RpcError:
+        with channel(str(path)) as over:
+            with monkeypatch.context() as nobody, pytest.raises(RpcError) as caught:
+                nobody.setattr(threading.Thread, "start", none_left)
+                await ask(over)
+            await asyncio.get_running_loop().run_in_executor(None, time.monotonic)
+        return caught.value
+
+    with pod_resources(path, ONE_GPU) as server:
+        error = run(story())
+        assert (error.word, server.asked) == ("failed", [])
+    assert "can't start new thread" in error.detail
