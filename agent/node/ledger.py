@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
+import stat
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,8 +19,13 @@ from ..wire.whole import write_whole
 from .tape import Tape
 
 LEDGER_LINES = 500
+LEDGER_BYTES = 1 << 20
+"""No more of it is read by a look, and twice 500 lines are half of it: what is larger is not ours."""
 EVIDENCE_KEPT = 20
 EVIDENCE_BYTES = 200 << 20
+OURS = re.compile(r"\d+-\d+|\.\d+-\d+\.\d+")
+"""Seconds and the action's number; one that is being written, or was when its agent was killed, has a dot before them
+and a pid after them (node/bundle.py)."""
 FREE_BYTES = 32 << 20
 """So much must be free before a bundle is written: evidence must not fill somebody's disk."""
 
@@ -29,6 +36,7 @@ def append(root: Path, entry: LedgerEntry) -> None:
     line = json.dumps(asdict(entry)).encode() + b"\n"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_foreign(path)
         _trim(path)
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -41,6 +49,18 @@ def append(root: Path, entry: LedgerEntry) -> None:
     except OSError as exc:
         raise HandFailed(f"the ledger {path} cannot be written ({exc.strerror}), so nothing is done: "
                          f"df {path.parent}") from exc
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Its lines are read whole: a device or a fifo in its place, or a file of gigabytes, would take the memory of the
+    machine, or never end."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)) or found.st_size > LEDGER_BYTES:
+        raise HandFailed(f"the ledger {path} is no plain file, or larger than {LEDGER_BYTES >> 20} MiB, so nothing "
+                         f"is done: ls -lL {path}, and mv it away")
 
 
 def _cut_torn_line(fd: int) -> None:
@@ -92,14 +112,19 @@ def note_outcome(root: Path, evidence: str, outcome: str) -> None:
 
 
 def _forget_oldest(folder: Path) -> None:
-    """The oldest go first; before them those of repairs that changed nothing, which may be many."""
-    bundles = sorted((p for p in folder.iterdir() if p.is_dir()), reverse=True,
+    """The oldest go first; before them those of repairs that changed nothing, which may be many. What somebody else
+    put there is neither removed nor counted: a case under work, a link to another disk."""
+    bundles = sorted((p for p in folder.iterdir() if OURS.fullmatch(p.name) and _is_folder(p)), reverse=True,
                      key=lambda p: (not _did_not_take(p), p.stat().st_mtime))
     total = 0
     for number, path in enumerate(bundles, 1):
         total += sum(f.stat().st_size for f in path.rglob("*") if f.is_file() and not f.is_symlink())
         if number >= EVIDENCE_KEPT or total > EVIDENCE_BYTES:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_folder(path: Path) -> bool:
+    return stat.S_ISDIR(path.lstat().st_mode)
 
 
 def _did_not_take(folder: Path) -> bool:

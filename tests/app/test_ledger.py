@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import textwrap
@@ -142,6 +143,37 @@ def test_what_cannot_be_written_is_said_with_what_to_do(tmp_path: Path, spoil) -
     assert f"df {tmp_path / STATE}" in failed.value.sentence
 
 
+def is_a_device_without_end(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def is_a_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def is_far_too_large(path: Path) -> None:
+    path.write_bytes(b"")
+    os.truncate(path, 64 << 30)  # a hole: more than there is memory
+
+
+@pytest.mark.parametrize("spoil", [is_a_device_without_end, is_a_fifo, is_far_too_large])
+def test_what_is_no_ledger_is_not_read_for_ever(tmp_path: Path, spoil) -> None:
+    """Each would hold the agent, or fill the machine's memory with it; so with a limit on ours."""
+    (tmp_path / STATE).mkdir(parents=True)
+    path = tmp_path / STATE / "ledger.jsonl"
+    spoil(path)
+    before = os.stat(path)
+    usual = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, usual[1]))
+    try:
+        with pytest.raises(HandFailed) as failed:
+            ledger.append(tmp_path, entry())
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, usual)
+    assert "so nothing is done" in failed.value.sentence and "mv it away" in failed.value.sentence
+    assert (os.stat(path).st_ino, os.stat(path).st_size) == (before.st_ino, before.st_size)
+
+
 # --- the evidence
 
 
@@ -222,6 +254,18 @@ def test_a_link_among_the_evidence_is_not_followed(tmp_path: Path) -> None:
     for n in range(1, ledger.EVIDENCE_KEPT + 5):
         ledger.keep_evidence(tmp_path, tape(), f"{n}-1", {})
     assert (tmp_path / "precious/file").read_text() == "mine"
+
+
+def test_what_somebody_else_put_among_the_evidence_stays_and_does_not_count(tmp_path: Path) -> None:
+    """A case under work, larger than all of ours may be, and older."""
+    case = tmp_path / STATE / "evidence/case-4711"
+    (case / "files").mkdir(parents=True)
+    (case / "files/log").write_bytes(b"")
+    os.truncate(case / "files/log", 2 * ledger.EVIDENCE_BYTES)
+    for n in range(ledger.EVIDENCE_KEPT + 5):
+        ledger.keep_evidence(tmp_path, tape(), f"{n}-1", {})
+    assert len(kept(tmp_path)) == ledger.EVIDENCE_KEPT + 1
+    assert (case / "files/log").stat().st_size == 2 * ledger.EVIDENCE_BYTES
 
 
 def test_an_outcome_of_evidence_that_was_cleared_away(tmp_path: Path) -> None:
