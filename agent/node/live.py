@@ -42,7 +42,7 @@ ALLOCATABLE_FRESH_S = 0.5
 
 _WORDS = {
     "missing": Why.MISSING, "not-found": Why.MISSING, "unimplemented": Why.MISSING,
-    "timed-out": Why.TIMED_OUT, "not-permitted": Why.NOT_PERMITTED,
+    "timed-out": Why.TIMED_OUT, "not-permitted": Why.NOT_PERMITTED, "not-asked": Why.NOT_ASKED,
 }
 
 

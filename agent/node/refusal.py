@@ -13,6 +13,10 @@ _WHY = {
     errno.ENXIO: Why.MISSING,
     errno.EACCES: Why.NOT_PERMITTED,
     errno.EPERM: Why.NOT_PERMITTED,
+    # Nothing left for us to ask with; what was to be read may be there or not.
+    errno.EMFILE: Why.NOT_ASKED,
+    errno.ENFILE: Why.NOT_ASKED,
+    errno.ENOMEM: Why.NOT_ASKED,
 }
 
 

@@ -40,7 +40,7 @@ class RpcError(Exception):
     """A call that gave no answer.
 
     `word` is missing (nobody serves this socket), not-found (the thing asked about is not there), busy (rate limit),
-    unimplemented, timed-out, not-permitted or failed.
+    unimplemented, timed-out, not-permitted, failed, or not-asked (no thread of ours was left to ask with).
     """
 
     def __init__(self, word: str, detail: str, code: str = "") -> None:
@@ -136,7 +136,7 @@ async def unary(over: str | Channel, method: str, request: Any, response_class: 
     except RuntimeError as exc:  # pids.max, kernel.pid_max: no thread for us. What was asked waits in the pool for
         # the next one, so the channel is closed: nothing is done later, behind our back.
         over.close()
-        raise RpcError("failed", f"{method}: {exc}: sysctl kernel.pid_max; systemctl status gpu-gate") from exc
+        raise RpcError("not-asked", f"{method}: {exc}: sysctl kernel.pid_max; systemctl status gpu-gate") from exc
     try:
         data = await asyncio.wait_for(running, within_s + BACKSTOP_S)
     except asyncio.TimeoutError as exc:

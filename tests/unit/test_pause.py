@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from agent.model.mark import Mark
 from agent.model.plan import StartProbe
 from agent.model.reading import Refusal, Why
 from agent.model.settings import Settings
+from agent.node.refusal import refusal
 
 from .scenes import DEFAULTS, FAILED, MISSING, NOW, diagnosed, finding, probed, seen, unit
 from .test_gate import after_probes, boot, gate, kinds
@@ -53,6 +56,12 @@ def test_a_mark_that_cannot_be_read_pauses_and_says_so() -> None:
     pause = diagnosed(paused=FAILED).paused
     assert pause is not None and pause.by_person
     assert "could not be read (failed: Input/output error)" in pause.why
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_where_we_had_nothing_left_to_look_with_nobody_paused_it(number: int) -> None:
+    """A pause by a person would let a kubelet go that is held."""
+    assert diagnosed(paused=refusal(OSError(number, os.strerror(number)))).paused is None
 
 
 @pytest.mark.parametrize(("data", "mark"), [

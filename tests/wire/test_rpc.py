@@ -262,7 +262,7 @@ def test_no_thread_is_left_for_a_call(run: Any, path: Path, monkeypatch: pytest.
         raise RuntimeError("can't start new thread")
 
     async def story() -> RpcError:
-        with channel(str(path)) as over:
+        with Channel(str(path)) as over:
             with monkeypatch.context() as nobody, pytest.raises(RpcError) as caught:
                 nobody.setattr(threading.Thread, "start", none_left)
                 await ask(over)
@@ -271,5 +271,5 @@ def test_no_thread_is_left_for_a_call(run: Any, path: Path, monkeypatch: pytest.
 
     with pod_resources(path, ONE_GPU) as server:
         error = run(story())
-        assert (error.word, server.asked) == ("failed", [])
+        assert (error.word, server.asked) == ("not-asked", [])
     assert "can't start new thread" in error.detail
