@@ -139,7 +139,7 @@ def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     hopeless = gate.hopeless + 1 if _is_hopeless(diagnosis) else 0
     nvml = _of_link(diagnosis, 5)
     if diagnosis.mending is not None and nvml is not None and nvml.verdict is Verdict.FAILS:  # not a /dev unread
-        gate = replace(gate, mend=replace(gate.mend, bad_probe_at=now + diagnosis.mending.offset))
+        gate = replace(gate, mend=replace(gate.mend, bad_probe_at=now))
     pause = backoff(settings, failures, now - since, report.end is ProbeEnd.HUNG, hopeless)
     return replace(gate, good=0, fingerprint="", validated_at=None, failures=failures, failing_since=since,
                    hopeless=hopeless, probe_after=now + pause)

@@ -6,6 +6,7 @@ Its lines are written by node/ledger.py, fsynced before anything is done.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ..model.runtime import LedgerEntry
 from . import parse
@@ -37,12 +38,23 @@ def read(data: bytes) -> tuple[LedgerEntry, ...] | None:
         try:
             if stored is None or not math.isfinite(stored["at"]):
                 return None
+            since_boot = stored.get("boottime")  # lines of an earlier version have none
+            if since_boot is not None and not math.isfinite(since_boot):
+                return None
             entries.append(LedgerEntry(
                 float(stored["at"]), str(stored["boot_id"]), int(stored["number"]), str(stored["what"]),
-                str(stored["target"]), str(stored["cause"]), str(stored["evidence"]), str(stored["outcome"])))
+                str(stored["target"]), str(stored["cause"]), str(stored["evidence"]), str(stored["outcome"]),
+                None if since_boot is None else float(since_boot)))
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
     return tuple(entries)
+
+
+def by_this_clock(entries: tuple[LedgerEntry, ...], boot_id: str, offset: float) -> tuple[LedgerEntry, ...]:
+    """With the times of this boot's as the clock would tell them now, `offset` being realtime less boottime: one that
+    was set since must neither shorten a pause nor make one of eight hours."""
+    return tuple(replace(e, at=e.boottime + offset) if e.boottime is not None and e.boot_id == boot_id else e
+                 for e in entries)
 
 
 def actions(entries: tuple[LedgerEntry, ...], boot_id: str) -> tuple[LedgerEntry, ...]:

@@ -52,7 +52,7 @@ class Mend:
     refused_until: float = 0.0
     "boottime: a hand refused (no ledger, no evidence), and is not asked again before"
     bad_probe_at: float | None = None
-    "realtime of the last failing probe of this agent: evidence that a later failure is a new one"
+    "boottime of the last failing probe of this agent: evidence that a later failure is a new one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _free(mend: Mend) -> Mend:
 def _news(mend: Mend, view: Mending) -> tuple[Action, ...]:
     """NVML that failed since the last action is news, and must outlive this agent's memory."""
     done = ledger.actions(view.entries, view.boot_id)
-    if not done or mend.bad_probe_at is None or mend.bad_probe_at <= done[-1].at:
+    if not done or mend.bad_probe_at is None or mend.bad_probe_at + view.offset <= done[-1].at:
         return ()
     return () if ledger.nvml_failed_since(view.entries, done[-1]) else (NoteNvmlFailed(done[-1].number),)
 

@@ -170,3 +170,5 @@ class LedgerEntry:
     evidence: str
     "the bundle's folder"
     outcome: str = ""
+    boottime: float | None = None
+    "seconds, of the same moment: no clock that is set shifts it"

@@ -59,12 +59,12 @@ class Mender:
         if tape is None:
             raise HandFailed("this look was not recorded, so there is no evidence of it: nothing is done")
         boot_id = await self._boot_id()
-        now = clock_now().realtime
-        kept = ledger.keep_evidence(self._root, tape, f"{int(now)}-{action.number}", await _journal())
+        name = f"{int(clock_now().realtime)}-{action.number}"
+        kept = ledger.keep_evidence(self._root, tape, name, await _journal())
         shown = "/" + str(kept.relative_to(self._root))
         what, target = _named(action)
         try:
-            ledger.append(self._root, LedgerEntry(now, boot_id, action.number, what, target, action.cause, shown))
+            ledger.append(self._root, _entry(boot_id, action.number, what, target, action.cause, shown))
         except HandFailed:
             # Nothing was done, and it will be tried again: its bundles must not push out those of what was done.
             shutil.rmtree(kept, ignore_errors=True)
@@ -72,12 +72,12 @@ class Mender:
         self._task = asyncio.get_running_loop().create_task(self._do(action, socket, shown))
 
     async def note(self, action: NoteOutcome | NoteNvmlFailed) -> None:
-        boot_id, now = await self._boot_id(), clock_now().realtime
+        boot_id = await self._boot_id()
         if isinstance(action, NoteNvmlFailed):
-            ledger.append(self._root, LedgerEntry(now, boot_id, action.number, NVML_FAILED, "", "", ""))
+            ledger.append(self._root, _entry(boot_id, action.number, NVML_FAILED))
             return
-        ledger.append(self._root, LedgerEntry(now, boot_id, action.number, OUTCOME, "", "", action.evidence,
-                                              action.outcome))
+        ledger.append(self._root, _entry(boot_id, action.number, OUTCOME, evidence=action.evidence,
+                                         outcome=action.outcome))
         ledger.note_outcome(self._root, action.evidence, action.outcome)
 
     async def close(self) -> None:
@@ -131,6 +131,13 @@ class Mender:
     async def _boot_id(self) -> str:
         found = await self._host.file("/proc/sys/kernel/random/boot_id")
         return parse.text(found.value) if isinstance(found, Seen) else ""
+
+
+def _entry(boot_id: str, number: int, what: str, target: str = "", cause: str = "", evidence: str = "",
+           outcome: str = "") -> LedgerEntry:
+    """A line of the ledger, of now."""
+    now = clock_now()
+    return LedgerEntry(now.realtime, boot_id, number, what, target, cause, evidence, outcome, now.boottime)
 
 
 async def _rebuild(action: Rebuild, socket: str) -> str:

@@ -147,12 +147,12 @@ class MendLaws:
         tries = [e for n, e in enumerate(done, 1) if not (e["what"] == "hup" and n < len(done) and all(
             e[key] == done[n][key] for key in ("cause", "target")))]
         charged = [e for e in tries if not said.get(e["number"], "").startswith(ledger.DID_NOT_TAKE)]
-        lately = [e for e in charged if e["at"] > world.realtime - 3600.0]
+        lately = [e for e in charged if e["boottime"] > world.now - 3600.0]
         hold(len(lately) <= world.settings.repairs_per_hour, f"{len(lately)} repairs in one hour")
         hold(len(charged) <= world.settings.repairs_per_boot, f"{len(charged)} repairs in one boot")
         if len(tries) > 1:
             before = tries[-2]
-            gap = world.realtime - before["at"]
+            gap = world.now - before["boottime"]
             hold(said.get(before["number"]) == CURED or gap >= BACKOFF_S, f"{gap:.1f} s after one that did not cure")
 
     def _is_plugins(self, action: Disruptive, target: str, saw: Saw) -> None:

@@ -51,7 +51,7 @@ class Mender:
         self._passes("evidence")
         what, target = named(action)
         try:
-            self._append(LedgerEntry(world.realtime, world.boot_id, action.number, what, target, action.cause, shown))
+            self._append(what, action.number, target=target, cause=action.cause, evidence=shown)
         except HandFailed:
             world.disk.remove(shown)
             raise
@@ -60,18 +60,18 @@ class Mender:
         self._do(action)
 
     def note(self, action: NoteOutcome | NoteNvmlFailed) -> None:
-        world = self._world
         if isinstance(action, NoteNvmlFailed):
-            self._append(LedgerEntry(world.realtime, world.boot_id, action.number, NVML_FAILED, "", "", ""))
+            self._append(NVML_FAILED, action.number)
         else:
-            self._append(LedgerEntry(world.realtime, world.boot_id, action.number, OUTCOME, "", "", action.evidence,
-                                     action.outcome))
+            self._append(OUTCOME, action.number, evidence=action.evidence, outcome=action.outcome)
 
     def kill(self) -> None:
         self.gone = True
 
-    def _append(self, entry: LedgerEntry) -> None:
+    def _append(self, what: str, number: int, target: str = "", cause: str = "", evidence: str = "",
+                outcome: str = "") -> None:
         world = self._world
+        entry = LedgerEntry(world.realtime, world.boot_id, number, what, target, cause, evidence, outcome, world.now)
         if world.ledger_mood == "unwritable" or world.disk_full:
             raise HandFailed("the ledger cannot be written (Read-only file system), so nothing is done")
         world.ledger.append(json.dumps(asdict(entry)) + "\n")

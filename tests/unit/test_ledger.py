@@ -16,6 +16,7 @@ from agent.core.ledger import (
     OUTCOME,
     actions,
     allowed_at,
+    by_this_clock,
     is_next_rung,
     next_number,
     outcome_of,
@@ -78,6 +79,8 @@ def test_a_last_line_that_was_cut_off_was_never_acted_on(cut: int) -> None:
     line(ONE).replace(b'"boot_id"', b'"boot"'), line(ONE).replace(b'"at": ', b'"at": "x", "b": '),
     line(ONE).replace(b'"at": ', b'"at": NaN, "b": '), line(ONE).replace(b'"at": ', b'"at": 1e999, "b": '),
     line(ONE).replace(b'"at": ', b'"at": ' + b"9" * 400 + b', "b": '),
+    line(ONE).replace(b'"boottime": null', b'"boottime": "x"'),
+    line(ONE).replace(b'"boottime": null', b'"boottime": NaN'),
     b"[" * 100_000 + b"\n", line(ONE).replace(b'"number": 1', b'"number": 1e999'),
 ])
 @pytest.mark.parametrize("before", [b"", line(ONE)])
@@ -150,3 +153,10 @@ def test_when_one_more_action_is_allowed(entries: tuple[LedgerEntry, ...], per_h
                                          in_s: float | None) -> None:
     at = allowed_at(entries, BOOT_ID, per_hour, per_boot)
     assert (None if at is None else max(0.0, at - NOW)) == in_s
+
+
+def test_a_clock_that_is_set_moves_no_line_of_this_boot() -> None:
+    """Written by a clock that was eight hours fast. Of an earlier boot or version nothing better is known."""
+    mine, old = (replace(done(10)[0], at=NOW + 28800, boottime=500.0, boot_id=b) for b in (BOOT_ID, "before"))
+    plain = replace(mine, boottime=None)
+    assert [e.at for e in by_this_clock((mine, old, plain), BOOT_ID, NOW - 510)] == [NOW - 10, old.at, plain.at]

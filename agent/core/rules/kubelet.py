@@ -7,7 +7,7 @@ from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.scene import Scene, Unit
 from ...model.settings import Settings
-from .. import nvml_codes
+from .. import ledger, nvml_codes
 from ..look.watched import kubelet_units
 from ..resources import GPUS, Listing
 from .gpus import Judged
@@ -196,13 +196,13 @@ def is_older(scene: Scene, listed: Listing) -> bool:
 
 def mending(scene: Scene, settings: Settings, fault: Fault | None, listed: Listing) -> Mending:
     """What the mender may know of this look; `may_act` only where the kubelet itself answered in it."""
-    unit = find_unit(scene, settings)
+    unit, offset = find_unit(scene, settings), scene.clock.realtime - scene.clock.boottime
     answered = isinstance(scene.allocatable, Seen) and unit is not None and unit.is_active \
         and (unit.active_since is None or scene.allocatable.at >= unit.active_since)
     return Mending(
         fault=fault, may_act=answered and not is_older(scene, listed), listed=0 if listed.is_stale else listed.count,
         kubelet_since=unit.active_since or 0.0 if unit else 0.0,
         kubelet_invocation=unit.invocation_id if unit else "",
-        offset=scene.clock.realtime - scene.clock.boottime, boot_id=scene.boot_id,
-        entries=scene.ledger.value_or(()),
+        offset=offset, boot_id=scene.boot_id,
+        entries=ledger.by_this_clock(scene.ledger.value_or(()), scene.boot_id, offset),
         ledger_problem="" if isinstance(scene.ledger, Seen) else str(scene.ledger))
