@@ -260,11 +260,11 @@ class Daemon:
         return changed
 
     def _failed(self, action: Action, failed: HandFailed, gate: Gate) -> None:
-        self.doings.note(action, clock_now().realtime, failed.sentence)
+        is_new = self.doings.note(action, clock_now().realtime, failed.sentence)
         self._rests.failed(action, boottime())
         if isinstance(action, DISRUPTIVE):
             self.seen.gate = replace(gate, mend=refuse(gate.mend, failed.sentence, boottime()))
-        is_news = failed.sentence != gate.mend.held  # what is held is said once
+        is_news = is_new and failed.sentence != gate.mend.held  # what goes on failing, and what is held, is said once
         log.log(logging.WARNING if is_news else logging.DEBUG, "a hand did not take: %s", failed.sentence,
                 extra=facts(action=type(action).__name__))
 

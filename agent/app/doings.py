@@ -36,13 +36,17 @@ class Doings:
         "(kind, done or failed)"
         self.recent: deque[Done] = deque(maxlen=MOST_ACTIONS)
 
-    def note(self, action: Action, at: float, failed: str = "") -> None:
-        """`failed`: why it did not take."""
+    def note(self, action: Action, at: float, failed: str = "") -> bool:
+        """`failed`: why it did not take. False where the last one of its kind came to the very same."""
         kind = type(action).__name__
         self.counts[kind, "failed" if failed else "done"] += 1
-        if not isinstance(action, _QUIET):
-            self._keep(Done(round(at, 3), kind, action.sentence, f"failed: {failed}" if failed else "done",
-                            action.number if isinstance(action, DISRUPTIVE) else 0))
+        if isinstance(action, _QUIET):
+            return True
+        done = Done(round(at, 3), kind, action.sentence, f"failed: {failed}" if failed else "done",
+                    action.number if isinstance(action, DISRUPTIVE) else 0)
+        last = next((earlier for earlier in reversed(self.recent) if earlier.kind == kind), None)
+        self._keep(done)
+        return last is None or replace(last, at=done.at) != done
 
     def added(self, done: tuple[Allowed, ...], at: float) -> None:
         """Devices were named in scopes' lists."""

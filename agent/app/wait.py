@@ -17,7 +17,7 @@ from ..core.paths import PCI, SOC_FAMILY
 from ..model.errors import HandFailed
 from ..model.mark import Mark
 from ..model.settings import Settings
-from ..node.marks import read_mark, write_mark
+from ..node.marks import read_mark, write_mark, write_released
 from ..wire.clock import boottime
 
 POLL_S = 0.02
@@ -109,7 +109,10 @@ def _line(path: str) -> str:
 def _leave_mark(name: str, reason: str) -> None:
     """Best effort: what cannot be written costs one more wait at the kubelet's next start, no failure now."""
     try:
-        write_mark("/", name, reason)
+        if name == "released":
+            write_released(reason)
+        else:
+            write_mark("/", name, reason)
     except HandFailed as failed:
         _say(failed.sentence)
 

@@ -38,7 +38,7 @@ from ..wire.whole import write_whole
 from .access import AccessChecks
 from .allow import Allow
 from .launch import Launcher
-from .marks import write_mark
+from .marks import write_released
 from .mender import Mender
 from .probes import Probes
 from .tape import Tape
@@ -84,7 +84,7 @@ class Hands:
 
     def _release(self, action: Release) -> None:
         if not os.path.exists(f"{RUN}/released"):  # whoever came first had the reason
-            write_mark("/", "released", action.reason, action.word)
+            write_released(action.reason, action.word)
 
     def _begin(self, action: StartProbe | DropProbe | CheckAccess | AllowDevices) -> None:
         """Programs beside the cycle."""

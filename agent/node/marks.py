@@ -36,3 +36,18 @@ def write_mark(root: str | os.PathLike[str], name: str, reason: str, word: str =
     except OSError as exc:
         raise HandFailed(f"{path} could not be written ({exc.strerror}): are you root, and is there room in /run?"
                          ) from exc
+
+
+def write_released(reason: str, word: str = "") -> None:
+    """The mark that lets the kubelet go. Where /run is full it is an empty one, for which a tmpfs has room all the
+    same: any file is that mark, and a kubelet does not wait until somebody has cleared up. HandFailed."""
+    try:
+        write_mark("/", "released", reason, word)
+    except HandFailed:
+        try:
+            os.close(os.open(f"{RUN}/released", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        except OSError:
+            pass
+        else:
+            return
+        raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import threading
 import time
 
@@ -168,3 +169,15 @@ def test_nothing_but_marks_is_left(node: Node) -> None:
     is_over(node)
     node.gpu_gate("wait")
     assert sorted(p.name for p in node.run.iterdir()) == ["released", "waiting"]
+
+
+def test_a_run_that_is_full_still_takes_the_mark(node: Node) -> None:
+    """A kubelet that may start does not wait for the deadline because somebody filled /run."""
+    done = node.run_program("sh", "-ec", """
+        mount -t tmpfs -o size=4k tmpfs /run/gpu-gate
+        head -c 4096 /dev/zero >/run/gpu-gate/somebodys
+        "$0" -m agent wait
+        test -f /run/gpu-gate/released
+        cd /run/gpu-gate && echo *""", sys.executable)
+    assert (done.returncode, done.stdout) == (0, "released somebodys\n"), done.stderr
+    assert "could not be written" not in done.stderr
