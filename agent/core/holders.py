@@ -32,6 +32,8 @@ BEHIND = "given behind the runtime's back (the legacy NVIDIA hook)"
 LEFT_OUT = "its OCI spec names it and systemd was not told (runc 1.1.3 to 1.1.6 without the /dev/char link)"
 CURE_BEHIND = ("CDI (NVIDIA Container Toolkit 1.18 or later), or the device plugin's --pass-device-specs, or the "
                "runtime's cgroupfs driver; then start the pod anew")
+CURE_GIVEN = ("CDI (NVIDIA Container Toolkit 1.18 or later), or the device plugin's --pass-device-specs; then start "
+              "the pod anew")
 CURE_LEFT_OUT = ("/dev/char links before the container starts (MakeNodes=yes), or runc 1.1.7 or later with systemd "
                  "240 or later; then start the pod anew")
 
@@ -138,7 +140,8 @@ def _explained(scene: Scene, holder: GpuContainer, seen: dict[Device, Sighting])
     if not named:
         return holder
     is_left_out = all(Claim.SPEC in d.claims for d in named)
-    holder = replace(holder, cure=CURE_LEFT_OUT if is_left_out else CURE_BEHIND,
+    has_unit = holder.driver is not Driver.CGROUPFS  # else no reload touches it
+    holder = replace(holder, cure=CURE_GIVEN if not has_unit else CURE_LEFT_OUT if is_left_out else CURE_BEHIND,
                      risk_why=f"{holder.risk_why}: {LEFT_OUT if is_left_out else BEHIND}" if holder.at_risk
                      else holder.risk_why)
     if not lost:
@@ -147,14 +150,16 @@ def _explained(scene: Scene, holder: GpuContainer, seen: dict[Device, Sighting])
     if sighting is None:
         return replace(holder, loss=LossCause.NEVER_HAD, loss_why="this agent never saw it allowed: lost before the "
                        "agent started, or never given", cure=f"start the pod anew; for good: {holder.cure}")
-    if sighting.allowed_at - SLACK_S < sighting.reload_at <= sighting.denied_at:
+    if has_unit and sighting.allowed_at - SLACK_S < sighting.reload_at <= sighting.denied_at:
         by = _asked_by(scene, sighting.reload_at)
         return replace(holder, loss=LossCause.RELOAD, loss_why="systemd loaded its units anew at "
                        f"{at(scene, sighting.reload_at)}" + (f", asked for by {by}" if by else "")
                        + f"; {LEFT_OUT if is_left_out else BEHIND}")
     return replace(holder, loss=LossCause.UPDATE, loss_why="its device programs were replaced between "
-                   f"{at(scene, sighting.allowed_at)} and {at(scene, sighting.denied_at)}, and no reload was seen: a "
-                   "container update (cpu-manager, resize) or systemctl set-property")
+                   f"{at(scene, sighting.allowed_at)} and {at(scene, sighting.denied_at)}, "
+                   + ("and no reload was seen: a container update (cpu-manager, resize) or systemctl set-property"
+                      if has_unit else "and no unit of systemd carries it, which a reload could touch: a container "
+                      "update (cpu-manager, resize), or whoever wrote its cgroup"))
 
 
 def _asked_by(scene: Scene, reload_at: float) -> str:

@@ -35,7 +35,7 @@ _FORMS: tuple[tuple[Says, re.Pattern[str]], ...] = (
     (Says.NO_HANDLER, re.compile(r"no runtime for \\*\"nvidia|runtime handler \\*\"?nvidia\S* (?:not|is not)"
                                  r"|find runtime handler nvidia", re.I)),
     (Says.NO_CDI_DEVICE, re.compile(r"unresolvable CDI devices|CDI device injection failed", re.I)),
-    (Says.HOOK_FAILED, re.compile(r"nvidia-container-cli(?:\.real)?: [a-z ]+error", re.I)),
+    (Says.HOOK_FAILED, re.compile(r"nvidia-container-cli(?:\.real)?: (?:[a-z ]+ )?error", re.I)),
     (Says.NOT_REACHED, re.compile(
         r"(?:Unable to connect to device plugin client|failed to dial device plugin).*nvidia", re.I)),
     (Says.NOT_STARTED, re.compile(

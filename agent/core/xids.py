@@ -41,7 +41,10 @@ def recovery(line: str) -> str:
 
 
 def wants(number: int, line: str) -> str:
-    """What a person is to do; "" where the number alone does not say."""
+    """What a person is to do; "" where the number alone does not say. Of 0, which is no Xid, an NVSwitch's fatal
+    SXid."""
+    if number == 0:
+        return "an NVSwitch: reset every GPU of it, or reboot" if ": SXid (" in line else ""
     if number == RECOVERY:
         return recovery(line)
     if number in RESET:

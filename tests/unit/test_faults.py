@@ -100,6 +100,7 @@ def ended(words: bytes) -> Any:
 
 REGION = ("NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\n"
           "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:0f:00.0)")
+OTHER_LIBRARY = b"Failed to initialize NVML: Driver/library version mismatch\n"
 FM = "nvidia-fabricmanager.service"
 FM_FAILED = seen((unit(FM, "failed"),))
 FM_OTHER = ("fabric manager NVIDIA GPU driver interface version 550.127.05 don't match with driver version "
@@ -275,6 +276,15 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
     ("EarlyNvml", NOT_PERMITTED, Witness(), None),
     ("PluginMarkedUnhealthy", unlisted(plugins=(sight(
         WELL_LOG + b"Skipping non-nvmlEventTypeXidCriticalError event: {EventType:2}\n"),)), Witness(), None),
+    ("HookRefused", NO_PLUGIN, said("nvidia-container-cli: mount error: failed to add device rules"), CONFIRMED),
+    ("HookRefused", NO_PLUGIN, said("nvidia-container-cli: error of a kind that nobody knows"), CONFIRMED),
+    ("HookRefused", NO_PLUGIN, said("nvidia-container-cli: ldcache error: process /sbin/ldconfig failed"), None),
+    ("PluginWithoutLibrary", NO_PLUGIN, said("nvidia-container-cli: initialization error: load library failed: "
+                                             "libnvidia-ml.so.1"), CONFIRMED),
+    ("PluginWithoutLibrary", NO_PLUGIN, said("nvidia-container-cli: device error: 8: unknown device"), None),
+    ("ContainerOlderThanModule", unlisted(plugins=(sight(OTHER_LIBRARY),)), Witness(), CONFIRMED),
+    ("ContainerOlderThanModule", unlisted(plugins=(sight(OTHER_LIBRARY),), probe=failing(18)), Witness(), None),
+    ("EarlyNvml", unlisted(plugins=(sight(OTHER_LIBRARY),)), Witness(), None),
     ("RegistrationFailed", forgotten(60.0), said(NOT_REACHED, NOW - 5), CONFIRMED),
     ("RegistrationFailed", forgotten(60.0), said(NOT_REACHED, 90.0), None),  # before this plugin's start
     ("PluginWithoutLibrary", unlisted(plugins=(sight(

@@ -51,6 +51,7 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
     (KUBELET, r'with CreateContainerError: \"no runtime for \\\"nvidia\\\" is configured\"', Says.NO_HANDLER),
     ("crio.service", "failed to find runtime handler nvidia from runtime list map[runc:0xc0]", Says.NO_HANDLER),
     (RUNTIME, "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0", Says.NO_CDI_DEVICE),
+    (RUNTIME, "nvidia-container-cli: error parsing IMEX info: unsupported IMEX channel value: all", Says.HOOK_FAILED),
     (RUNTIME, "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown", Says.HOOK_FAILED),
     (KUBELET, r'"Error syncing pod, skipping" err="failed to \"StartContainer\" for \"nvidia-device-plugin-ctr\" '
      r'with ImagePullBackOff: \"Back-off pulling image \\\"nvcr.io/nvidia/k8s-device-plugin:v0.17.1\\\"\""',

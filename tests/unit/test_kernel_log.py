@@ -383,6 +383,8 @@ BACK = "NVRM: Xid (PCI:0000:0f:00): 154, GPU recovery action changed from 0x1 (G
     (154, "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)", False, ""),
     (119, "Timeout after 6s of waiting for RPC response", False, "reset the GPU, or reboot"),
     (9999, "nobody knows it", False, ""),
+    (0, "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", False, "an NVSwitch"),
+    (0, "nvidia 0000:0f:00.0: AER: can't recover (no error_detected callback)", False, ""),
 ])
 def test_what_an_xid_wants(number: int, words: str, is_reset: bool, wants: str) -> None:
     assert xids.is_reset(number, words) is is_reset

@@ -5,10 +5,12 @@ The border of evidence: only an observed loss of device access may be called the
 
 from __future__ import annotations
 
-from ...model.access import LossCause
+import re
+
+from ...model.access import Driver, LossCause
 from ...model.reading import Seen
 from ...model.runtime import PluginSays
-from ...model.witness import Says
+from ...model.witness import JournalWord, Says
 from .. import plugin, plugin_log
 from .known import Evidence, KnownFault, Mark, cited, either, said, when
 
@@ -20,7 +22,7 @@ def _reload_took_it(evidence: Evidence) -> Mark | None:
     if lost:
         return Mark(True, f"{lost.namespace}/{lost.pod} {lost.name} could open {lost.denied[0].name} before, and may "
                     f"not now; {lost.loss_why}")
-    denied = evidence.finding("PluginAccessDenied")
+    denied = None if _no_reload_touches_the_plugin(evidence) else evidence.finding("PluginAccessDenied")
     sight, manager = evidence.plugin, evidence.scene.manager
     reload_at = manager.value.last_reload_at if isinstance(manager, Seen) else None
     log = plugin.log_of(sight) if sight else None
@@ -29,12 +31,18 @@ def _reload_took_it(evidence: Evidence) -> Mark | None:
         return Mark(True, f"{denied.because}; it could, for its log says that it served its GPUs, and units were "
                     f"loaded anew {evidence.ago(reload_at)}, after its start")
     never = evidence.lost(LossCause.NEVER_HAD)
-    if never and not (never.is_plugin and evidence.finding("PluginGivenNothing")):
+    if never and never.driver is not Driver.CGROUPFS \
+            and not (never.is_plugin and evidence.finding("PluginGivenNothing")):
         return Mark(False, f"{never.namespace}/{never.pod} {never.name} may not open {never.denied[0].name}; "
                     f"{never.loss_why}")
     if denied:
         return Mark(False, f"{denied.because}; that it ever could was not seen")
     return _unknown_error_inside(evidence)
+
+
+def _no_reload_touches_the_plugin(evidence: Evidence) -> bool:
+    """No unit of systemd carries its container."""
+    return any(c.is_plugin and c.driver is Driver.CGROUPFS for c in evidence.diagnosis.gpu_containers)
 
 
 def _unknown_error_inside(evidence: Evidence) -> Mark | None:
@@ -48,7 +56,11 @@ def _unknown_error_inside(evidence: Evidence) -> Mark | None:
 
 
 def _updated(evidence: Evidence) -> Mark | None:
+    never = evidence.lost(LossCause.NEVER_HAD)
     lost = evidence.lost(LossCause.UPDATE)
+    if not lost and never and never.driver is Driver.CGROUPFS:
+        return Mark(False, f"{never.namespace}/{never.pod} {never.name} may not open {never.denied[0].name}; "
+                    f"{never.loss_why}; no unit of systemd carries it, which a reload could touch")
     if not lost:
         return None
     policy = evidence.witness.cpu_policy
@@ -69,7 +81,45 @@ def _ended_without(evidence: Evidence) -> Mark | None:
     return Mark(True, found.because) if found and log and plugin_log.lacks_the_library(log) else None
 
 
-KEPT_AWAY = ("NoNvidiaHandler", "PluginWithoutLibrary")
+def _hook(evidence: Evidence) -> tuple[JournalWord | None, str, bool]:
+    """The line by which the NVIDIA runtime's hook refused a container, what it means, and whether that is of the
+    driver's libraries."""
+    line = evidence.journal(Says.HOOK_FAILED)
+    words = line.line if line else ""
+    means = next((means for form, means in HOOK if re.search(form, words, re.I)), "")
+    return line, means, means in LIBRARIES
+
+
+def _hook_refused(evidence: Evidence) -> Mark | None:
+    line, means, is_library = _hook(evidence)
+    return _means(evidence, line, means) if line and not is_library else None
+
+
+def _hook_without(evidence: Evidence) -> Mark | None:
+    line, means, is_library = _hook(evidence)
+    return _means(evidence, line, means) if line and is_library else None
+
+
+def _means(evidence: Evidence, line: JournalWord, means: str) -> Mark:
+    return Mark(True, cited(evidence, line) + (f"; it means: {means}" if means else ""))
+
+
+LIBRARIES = ("the driver's libraries are not where the toolkit looks for them ([nvidia-container-cli] root=)",
+             "ldconfig of the host failed: its memory, or ldconfig= in the toolkit's configuration")
+HOOK = (
+    ("version mismatch", "the driver was upgraded under the loaded module: reboot the drained node"),
+    ("driver not loaded", "the nvidia module was not loaded then"),
+    ("libnvidia-ml|load library failed", LIBRARIES[0]),
+    ("ldcache|ldconfig", LIBRARIES[1]),
+    ("requirement error|unsatisfied condition", "its image wants a newer driver (NVIDIA_REQUIRE_CUDA)"),
+    ("unknown device", "it asks for a GPU that NVML does not show (NVIDIA_VISIBLE_DEVICES)"),
+    ("device rules|device filters|bpf_prog|devices.allow", "the hook may not write the cgroup's device rules: a "
+     "kernel before 5.6 (no BPF_F_REPLACE), bpf_jit_harden, or a host that is itself a container: CDI does without"),
+    ("IMEX", "nvidia-container-toolkit and libnvidia-container are of different versions: both of one, after 1.17.0"),
+)
+"""What its words mean. libnvidia-container #151, #154, #176; nvidia-container-toolkit #797, awslabs/amazon-eks-ami
+#2062 (IMEX); src/cli/configure.c and src/nvc*.c of libnvidia-container 1.17 (the kinds of error)."""
+KEPT_AWAY = ("NoNvidiaHandler", "PluginWithoutLibrary", "HookRefused")
 """Faults whose own mark is a container that the runtime would not make or start. A CDI spec that is merely wrong is
 none: where something depends on it, that is link 6's own finding."""
 GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
@@ -97,9 +147,16 @@ FAULTS = (
         "PluginWithoutLibrary", 6, "The plugin's container was made without the driver's libraries",
         "NVIDIA/k8s-device-plugin README, prerequisites",
         "its log says that NVML's library is not to be found", judge=either((
-            when("PluginLacksLibrary"), _ended_without, said(Says.HOOK_FAILED))),
+            when("PluginLacksLibrary"), _ended_without, _hook_without)),
         remedy="its pod wants the nvidia runtime: RuntimeClass nvidia, the default runtime, or a CDI spec",
         do="crictl inspect {plugin} | grep -E 'runtimeType|NVIDIA_'",
+        is_not="cured by starting the same container afresh"),
+    KnownFault(
+        "HookRefused", 6, "The NVIDIA runtime's hook refused a container",
+        "NVIDIA/libnvidia-container #151, #154, #176",
+        "nvidia-container-cli's own error, as the runtime or the kubelet passed it on", judge=_hook_refused,
+        remedy="what its words mean is said beside them; CDI needs no hook",
+        do="journalctl -b | grep nvidia-container-cli | tail -3; nvidia-container-cli -k info",
         is_not="cured by starting the same container afresh"),
     KnownFault(
         "CdiSpecMissing", 6, "There is no CDI spec, and containers are to be given GPUs by one", CDI,

@@ -285,6 +285,7 @@ FAULTS = (
         consistent="an Xid after which it is to be reset (48, 62, 64, 95, 140, …), of a driver that does not tell by "
                    "NVML what it wants",
         decide="whether it was reset since", capture="nvidia-smi -q | grep -E 'GPU 0|Recovery|Remap'; journalctl -k",
-        remedy="reset it when it is idle, or reboot", do="nvidia-smi -q | grep -E 'Pending|Recovery'",
+        remedy="reset it when it is idle, or reboot; where a row could not be remapped: its vendor",
+        do="nvidia-smi -q | grep -E 'Pending|Recovery'",
         is_not="a reason to hold the node while NVML shows it; the plugin takes such a GPU out of what it offers"),
 )

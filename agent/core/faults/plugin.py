@@ -12,7 +12,7 @@ from ...model.finding import Verdict
 from ...model.reading import Seen
 from ...model.runtime import PluginSays, PluginSight
 from ...model.witness import Says
-from .. import plugin
+from .. import plugin, plugin_log
 from .known import Evidence, KnownFault, Mark, cited, either, when
 
 DEAF = ((0, 9), (0, 13))
@@ -24,7 +24,7 @@ SETTLED_S = 30.0
 
 def _early(evidence: Evidence) -> Mark | None:
     failed, sight = evidence.finding("PluginInitFailed", "PluginSawNoGpu"), evidence.plugin
-    if not failed or not sight or _not_permitted(evidence):
+    if not failed or not sight or _not_permitted(evidence) or _old_library(evidence):
         return None
     started = plugin.began_at(evidence.scene, sight)
     late = evidence.journal(Says.GPU_UP, started)
@@ -40,6 +40,16 @@ def _early(evidence: Evidence) -> Mark | None:
         return Mark(True, f"{failed.because}; it was started {first.value.at - started:.1f} s before NVML first "
                     "showed every GPU")
     return Mark(False, f"{failed.because}; NVML on the host shows every GPU now")
+
+
+def _old_library(evidence: Evidence) -> Mark | None:
+    """Its library is of another driver than the loaded one, while the host's own is not."""
+    found, sight = evidence.finding("PluginInitFailed", "PluginExited"), evidence.plugin
+    log = plugin.log_of(sight) if sight else None
+    if not found or not log or not plugin_log.has_an_old_library(log):
+        return None
+    hosts = any(f.link == 5 and f.blocks and f.verdict is Verdict.FAILS for f in evidence.diagnosis.findings)
+    return None if hosts else Mark(True, f"{found.because}; NVML on the host is well")
 
 
 def _not_permitted(evidence: Evidence) -> Mark | None:
@@ -185,9 +195,10 @@ FAULTS = (
         remedy="have its container made again. SIGHUP would take away what it still offers", do=REBUILD,
         is_not="seen by the kubelet: it goes on listing the GPUs, and every allocation fails"),
     KnownFault(
-        "ContainerOlderThanModule", 8, "The plugin's container was made before the nvidia module was loaded",
+        "ContainerOlderThanModule", 8, "The plugin's container is older than the loaded nvidia module",
         "NVIDIA/k8s-device-plugin cmd/nvidia-device-plugin/main.go", "its creation lies before the kernel's line "
-        "that the module was loaded", judge=when("PluginOlderThanDriver"),
+        "that the module was loaded, or its log says that its library is of another version, and the host's is not",
+        judge=either((when("PluginOlderThanDriver"), _old_library)),
         remedy="have its container made again: it was given what was there then", do=REBUILD,
         is_not="helped by SIGHUP"),
     KnownFault(

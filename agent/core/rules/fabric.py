@@ -59,8 +59,9 @@ def find(settings: Settings, judged: Judged) -> Finding | None:
                       f"{', '.join(map(str, sorted(codes)))})", "FabricFailed", failed)
     if pending:
         states = " and ".join(sorted({g.state.fabric for g in pending}))
-        return _fails(settings, f"the fabric of {len(pending)} of {len(judged.gpus)} GPUs is {states}: CUDA would "
-                      "say 802", "FabricPending", [g.bus_id for g in pending])
+        others = f", that of {done} is complete" if done else ""
+        return _fails(settings, f"the fabric of {len(pending)} of {len(judged.gpus)} GPUs is {states}{others}: CUDA "
+                      "would say 802", "FabricPending", [g.bus_id for g in pending])
     if done:
         return Finding(4, "FabricReady", Verdict.HOLDS, f"the fabric of {done} GPUs is complete")
     return None

@@ -129,7 +129,8 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
 
 def _advised(word: KernelWord) -> str:
     wants = xids.wants(word.xid, word.line)
-    return word.line[:160] + (f" (Xid {word.xid}: {wants})" if wants else "")
+    number = f"Xid {word.xid}: " if word.xid else ""
+    return word.line[:160] + (f" ({number}{wants})" if wants else "")
 
 
 def _is_elsewhere(word: KernelWord, gpus: SortedGpus) -> bool:
