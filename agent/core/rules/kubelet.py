@@ -199,8 +199,12 @@ def mending(scene: Scene, settings: Settings, fault: Fault | None, listed: Listi
     unit, offset = find_unit(scene, settings), scene.clock.realtime - scene.clock.boottime
     answered = isinstance(scene.allocatable, Seen) and unit is not None and unit.is_active \
         and (unit.active_since is None or scene.allocatable.at >= unit.active_since)
+    # Whether a plugin could register at all is its folder's to say; where it was not read, none is ended on a guess.
+    folder = scene.plugin_sockets
+    can_tell = isinstance(folder, Seen) or folder.is_missing
     return Mending(
-        fault=fault, may_act=answered and not is_older(scene, listed), listed=0 if listed.is_stale else listed.count,
+        fault=fault, may_act=answered and can_tell and not is_older(scene, listed),
+        listed=0 if listed.is_stale else listed.count,
         kubelet_since=unit.active_since or 0.0 if unit else 0.0,
         kubelet_invocation=unit.invocation_id if unit else "",
         offset=offset, boot_id=scene.boot_id,
