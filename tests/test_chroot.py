@@ -45,6 +45,7 @@ def chroot(request: pytest.FixtureRequest, debs: tuple[Path, Path]) -> Iterator[
     with Node(tree.layers(request.param, None, sim=False)) as node:
         node.copy(debs[0], "/root/new.deb")
         node.copy(debs[1], "/root/old.deb")
+        node.copy(debs[0].with_name(debs[0].name.replace("gpu-gate_", "gpu-gate-node_")), "/root/barrier.deb")
         node.copy(IMAGES, "/root/images")
         yield node
 
@@ -124,6 +125,11 @@ def test_the_script_makes_an_image(chroot: Any) -> None:
     assert "already there: /root/new.deb" in install(chroot, "/root/new.deb").stdout
     assert "installed gpu-gate 0.0.1" in install(chroot, "/root/old.deb").stdout
     assert "installed gpu-gate" in install(chroot, "/root/new.deb").stdout
+    # The barrier goes with its own version alone: it is not silently taken away.
+    install(chroot, "/root/new.deb", "/root/barrier.deb")
+    refused = install(chroot, "/root/old.deb", check=False)
+    assert refused.returncode == 1 and "name its .deb as well" in refused.stderr
+    chroot.run("dpkg-query -W gpu-gate-node && dpkg --purge gpu-gate-node", timeout=120)
     chroot.run("systemctl mask gpu-gate.service")
     masked = install(chroot, "/root/new.deb", check=False)
     assert masked.returncode == 1 and "systemctl unmask gpu-gate.service" in masked.stderr
