@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import logging
@@ -31,6 +32,7 @@ FRESH_S = 0.2
 """/status and /metrics of one cycle are written once in so long: ages in them are older by that."""
 HEADERS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer"),
            ("Cross-Origin-Resource-Policy", "same-origin"))
+LOW_PORT = "the agent's unit lacks CAP_NET_BIND_SERVICE, for ports below 1024: name a higher one in [Http] Listen="
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
@@ -90,7 +92,8 @@ class Http:
         try:
             await server.listen(host.strip("[]"), int(port))
         except OSError as exc:
-            self._problem = f"HTTP cannot listen on {wanted}: {exc.strerror or exc}; see ss -ltnp"
+            todo = LOW_PORT if exc.errno == errno.EACCES else "see ss -ltnp"
+            self._problem = f"HTTP cannot listen on {wanted}: {exc.strerror or exc}; {todo}"
             return
         self._tcp, self._listening = server, wanted
         if not _is_loopback(host):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ import pytest
 
 from agent.app import http as http_room
 from agent.app.http import Http
+from agent.wire.web import Server
 
 Ask = Callable[..., Awaitable[tuple[int, dict[str, str], str]]]
 
@@ -228,6 +230,18 @@ def test_a_face_that_lets_nobody_in_is_a_trouble() -> None:
     before, now = asyncio.run(story())
     assert before is None
     assert now == "HTTP: nobody is let in (Too many open files): sysctl fs.file-nr"
+
+
+def test_a_port_that_the_sandbox_refuses_is_not_said_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "permission denied")
+
+    async def story() -> str:
+        monkeypatch.setattr(Server, "listen", refused)
+        async with served(Seen("127.0.0.1:80")) as (face, _):
+            return face.problem or ""
+
+    assert asyncio.run(story()).endswith("name a higher one in [Http] Listen=")
 
 
 def test_a_reload_moves_the_face_or_closes_it() -> None:
