@@ -75,6 +75,8 @@ LAYOUTS = (
            ("/var/snap/microk8s/common/run/containerd.sock",), "microk8s #448, #3959", manifests="",
            root="/var/snap/microk8s/common/var/lib/kubelet",
            control_plane=("snap.microk8s.daemon-kubelite.service",)),
+    Layout("Charmed Kubernetes", ("snap.kubelet.daemon.service",), (CONTAINERD,),
+           "the kubelet's own snap; sos report/plugins/kubernetes.py", manifests=""),
     Layout("Canonical Kubernetes", ("snap.k8s.kubelet.service",), (CONTAINERD,),
            "canonical/k8s-snap; sos report/plugins/kubernetes.py", manifests=""),
     Layout("k0s", ("k0sworker.service", "k0scontroller.service"), ("/run/k0s/containerd.sock",),

@@ -138,6 +138,10 @@ class PluginSight:
     access: Reading[Access]
     restart_policy: str = ""
     'of its pod, as far as this node shows it: "" where it does not'
+    halted: str = ""
+    'why its process does not go on by itself; "" where it does, or nobody looked'
+    in_kernel: bool = False
+    "that is uninterruptible sleep: no signal ends it"
 
 
 @dataclass(frozen=True, slots=True)

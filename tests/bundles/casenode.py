@@ -224,7 +224,8 @@ class CaseNode(CaseHost):
     def do_plugin(self, rest: str) -> None:
         """none | second | static | image, name, state, started VALUE | stamp, logged VALUE: when it was started and
         when it wrote, by the clock of then | env, label NAME=VALUE | access yes, no, unknown, or risk: until the next
-        reload | unmade: its pod is here without it | args, mounts WORD… | attempt N | exit STATUS [REASON]."""
+        reload | unmade: its pod is here without it | args, mounts WORD… | attempt N | exit STATUS [REASON] |
+        process S, D, T, frozen [PID of who traces it]."""
         what, _, value = rest.partition(" ")
         if what in ("env", "label", "note"):
             key, _, text = value.partition("=")
@@ -243,6 +244,11 @@ class CaseNode(CaseHost):
             self.plugin |= {"state": "exited", "exit": int(status), "reason": reason}
         elif what == "attempt":
             self.plugin[what] = int(value)
+        elif what == "process":
+            state, tracer = f"{value} 0".split()[:2]
+            self.files["/proc/4711/status"] = f"Name:\tnvidia\nState:\t{state}\nTracerPid:\t{tracer}\n".encode()
+            scope = f"/sys/fs/cgroup/kubepods.slice/pod1.slice/cri-containerd-{PLUGIN_ID}.scope"
+            self.files[f"{scope}/cgroup.events"] = f"populated 1\nfrozen {int(state == 'frozen')}\n".encode()
         else:
             self.plugin[what] = float(value) if what in ("started", "stamp", "logged") else value or True
 

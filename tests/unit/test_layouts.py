@@ -22,6 +22,7 @@ CRIO = "/run/crio/crio.sock"
 # whose, the unit that carries its kubelet, its runtime, the folder of its pod-resources socket's root, static pods
 NODES = [
     ("kubeadm, EKS, AKS, GKE, ACK, TKE", "kubelet.service", CONTAINERD, DEFAULT_ROOT, "/etc/kubernetes/manifests"),
+    ("Charmed Kubernetes", "snap.kubelet.daemon.service", CONTAINERD, DEFAULT_ROOT, None),
     ("EKS on Ubuntu", "snap.kubelet-eks.daemon.service", CONTAINERD, DEFAULT_ROOT, None),
     ("k3s", "k3s-agent.service", K3S, DEFAULT_ROOT, "/var/lib/rancher/k3s/agent/pod-manifests"),
     ("k3s, server", "k3s.service", K3S, DEFAULT_ROOT, "/var/lib/rancher/k3s/agent/pod-manifests"),

@@ -74,6 +74,7 @@ async def plugins(host: Host, settings: Settings, scene: Scene) -> Scene:
     folders = manifest_folders(settings, running_kubelet(scene.units, settings))
     if not is_complete and not is_tegra(scene):  # which may have no /dev/nvidiactl at all
         sights = tuple([await _with_access(host, s) for s in sights])
+    sights = tuple([await _halted(host, scene, s) for s in sights])
     sights = tuple([replace(s, restart_policy=await _restart_policy(host, s.sandbox, folders)) for s in sights])
     return replace(scene, plugins=sights, socket_owners=await _owners(host, settings, scene, sights))
 
@@ -141,6 +142,29 @@ async def _with_access(host: Host, sight: PluginSight) -> PluginSight:
             sight.container.state is not ContainerState.RUNNING:
         return sight
     return replace(sight, access=await host.access(sight.detail.value.pid, "/dev/nvidiactl"))
+
+
+async def _halted(host: Host, scene: Scene, sight: PluginSight) -> PluginSight:
+    """Is its process kept from going on: asleep in the kernel, stopped, traced (proc(5): State, TracerPid), or frozen
+    by its cgroup (cgroup-v2.rst: cgroup.events)?"""
+    pid = sight.detail.value.pid if isinstance(sight.detail, Seen) else 0
+    if pid <= 0 or sight.container.state is not ContainerState.RUNNING:
+        return sight
+    status = await host.file(f"/proc/{pid}/status")
+    fields = dict(line.split(":\t", 1) for line in parse.text(status.value_or(b"")).splitlines() if ":\t" in line)
+    state, tracer = fields.get("State", "")[:1], fields.get("TracerPid", "0").strip()
+    if tracer != "0":
+        return replace(sight, halted=f"its process {pid} is traced by pid {tracer}")
+    if state in ("T", "t"):
+        return replace(sight, halted=f"its process {pid} was stopped by a signal (state {state})")
+    cgroup = next((p.cgroup_v2 for p in scene.processes.value_or(()) if p.container_id == sight.container.id), None)
+    events = await host.file(f"/sys/fs/cgroup{cgroup}/cgroup.events") if cgroup else None
+    if isinstance(events, Seen) and "frozen 1" in parse.text(events.value).splitlines():
+        return replace(sight, halted="its container is paused (its cgroup is frozen)")
+    if state == "D":
+        return replace(sight, halted=f"its process {pid} sleeps in the kernel (state D), where no signal reaches it",
+                       in_kernel=True)
+    return sight
 
 
 async def _restart_policy(host: Host, sandbox: Sandbox | None, folders: tuple[str, ...]) -> str:

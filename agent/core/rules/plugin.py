@@ -15,7 +15,7 @@ from ...model.scene import Scene, Unit
 from ...model.settings import Settings
 from .. import plugin, plugin_log
 from ..resources import Listing
-from . import kernel_log
+from . import kernel_log, plugin_process
 from .kubelet import has_no_socket
 
 OLDER, STALE = "PluginOlderThanDriver", "PluginListsGone"
@@ -85,21 +85,10 @@ def fault(scene: Scene, settings: Settings, short: bool, listed: Listing = NOTHI
     """What is wrong with the plugin; None where the kubelet lists what it should, or nothing can be said."""
     if not isinstance(scene.runtime, Seen):
         return None
-    found = _timed(scene, _fault(scene, settings, listed) if short else _denied_while_listed(scene))
+    found = plugin_process.timed(scene, _fault(scene, settings, listed) if short else _denied_while_listed(scene))
     if found and short and found.cure in (Cure.FRESH_START, Cure.TIME) and has_no_socket(scene):
         return replace(found, cure=Cure.WAIT, because=f"{found.because}; without kubelet.sock no plugin can register")
     return found
-
-
-def _timed(scene: Scene, found: Fault | None) -> Fault | None:
-    """With when it began. One that was told to start afresh in place, or to end, is at work as a new one is: the last
-    mark of its log says so. One that could not register says so at every try, and no longer is."""
-    if found is None or found.sight is None:
-        units = [u for u in scene.units.value_or(()) if found and found.unit == u.name]
-        return replace(found, began_at=units[0].active_since or 0.0) if found and units else found
-    log = plugin.log_of(found.sight)
-    said_at = plugin.in_this_boot(scene, log.at) if log and log.says is not PluginSays.NOT_REGISTERED else 0.0
-    return replace(found, began_at=plugin.began_at(scene, found.sight), said_at=said_at)
 
 
 def _rivals(scene: Scene, settings: Settings) -> Fault | None:
@@ -175,6 +164,8 @@ def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:
     other = next((o for o in scene.socket_owners if plugin.is_anothers(o, sight)), None)
     if other is not None:
         return _served_by(scene, found, other)
+    if sight.halted:
+        return plugin_process.halted(found, sight)
     if sight.restart_policy in plugin.ENDS_FOR_GOOD:
         return replace(found, reason="NeverStartedAgain", barred=True, because=f"{found.because}; its pod's "
                        f"restartPolicy is {sight.restart_policy}: a container that is stopped does not come back",

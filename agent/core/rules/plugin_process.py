@@ -1,0 +1,33 @@
+"""Link 8: what a plugin's process is about. Since when it is, and whether it goes on by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...model.fault import Fault
+from ...model.reading import Seen
+from ...model.runtime import PluginSays, PluginSight
+from ...model.scene import Scene
+from .. import plugin
+
+
+def timed(scene: Scene, found: Fault | None) -> Fault | None:
+    """With when it began. One that was told to start afresh in place, or to end, is at work as a new one is: the last
+    mark of its log says so. One that could not register says so at every try, and no longer is."""
+    if found is None or found.sight is None:
+        units = [u for u in scene.units.value_or(()) if found and found.unit == u.name]
+        return replace(found, began_at=units[0].active_since or 0.0) if found and units else found
+    log = plugin.log_of(found.sight)
+    said_at = plugin.in_this_boot(scene, log.at) if log and log.says is not PluginSays.NOT_REGISTERED else 0.0
+    return replace(found, began_at=plugin.began_at(scene, found.sight), said_at=said_at)
+
+
+def halted(found: Fault, sight: PluginSight) -> Fault:
+    """Whatever else is wrong: a stop would wait for what the process waits for, or end what somebody is at."""
+    pid = sight.detail.value.pid if isinstance(sight.detail, Seen) else 0
+    if sight.in_kernel:
+        return replace(found, barred=True, because=f"{found.because}; {sight.halted}",
+                       next_step=f"cat /proc/{pid}/stack; dmesg | grep -E 'NVRM|Xid'; reboot the drained node")
+    return replace(found, reason="PluginHalted", barred=True, because=f"{found.because}; {sight.halted}: somebody is "
+                   "at work on it", next_step=f"let it go on: kill -CONT {pid}, end the tracer, ctr -n k8s.io tasks "
+                   f"resume {plugin.short_id(sight.container)}; else crictl stop and rm")
