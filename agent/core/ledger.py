@@ -16,6 +16,9 @@ NVML_FAILED = "nvml-failed"
 """NVML failed after the action of that number: a later failure of the plugin is news."""
 HUP = "hup"
 CURED = "the kubelet lists every GPU"
+LASTS_S = 3600.0
+"""What was cured and is as it was after so long has happened anew (a daemon-reload each night); before, it never was
+cured."""
 NOT_CURED = "not cured"
 DID_NOT_TAKE = "did not take"
 """How the outcome of a hand begins that failed and changed nothing."""
@@ -70,6 +73,12 @@ def outcome_of(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> str:
 def did_take(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> bool:
     """False only where it was written down that the hand changed nothing."""
     return not outcome_of(entries, action).startswith(DID_NOT_TAKE)
+
+
+def lasts_until(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> float | None:
+    """Realtime, seconds, from which the same trouble is another one than what this action cured; None: it did not."""
+    cured = [e.at for e in entries if e.what == OUTCOME and e.number == action.number and e.outcome == CURED]
+    return cured[-1] + LASTS_S if cured else None
 
 
 def nvml_failed_since(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> bool:

@@ -194,9 +194,12 @@ def _refusal(view: Mending, cause: str, target: str, realtime: float,
     entries, done = view.entries, ledger.actions(view.entries, view.boot_id)
     same = [e for e in done if e.cause == cause]
     if same and same[-1].target != target and not ledger.nvml_failed_since(entries, same[-1]):
-        return ("SameCauseAgain", "a fresh start for this cause did not cure it; evidence: "
-                f"{same[-1].evidence or 'none'}; next step: crictl logs {target[:12]}; once the cause is gone, "
-                f"crictl stop and rm {target[:12]}", None)
+        again_at = ledger.lasts_until(entries, same[-1])
+        if again_at is None or realtime < again_at:
+            came = "did not cure it" if again_at is None else "cured it for less than an hour"
+            return ("SameCauseAgain", f"a fresh start for this cause {came}; evidence: "
+                    f"{same[-1].evidence or 'none'}; next step: crictl logs {target[:12]}; once the cause is gone, "
+                    f"crictl stop and rm {target[:12]}", again_at)
     if ledger.is_next_rung(done, cause, target):
         return None
     at = ledger.allowed_at(entries, view.boot_id, settings.repairs_per_hour, settings.repairs_per_boot)

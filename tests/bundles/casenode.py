@@ -197,10 +197,14 @@ class CaseNode(CaseHost):
         self.folders[FOLDER] = (*others, made)
 
     def do_listed(self, rest: str) -> None:
-        """all | none | silent | N… [as RESOURCE] [xREPLICAS] | ids ID…: what the kubelet lists."""
+        """all | none | silent | refused WHY WORDS | N… [as RESOURCE] [xREPLICAS] | ids ID…: the kubelet's list."""
         words, _, resource = rest.partition(" as ")
         if words == "silent":
             self.listed = Refusal(Why.TIMED_OUT, "1.2 s")
+            return
+        if words.startswith("refused "):
+            _, why, detail = words.split(" ", 2)
+            self.listed = Refusal(Why(why), detail)
             return
         if words.startswith("ids "):
             ids = words.split()[1:]

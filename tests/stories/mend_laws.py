@@ -176,7 +176,9 @@ class MendLaws:
         if last.target == act.target:
             hold(act.what != "hup" or last.what != "hup", "SIGHUP twice for one cause")
             return
-        hold(self._failed_at > last.at, f"twice for {act.cause}, and NVML was well in between")
+        cured = [e["boottime"] for e in self._entries() if e["what"] == ledger.OUTCOME and e["outcome"] == CURED]
+        lasted = any(last.at < at <= act.at - ledger.LASTS_S for at in cured)
+        hold(self._failed_at > last.at or lasted, f"twice for {act.cause}, and NVML was well in between")
 
     def check(self) -> None:
         """After every cycle."""

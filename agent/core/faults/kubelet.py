@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from ...model.reading import Refusal, Seen, Why
 from ...model.witness import Says
 from .. import parse
 from .known import Evidence, KnownFault, Mark, cited, either, said, when
 
+NOT_OFFERED = re.compile(r"UNIMPLEMENTED|GetAllocatable\w*.{0,20} disabled", re.I)
 AFTER_START_S = 120.0
 """A kubelet admits the pods it finds again in its first seconds; the plugin comes within a minute."""
 
@@ -34,10 +37,32 @@ def _unexpected(evidence: Evidence) -> Mark | None:
     return Mark(True, cited(evidence, line)) if line else None
 
 
-def _silent(evidence: Evidence) -> Mark | None:
+def _refused(evidence: Evidence) -> Refusal | None:
     """Systemd says that it runs, and its own API does not answer."""
     answer = evidence.scene.allocatable
-    if not isinstance(answer, Refusal) or not answer.is_telling or evidence.diagnosis.kubelet_active is not True:
+    is_telling = isinstance(answer, Refusal) and answer.is_telling
+    return answer if isinstance(answer, Refusal) and is_telling and evidence.diagnosis.kubelet_active else None
+
+
+def _too_old(evidence: Evidence) -> Mark | None:
+    """No such method before 1.21; behind a feature gate that is off in 1.21 and 1.22."""
+    answer = _refused(evidence)
+    return Mark(True, f"its pod-resources API answers: {answer.detail}") \
+        if answer and NOT_OFFERED.search(answer.detail) else None
+
+
+def _elsewhere(evidence: Evidence) -> Mark | None:
+    """It listens within a second of its start, below its --root-dir."""
+    answer, mending = _refused(evidence), evidence.diagnosis.mending
+    up_s = evidence.scene.clock.boottime - mending.kubelet_since if mending and mending.kubelet_since else 0.0
+    if answer is None or not answer.is_missing or _too_old(evidence) or up_s < AFTER_START_S:
+        return None
+    return Mark(False, f"its unit has been active for {up_s:.0f} s, and no pod-resources socket is there ({answer})")
+
+
+def _silent(evidence: Evidence) -> Mark | None:
+    answer = _refused(evidence)
+    if answer is None or _too_old(evidence) or _elsewhere(evidence):
         return None
     return Mark(False, f"its unit is active, and its pod-resources API gave no answer ({answer})")
 
@@ -77,6 +102,20 @@ FAULTS = (
         "kubernetes/kubernetes #94305, #85831", "the kubelet's own line", judge=said(Says.NOT_WRITTEN),
         remedy="make room on that file system, or see why it is read-only; then delete the dead pods",
         do="df -h /var/lib/kubelet; findmnt -T /var/lib/kubelet", is_not=NEVER_THE_FILE, is_cause=False),
+    KnownFault(
+        "KubeletTooOld", 10, "The kubelet does not tell which devices are allocatable",
+        "kubernetes/enhancements KEP-2403", "its pod-resources API has no GetAllocatableResources, or not enabled",
+        judge=_too_old,
+        remedy="Kubernetes 1.23 or newer; in 1.21 and 1.22 the kubelet's feature gate "
+               "KubeletPodResourcesGetAllocatable=true. Until then it is not known whether GPUs are registered: the "
+               "node is never called ready, and no plugin is started afresh", do="kubelet --version"),
+    KnownFault(
+        "KubeletElsewhere", 10, "The kubelet runs, and its pod-resources socket is not where it is looked for",
+        "kubernetes/kubernetes #68567, #120626", "none that can be seen from outside", judge=_elsewhere,
+        consistent="its unit has been active for minutes, and no socket is there: it may have another --root-dir",
+        decide="where it listens", capture="ss -xlp | grep pod-resources",
+        remedy="[Kubelet] PodResourcesSocket= names that socket (ROOT-DIR/pod-resources/kubelet.sock); the folder of "
+               "device plugins stays where it is, whatever its --root-dir"),
     KnownFault(
         "KubeletSilent", 10, "The kubelet runs, and its pod-resources API does not answer",
         "kubernetes/kubernetes pkg/kubelet/apis/podresources", "none that can be seen from outside", judge=_silent,

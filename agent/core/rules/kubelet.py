@@ -90,7 +90,8 @@ def registered(scene: Scene, settings: Settings, listed: Listing) -> Finding | N
         return None
     if isinstance(scene.allocatable, Refusal):
         return _registered(Verdict.UNKNOWN, f"the kubelet's pod-resources API gave no answer "
-                           f"({scene.allocatable})", "KubeletSilent")
+                           f"({scene.allocatable})", "KubeletSilent", next_step="journalctl -u kubelet -n 30; ss "
+                           "-xlp | grep pod-resources; [Kubelet] PodResourcesSocket=")
     if unit and unit.active_since is not None and scene.allocatable.at < unit.active_since:
         return _registered(Verdict.UNKNOWN, "the kubelet's last answer is older than the kubelet",
                            "KubeletRestarted")
