@@ -87,13 +87,16 @@ class Barrier:
         self._api.close()
 
     def run(self) -> None:
-        """Until stop(): then the barrier takes its word back, for nobody vouches for the node any more."""
+        """Until stop(): then the barrier takes its word back, for nobody vouches for the node any more. RuntimeError
+        where the watch has ended unforeseen: what is known of the Node would grow old; systemd starts us again."""
         log.info("barrier of node %s: condition %s, label %s, startup taint %s", self._name,
                  *(word or "none" for word in (
                      self._settings.node_condition, self._settings.node_label, self._settings.node_taint)))
         self.watcher.start()
         self._notify.ready()
         while not self._stop.is_set():
+            if not self.watcher.is_alive():
+                raise RuntimeError("the thread that follows the Node has ended: its traceback is above")
             self.turn()
             self._notify.watchdog()
             self._wake.wait(ASK_S)

@@ -41,6 +41,10 @@ class Watcher:
         self._closed.set()
         self._thread.join(within_s)
 
+    def is_alive(self) -> bool:
+        """False once it has ended, by an exception that nobody foresaw: it waits for the API server for ever."""
+        return self._thread.is_alive()
+
     def seen(self) -> tuple[View | None, float]:
         """(the Node, None where there is none; boottime, seconds, of the server's last sign)."""
         with self._lock:

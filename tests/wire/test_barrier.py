@@ -316,3 +316,21 @@ def test_the_report_for_the_doctor(world: World) -> None:
     world.until(lambda: "503" in json.loads(world.report.read_text())["trouble"])
     world.api.faults.clear()
     world.until(lambda: not json.loads(world.report.read_text())["trouble"])
+
+
+class BrokenApi(ApiServer):
+    """Fails in a way that nobody foresaw."""
+
+    def node(self, name: str) -> dict[str, Any]:
+        raise ZeroDivisionError(name)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_watch_that_ends_unforeseen_ends_the_barrier(tmp_path: Path) -> None:
+    """With an old Node it would go on as if nothing had happened; systemd starts it again."""
+    stub = StubAgent()
+    agent = Agent(stub.readyz, stub.status, NoAgent)
+    barrier = Barrier(Settings(node_name="n"), agent, lambda: BrokenApi(""), BOOT, time.monotonic, time.time,
+                      report_path=str(tmp_path / "node.json"))
+    with pytest.raises(RuntimeError, match="the thread that follows the Node has ended"):
+        barrier.run()
