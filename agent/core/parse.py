@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime
 from typing import Any
 
 from ..model.mark import Mark
@@ -44,6 +43,8 @@ def library_version(path: str) -> str:
 
 def rfc3339(written: str) -> float:
     """Realtime, seconds, of 2026-11-29T12:36:14.099974037Z; 0.0 of anything else."""
+    from datetime import datetime  # `gpu-gate wait` reads marks by this file, in the way of every boot
+
     found = _RFC3339.fullmatch(written)
     if not found:
         return 0.0
@@ -90,6 +91,7 @@ def module_file(modules_dep: bytes) -> str | None:
 
 
 def json_object(data: bytes) -> dict[str, Any] | None:
+    """None of anything else, however deep it is nested."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

@@ -256,7 +256,7 @@ def test_the_wait_imports_nothing_that_it_can_do_without(node: Node) -> None:
 import sys
 from agent.app import cli
 cli.main(["wait"])
-print("NEEDLESS", sorted({"argparse", "pathlib", "socket", "urllib"} & set(sys.modules)))
+print("NEEDLESS", sorted({"argparse", "datetime", "pathlib", "socket", "urllib"} & set(sys.modules)))
 """
     done = node.run_program(sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(REPO)!r}){code}")
     assert done.stdout.splitlines()[-1] == "NEEDLESS []", done.stderr
