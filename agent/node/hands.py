@@ -64,11 +64,11 @@ class Hands:
             case StartProbe() | DropProbe() | CheckAccess() | AllowDevices():
                 self._begin(action)
             case Release():
-                self._release(action)
+                _release(action)
             case LinkDevChar():
-                self._link_dev_char(action)
+                _link_dev_char(action)
             case MakeNodes():
-                await self._make_nodes(action)
+                await _make_nodes(action)
             case LoadModule():
                 await _run(["modprobe", "-b", "nvidia"])
             case Learn():
@@ -81,10 +81,6 @@ class Hands:
                 await self._mender.begin(action, tape, socket)
             case _:
                 unreachable(action)
-
-    def _release(self, action: Release) -> None:
-        if not os.path.exists(f"{RUN}/released"):  # whoever came first had the reason
-            write_released(action.reason, action.word)
 
     def _begin(self, action: StartProbe | DropProbe | CheckAccess | AllowDevices) -> None:
         """Programs beside the cycle."""
@@ -99,24 +95,6 @@ class Hands:
             if action.forget:
                 self._probes.forget()
 
-    def _link_dev_char(self, action: LinkDevChar) -> None:
-        for name, target in action.links:
-            path = f"/dev/char/{name}"
-            try:
-                os.makedirs("/dev/char", mode=0o755, exist_ok=True)
-                os.symlink(target, path)
-            except FileExistsError:  # made meanwhile by nvidia-modprobe or a person: theirs stands
-                continue
-            except OSError as exc:
-                raise HandFailed(f"{path} could not be made ({exc.strerror}): ln -s {target} {path}") from exc
-
-    async def _make_nodes(self, action: MakeNodes) -> None:
-        """nvidia-modprobe makes nodes with the driver's own modes (ModifyDeviceFiles in /proc/driver/nvidia)."""
-        if action.minors:
-            await _run(["nvidia-modprobe", *(part for m in action.minors for part in ("-c", str(m)))])
-        if action.uvm:
-            await _run(["nvidia-modprobe", "-u", "-c", "0"])
-
     async def _learn(self, action: Learn) -> None:
         """Remember only to warn by: a full or read-only disk costs the warning, nothing else."""
         stored = {"machine": await self._host.machine(), "bus_ids": list(action.bus_ids)}
@@ -125,6 +103,31 @@ class Hands:
             write_whole(path, json.dumps(stored).encode())
         except OSError as exc:
             raise HandFailed(f"{path} could not be written ({exc.strerror}): df {STATE}") from exc
+
+
+def _release(action: Release) -> None:
+    if not os.path.exists(f"{RUN}/released"):  # whoever came first had the reason
+        write_released(action.reason, action.word)
+
+
+def _link_dev_char(action: LinkDevChar) -> None:
+    for name, target in action.links:
+        path = f"/dev/char/{name}"
+        try:
+            os.makedirs("/dev/char", mode=0o755, exist_ok=True)
+            os.symlink(target, path)
+        except FileExistsError:  # made meanwhile by nvidia-modprobe or a person: theirs stands
+            continue
+        except OSError as exc:
+            raise HandFailed(f"{path} could not be made ({exc.strerror}): ln -s {target} {path}") from exc
+
+
+async def _make_nodes(action: MakeNodes) -> None:
+    """nvidia-modprobe makes nodes with the driver's own modes (ModifyDeviceFiles in /proc/driver/nvidia)."""
+    if action.minors:
+        await _run(["nvidia-modprobe", *(part for m in action.minors for part in ("-c", str(m)))])
+    if action.uvm:
+        await _run(["nvidia-modprobe", "-u", "-c", "0"])
 
 
 async def _run(argv: list[str]) -> None:

@@ -5,8 +5,7 @@ out, until its stdin ends.
     {"v": 1, "pid": 4711, "rules": "programs 7,9", "allowed": {"c:1:3": "rwm", "c:136:*": "rw", "c:*:*": "m"},
      "detail": ""}
 
-Asked before and after a scope's device list is added to (docs/access.md): what no line of
-`allowed` fits is denied.
+Asked before and after a scope's device list is added to (docs/access.md): what no entry of `allowed` fits is denied.
 `detail` is a sentence where it could not be told, and `allowed` is empty then.
 """
 

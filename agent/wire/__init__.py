@@ -1,0 +1,1 @@
+"""Transports: systemd, the kernel, programs, sockets. No word about GPUs, one library each."""
