@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from contextlib import suppress
 
 from ..core.look import look
 from ..core.look.sources import examine
-from ..core.look.watched import watched_units
 from ..core.paths import DRIVER_VERSION
 from ..core.rules import diagnose
 from ..model.errors import BundleError
@@ -25,8 +22,8 @@ from ..node.tape import FullRecorder
 from ..wire.bus import SystemdBus
 from ..wire.clock import boottime
 from . import ask
+from .connection import systemd
 
-CONNECT_S, CONNECT_TRIES = 0.1, 20
 FRESH_S = 10.0
 """The agent's word about NVML is taken for so long: on a quiet node it asks every ten minutes."""
 
@@ -45,40 +42,24 @@ class _OneLook(ExaminedHost):
 
 async def one_look(settings: Settings, deep: bool = False) -> tuple[Scene, FullRecorder]:
     """What one look saw, and its tape with the doctor's own questions; `deep`: CUDA among them."""
-    connected = asyncio.Event()
-    bus = SystemdBus(lambda kind, _: connected.set() if kind == "connected" else None)
     probes = Probes(lambda _: None, settings.probe_timeout_s, settings.driver_root)
-    await bus.watch(watched_units(settings))
-    supervisor = asyncio.get_running_loop().create_task(bus.run())
-    try:
-        agents = _agents_probe(settings)
-        host = _OneLook(bus, probes, agents)
-        if agents is None:
-            await _probe_if_loaded(host, probes)
-        await _connect(bus, connected)
-        await _check_access(host, settings)
-        if deep:
-            host.cuda_said = await _cuda(host, settings)
-        recorder = FullRecorder(host)
-        scene = await look(recorder, settings)
-        await examine(recorder, settings, scene)
-        return scene, recorder
-    finally:
-        supervisor.cancel()
-        await asyncio.gather(supervisor, return_exceptions=True)
-        await probes.close()
-
-
-async def _connect(bus: SystemdBus, connected: asyncio.Event) -> None:
-    """Once: where no bus is, none will be while a person waits."""
-    untried = bus.problem
-    for _ in range(CONNECT_TRIES):
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(connected.wait(), CONNECT_S)
-            return
-        if bus.problem != untried:
-            break
-    print(f"systemd was not asked ({bus.problem}): systemctl status dbus", file=sys.stderr)
+    async with systemd() as bus:
+        if bus.problem:
+            print(f"systemd was not asked ({bus.problem}): systemctl status dbus", file=sys.stderr)
+        try:
+            agents = _agents_probe(settings)
+            host = _OneLook(bus, probes, agents)
+            if agents is None:
+                await _probe_if_loaded(host, probes)
+            await _check_access(host, settings)
+            if deep:
+                host.cuda_said = await _cuda(host, settings)
+            recorder = FullRecorder(host)
+            scene = await look(recorder, settings)
+            await examine(recorder, settings, scene)
+            return scene, recorder
+        finally:
+            await probes.close()
 
 
 async def _cuda(host: _OneLook, settings: Settings) -> Reading[CudaReport]:

@@ -18,9 +18,9 @@ from ..model.settings import Settings
 from ..node.access import AccessChecks
 from ..node.allow import Allow
 from ..node.live import LiveHost
-from ..wire.bus import SystemdBus
 from ..wire.clock import boottime
 from .chain import printable
+from .connection import systemd
 
 WITHIN_S = 8.0
 """Of all; an installation waits for it. 100 containers take about 3 s, none 0.3 s."""
@@ -57,21 +57,14 @@ def sentence(one: Allowed) -> str:
 
 async def _prevent(settings: Settings, done: list[Allowed]) -> str:
     """Look and act until there is nothing more to do. Why it could not be done, or ""."""
-    connected = asyncio.Event()
-    bus = SystemdBus(lambda kind, _: connected.set() if kind == "connected" else None)
-    checks = AccessChecks(lambda _: None, bus)
-
     def take(rows: Sequence[Allowed]) -> None:
         done.extend(row for row in rows if row.named or row.problem)
 
-    allow = Allow(bus, checks, take)
-    host = LiveHost(bus, checks=checks)
-    supervisor = asyncio.get_running_loop().create_task(bus.run())
-    try:
-        try:
-            await asyncio.wait_for(connected.wait(), SOON_S)
-        except asyncio.TimeoutError:
+    async with systemd() as bus:
+        if bus.problem:
             return f"systemd was not asked ({bus.problem})"
+        checks = AccessChecks(lambda _: None, bus)
+        allow, host = Allow(bus, checks, take), LiveHost(bus, checks=checks)
         for _ in range(ROUNDS):
             diagnosis = diagnose(await look(host, settings), settings)
             if diagnosis.paused and diagnosis.guarded:
@@ -87,6 +80,3 @@ async def _prevent(settings: Settings, done: list[Allowed]) -> str:
             else:  # until it is: looks in between would only use up the rounds
                 await asyncio.sleep(max(0.05, diagnosis.access_due - boottime()))
         return f"{ROUNDS} looks were not enough"
-    finally:
-        supervisor.cancel()
-        await asyncio.gather(supervisor, return_exceptions=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,17 +14,10 @@ from agent.model.settings import Settings
 from agent.wire.clock import boottime
 
 
-class Bus:
+@asynccontextmanager
+async def connected() -> AsyncIterator[SimpleNamespace]:
     """systemd answers at once."""
-
-    problem = None
-
-    def __init__(self, tell: Callable[[str, object], None]) -> None:
-        self._tell = tell
-
-    async def run(self) -> None:
-        self._tell("connected", None)
-        await asyncio.Event().wait()
+    yield SimpleNamespace(problem=None)
 
 
 def diagnosed(monkeypatch: pytest.MonkeyPatch, due: Callable[[], float | None]) -> None:
@@ -32,7 +25,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch, due: Callable[[], float | None]) 
     async def look(*_: Any) -> None:
         return None
 
-    for name, stand_in in (("SystemdBus", Bus), ("AccessChecks", lambda *_: None), ("Allow", lambda *_: None),
+    for name, stand_in in (("systemd", connected), ("AccessChecks", lambda *_: None), ("Allow", lambda *_: None),
                            ("LiveHost", lambda *_, **__: None), ("look", look)):
         monkeypatch.setattr(prevent, name, stand_in)
     monkeypatch.setattr(prevent, "diagnose", lambda *_: SimpleNamespace(
