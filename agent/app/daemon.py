@@ -126,8 +126,8 @@ class Daemon:
     def reload(self) -> None:
         """Read the configuration again; what cannot be used keeps its last good value."""
         self.systemd.reloading()
-        self.config = configuration.load(last_good=self.settings)
-        tell_config(self.config)
+        known, self.config = self.config.problems, configuration.load(last_good=self.settings)
+        tell_config(self.config, known)
         self.probes.timeout_s, self.probes.driver_root = self.settings.probe_timeout_s, self.settings.driver_root
         self._rewatch = True
         self.wakes.wake("reload")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from .. import __version__
@@ -86,12 +87,15 @@ def tell_added(done: tuple[Allowed, ...]) -> None:
                      ", ".join(one.named), extra=facts(reason="AccessAtRisk", **values))
 
 
-def tell_config(config: configuration.Config) -> None:
-    """What is in force, and what is wrong with it."""
+def tell_config(config: configuration.Config, known: Sequence[configuration.Problem] = ()) -> None:
+    """What is in force, and what is wrong with it. `known`: problems that were told at the last load. They are
+    counted only: a hundred lines at each of a hundred reloads would cost the journal what else it holds."""
     for problem in config.problems:
-        log.warning("configuration: %s", problem)
+        if problem not in known:
+            log.warning("configuration: %s", problem)
     changed = [f"{key}={value}" for _, key, value, origin in configuration.rows(config) if origin != "default"]
-    log.info("gpu-gate %s, %s", __version__, " ".join(changed) or "every setting at its default",
+    wrong = f"; {len(config.problems)} problems: gpu-gate config --check" if config.problems else ""
+    log.info("gpu-gate %s, %s%s", __version__, " ".join(changed) or "every setting at its default", wrong,
              extra=facts(version=__version__))
 
 

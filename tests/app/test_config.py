@@ -11,6 +11,7 @@ import pytest
 
 from agent.app import config
 from agent.app.setting_values import parse_span
+from agent.app.tell import tell_config
 from agent.model.settings import Settings
 
 REPO = Path(__file__).resolve().parents[2]
@@ -317,6 +318,17 @@ def test_ten_megabytes(tmp_path: Path) -> None:
 
 def test_problems_do_not_flood_the_log(tmp_path: Path) -> None:
     assert len(loaded(tmp_path, b"x\n" * (1 << 14)).problems) <= 1000
+
+
+def test_a_problem_is_told_once_and_counted_at_each_reload(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A hundred lines at each of a hundred reloads would cost the journal what else it holds."""
+    caplog.set_level("INFO")
+    first = loaded(tmp_path, "[Gate]\nDeadlineSec=soon\n")
+    tell_config(first)
+    again = loaded(tmp_path, "[Gate]\nDeadlineSec=soon\nStableProbes=many\n")
+    tell_config(again, first.problems)
+    assert caplog.text.count("DeadlineSec=soon") == caplog.text.count("StableProbes=many") == 1
+    assert caplog.messages[-1].endswith("; 2 problems: gpu-gate config --check")
 
 
 def test_lines_that_were_not_read_are_named(tmp_path: Path) -> None:
