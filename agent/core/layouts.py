@@ -122,8 +122,10 @@ KINDS = (
     Kind("GKE's", (("k8s-app", "nvidia-gpu-device-plugin"),), ("nvidia-gpu-device-plugin",),
          ("*nvidia-gpu-device-plugin*",), "container-engine-accelerators cmd/nvidia_gpu",
          ("nvidia-gpu-device-plugin",), sockets=("nvidiaGPU-*.sock",)),
-    Kind("HAMi's", (("app.kubernetes.io/component", "hami-device-plugin"),), ("device-plugin",),
-         (), "HAMi charts/hami/templates/device-plugin/daemonsetnvidia.yaml; its scheduler has the same image",
+    Kind("HAMi's", (("app.kubernetes.io/component", "hami-device-plugin"),
+                    ("app.kubernetes.io/component", "4pd-device-plugin")), ("device-plugin",),  # the latter until 2.2
+         (), "HAMi charts/hami/templates/device-plugin/daemonsetnvidia.yaml; its scheduler has the same image; "
+         "4paradigm/k8s-vgpu-scheduler charts/vgpu, which it was before",
          company=("vgpu-monitor", "selinux-relabel")),
     Kind("Volcano's", (("name", "volcano-device-plugin"),
                        ("app.kubernetes.io/component", "volcano-vgpu-device-plugin")),
@@ -138,6 +140,10 @@ KINDS = (
          ("gpu-manager", "qgpu-manager"), ("*/gpu-manager:*", "*/qgpu-manager:*"),
          "tkestack/gpu-manager gpu-manager.yaml; TKE's document on qGPU", ("gpu-manager",),
          ("tencent.com/*", "tke.cloud.tencent.com/*"), ("vcore.sock", "vmemory.sock", "qgpu*.sock")),
+    Kind("AWS's virtual GPUs", (("name", "aws-virtual-gpu-device-plugin"),), ("aws-virtual-gpu-device-plugin-ctr",),
+         ("*aws-virtual-gpu-device-plugin*",), "awslabs/aws-virtual-gpu-device-plugin manifests/device-plugin.yml, "
+         "pkg/gpu/nvidia/server.go", ("vgpu-device-plugin",), ("k8s.amazonaws.com/vgpu", "eks.amazonaws.com/vgpu"),
+         ("nvidia-aws-vgpu.sock",), company=("mps",)),
     # Last: vendors build on NVIDIA's names.
     Kind("NVIDIA's", NVIDIA_NAMES, ("nvidia-device-plugin", "nvidia-device-plugin-ctr"),
          ("*k8s-device-plugin*", "*nvidia-device-plugin*"),
