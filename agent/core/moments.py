@@ -30,6 +30,7 @@ _ORDER = {name: number for number, name in enumerate(_MILESTONES)}
 _TOLD = {
     PluginSays.INIT_FAILED: "said", PluginSays.NO_DEVICES: "said", PluginSays.NOT_REGISTERED: "said",
     PluginSays.REGISTERED: "said (a hint)", PluginSays.UNHEALTHY: "said", PluginSays.WAITING: "said",
+    PluginSays.UNWATCHED: "said",
 }
 
 

@@ -97,6 +97,8 @@ class PluginSays(str, Enum):
     "waits for another program, and tries again by itself"
     UNHEALTHY = "unhealthy"
     "took a GPU out of what it offers"
+    UNWATCHED = "unwatched"
+    "the same, for its health could not be watched: it saw no Xid"
     STOPPED = "stopped"
 
 

@@ -83,7 +83,7 @@ def line_of(row: bytes, clock: Clock) -> JournalLine | None:
     elif entry.get("_PID") == "1":
         source = journal.SYSTEMD
     at = int(stamp[:18]) / 1e6 + clock.boottime - clock.monotonic
-    return JournalLine(round(at, 3), source, text[:journal.LINE])
+    return JournalLine(round(at, 3), source, journal.cut(text))
 
 
 async def _version(program: str) -> Version:

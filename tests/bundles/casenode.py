@@ -42,7 +42,7 @@ class CaseNode(CaseHost):
         self.gone: list[str] = []
         self.socket = "/run/containerd/containerd.sock"
         self.silent: Reading[Runtime] | None = None
-        self.log: list[str] = []
+        self.log: list[tuple[str, str]] = []
         self.pods: list[Sandbox] = []
         self.running: list[Container] = []
         self.plugin: dict[str, Any] = {"image": "nvcr.io/nvidia/k8s-device-plugin:v0.17.1", "started": 100.0,
@@ -257,7 +257,12 @@ class CaseNode(CaseHost):
             self.plugin[what] = float(value) if what in ("started", "stamp", "logged") else value or True
 
     def do_log(self, rest: str) -> None:
-        self.log.append(rest)
+        """A line of its log, as it wrote it."""
+        self.log.append(("", rest))
+
+    def do_kept(self, rest: str) -> None:
+        """The same, as the runtime keeps it."""
+        self.log.append((rest, ""))
 
     def _plugin(self) -> None:
         if "none" in self.plugin:
@@ -270,7 +275,8 @@ class CaseNode(CaseHost):
             self._container("b2" * 32, "6e" * 32, "7d1c")
         logged = datetime.fromtimestamp(REALTIME - BOOTTIME + self.plugin.get("logged", 101.0), timezone.utc)
         stamp = f"{logged:%Y-%m-%dT%H:%M:%S}.000000000Z stderr F "
-        self.files[LOG] = "".join(f"{stamp}{line}\n" for line in self.log or WELL).encode()
+        log = self.log or [("", line) for line in WELL]
+        self.files[LOG] = "".join(f"{kept or stamp + line}\n" for kept, line in log).encode()
         if self.access_is != "unknown" and self.plugin["state"] == "running":
             self.may_open = self.access_is != "no"
             self._governed(PLUGIN_ID, 4711, GIVEN_TO_ALL if self.may_open else (),

@@ -109,6 +109,12 @@ SWITCHED = seen((*(function(b) for b in BUSES), function("0000:c0:00.0", "nvidia
 HALF_MIG = {"allocatable": seen(()), "probe": probed(gpus=tuple(replace(g, state=GpuState(mig=True, mig_devices=()))
                                                                 for g in GPUS))}
 NO_PLUGIN = unlisted(plugins=(), runtime=seen(Runtime((), ())))
+NO_SANDBOX = '"network is not ready" pod="kube-system/nvidia-device-plugin-x"'
+EVICTED = '"Eviction manager: pod is evicted successfully" pod="kube-system/nvidia-device-plugin-x"'
+BETWEEN = unlisted(plugins=(sight(b"Retrieving plugins.\n", of=container(attempt=12, created_at=OFFSET + NOW - 2)),))
+GKE_AGAIN = unlisted(plugins=(sight(b"failed to start GPU device manager: x\n"),))
+UNWATCHED = unlisted(kernel=seen(()), plugins=(sight(
+    b"Error waiting for event: ERROR_UNKNOWN; Marking all devices as unhealthy\n"),))
 UNMADE = unlisted(plugins=(), runtime=seen(Runtime((sandbox(),), ())))
 NOT_PERMITTED = unlisted(plugins=(sight(b"Failed to initialize NVML: Insufficient Permissions\n"),))
 NOT_REACHED = '"Unable to connect to device plugin client with socket path" path="/x/device-plugins/nvidia-gpu.sock"'
@@ -272,6 +278,21 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
      Witness(), CONFIRMED),
     ("PluginHangsInNvml", unlisted(plugins=(sight(b"Retrieving plugins.\nerror waiting for MPS daemon: x\n"),)),
      Witness(), None),
+    ("PluginHangsInNvml", unlisted(plugins=(sight(b"Retrieving plugins.\n", of=container(attempt=4)),)), Witness(),
+     CONSISTENT),  # it was started long ago
+    ("PluginPodWaits", NO_PLUGIN, said(NO_SANDBOX, NOW - 60), CONFIRMED),
+    ("PluginPodWaits", NO_PLUGIN, said(NO_SANDBOX, NOW - 700), CONSISTENT),
+    ("PluginPodWaits", scene(), said(NO_SANDBOX, NOW - 60), None),
+    ("NoPlugin", NO_PLUGIN, said(NO_SANDBOX, NOW - 60), None),
+    ("PluginPodTurnedOut", NO_PLUGIN, said(EVICTED, NOW - 700), CONFIRMED),
+    ("PluginPodTurnedOut", scene(), said(EVICTED, NOW - 60), None),
+    ("PluginTriesAgain", GKE_AGAIN, Witness(), CONFIRMED),
+    ("MpsDaemonMissing", GKE_AGAIN, Witness(), None),
+    ("PluginHealthFailed", UNWATCHED, Witness(), CONFIRMED),
+    ("PluginHealthFailed", replace(UNWATCHED, kernel=DENIED), Witness(), None),
+    ("PluginMarkedUnhealthy", replace(UNWATCHED, kernel=DENIED), Witness(), CONFIRMED),
+    ("PluginCrashes", BETWEEN, Witness(), CONSISTENT),
+    ("PluginHangsInNvml", BETWEEN, Witness(), None),
     ("PluginNotPermitted", NOT_PERMITTED, Witness(), CONFIRMED),
     ("EarlyNvml", NOT_PERMITTED, Witness(), None),
     ("PluginMarkedUnhealthy", unlisted(plugins=(sight(

@@ -60,6 +60,22 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
      Says.NOT_STARTED),
     (KUBELET, r'failed to \"StartContainer\" for \"nvidia-device-plugin-ctr\" with CrashLoopBackOff: \"5m\"', None),
     (KUBELET, r'failed to \"StartContainer\" for \"app\" with ImagePullBackOff: \"nvidia\"', None),
+    (KUBELET, r'failed to \"StartContainer\" for \"config-manager-init\" with ErrImagePull: \"x\"" '
+     'pod="gpu-operator/nvidia-device-plugin-daemonset-x"', Says.NOT_STARTED),
+    (KUBELET, r'failed to \"StartContainer\" for \"toolkit-validation\" with CrashLoopBackOff: \"5m\"" '
+     'pod="gpu-operator/nvidia-device-plugin-daemonset-x"', None),
+    (KUBELET, '"Bad registration request from device plugin with resource" err="x" resourceName="nvidia.com/gpu"',
+     Says.NOT_REACHED),
+    (KUBELET, '"CreatePodSandbox for pod failed" err="rpc error: code = Unknown desc = x" '
+     'pod="kube-system/nvidia-device-plugin-x"', Says.NO_SANDBOX),
+    (KUBELET, '"CreatePodSandbox for pod failed" err="rpc error" pod="ml/app-nvidia"', None),
+    (KUBELET, '"Unable to attach or mount volumes for pod; skipping pod" err="unmounted volumes=[config]" '
+     'pod="kube-system/hami-device-plugin-x"', Says.NO_SANDBOX),
+    (KUBELET, '"network is not ready" pod="kube-system/nvidia-device-plugin-mps-control-daemon-x"', None),
+    (KUBELET, "eviction manager: pod nvidia-device-plugin-daemonset-x_kube-system(1) is evicted successfully",
+     Says.TURNED_OUT),
+    (KUBELET, '"Predicate failed on Pod" pod="kube-system/nvidia-gpu-device-plugin-x" err="x"', Says.TURNED_OUT),
+    (KUBELET, '"Eviction manager: pod is evicted successfully" pod="ml/train-gpu"', None),
     (KUBELET, '"Unable to connect to device plugin client with socket path" err="failed to dial device plugin: '
      'context deadline exceeded" path="/var/lib/kubelet/device-plugins/nvidia-gpu.sock"', Says.NOT_REACHED),
     (KUBELET, '"Unable to connect to device plugin client with socket path" path="/x/kubevirt-kvm.sock"', None),

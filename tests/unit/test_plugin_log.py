@@ -46,6 +46,7 @@ MARKS: list[tuple[str, PluginSays, str]] = [
     ("Failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND.", INIT_FAILED, "ERROR_LIBRARY_NOT_FOUND"),
     ("Failed to initialise NVML: Driver Not Loaded", INIT_FAILED, "Driver Not Loaded"),
     ("nvml init failed: Unknown Error", INIT_FAILED, "Unknown Error"),
+    ("nvml Init err:  ERROR_UNKNOWN", INIT_FAILED, "ERROR_UNKNOWN"),  # HAMi's register.go
     ("Error: Nvml init failed: Driver Not Loaded", INIT_FAILED, "Driver Not Loaded"),
     ("Detected non-NVML platform: could not load NVML library: libnvidia-ml.so.1: cannot open shared object file",
      INIT_FAILED, "libnvidia-ml.so.1: cannot open shared object file"),
@@ -64,10 +65,14 @@ MARKS: list[tuple[str, PluginSays, str]] = [
     ("'nvidia.com/gpu' device marked unhealthy: GPU-x", PluginSays.UNHEALTHY, ""),
     ("Failed to start plugin: error waiting for MPS daemon: error checking MPS daemon health: exit status 1",
      PluginSays.WAITING, ""),
-    ("Error waiting for event: x; Marking all devices as unhealthy", PluginSays.UNHEALTHY, ""),
+    ("Error waiting for event: x; Marking all devices as unhealthy", PluginSays.UNWATCHED, ""),
+    ("Error waiting for event: ERROR_GPU_IS_LOST; Marking all devices as unhealthy", PluginSays.UNHEALTHY, ""),
     ("Could not start device plugin for 'nvidia.com/gpu': listen unix: bind", PluginSays.NOT_REGISTERED, ""),
-    ("Marking device GPU-x as unhealthy: Not Supported", PluginSays.UNHEALTHY, ""),
-    ("Could not determine device placement for GPU-x: Not Found; marking it unhealthy.", PluginSays.UNHEALTHY, ""),
+    ("Marking device GPU-x as unhealthy: Not Supported", PluginSays.UNWATCHED, ""),
+    ("Warning: GPU with UUID GPU-x is too old to support healtchecking with error: y. Marking it unhealthy",
+     PluginSays.UNWATCHED, ""),  # k8s-device-plugin #33
+    ("failed to start GPU device manager: stat /dev/nvidia-uvm: no such file or directory", PluginSays.WAITING, ""),
+    ("Could not determine device placement for GPU-x: Not Found; marking it unhealthy.", PluginSays.UNWATCHED, ""),
     ("error starting plugins: failed to initialize NVML: ERROR_UNKNOWN", INIT_FAILED, "ERROR_UNKNOWN"),
     ("failed to initialize nvml: Unknown Error", INIT_FAILED, "Unknown Error"),  # GKE's
     ("device-plugin started", ASKING, ""), ("device-plugin server started serving", SERVING, ""),

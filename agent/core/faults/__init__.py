@@ -7,11 +7,11 @@ from ...model.scene import Scene
 from ...model.suspect import Strength, Suspect
 from ...model.witness import NO_WITNESS, Witness
 from ..plugin import short_id
-from . import access, hardware, kubelet, plugin
+from . import access, hardware, kubelet, plugin, pod
 from .known import Evidence, KnownFault, Mark
 
 FAULTS: tuple[KnownFault, ...] = tuple(sorted(
-    (*hardware.FAULTS, *access.FAULTS, *plugin.FAULTS, *kubelet.FAULTS), key=lambda f: f.link))
+    (*hardware.FAULTS, *access.FAULTS, *plugin.FAULTS, *pod.FAULTS, *kubelet.FAULTS), key=lambda f: f.link))
 
 
 def suspects(scene: Scene, diagnosis: Diagnosis, witness: Witness = NO_WITNESS) -> tuple[Suspect, ...]:

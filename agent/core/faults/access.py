@@ -14,7 +14,7 @@ from ...model.witness import JournalWord, Says
 from .. import plugin, plugin_log
 from .known import Evidence, KnownFault, Mark, cited, either, said, when
 
-WORKED = (PluginSays.REGISTERED, PluginSays.SERVING, PluginSays.UNHEALTHY)
+WORKED = (PluginSays.REGISTERED, PluginSays.SERVING, PluginSays.UNHEALTHY, PluginSays.UNWATCHED)
 
 
 def _reload_took_it(evidence: Evidence) -> Mark | None:

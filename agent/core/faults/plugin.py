@@ -14,10 +14,13 @@ from ...model.runtime import PluginSays, PluginSight
 from ...model.witness import Says
 from .. import plugin, plugin_log
 from .known import Evidence, KnownFault, Mark, cited, either, when
+from .pod import since_then, soon_again
 
 DEAF = ((0, 9), (0, 13))
 """Versions that wait for ever after a failed start, before they watch for signals and sockets (v0.9.0 to v0.12.3)."""
 FORBIDDEN = re.compile(r"insufficient permissions|NO_PERMISSION", re.I)
+ASKS_S = 60.0
+"""NVML may take that long over eight cold GPUs without persistence."""
 SETTLED_S = 30.0
 """A plugin that watches has registered again by then: it takes a second."""
 
@@ -132,14 +135,23 @@ def _not_reached(evidence: Evidence) -> Mark | None:
     return Mark(True, f"{found.because}; {cited(evidence, line)}") if found and line else None
 
 
-def _unmade(evidence: Evidence) -> Mark | None:
-    found, line = evidence.finding("PluginPodWaits"), evidence.journal(Says.NOT_STARTED)
-    return Mark(True, found.because + (f"; {cited(evidence, line)}" if line else "")) if found else None
+def _waits_for_mps(evidence: Evidence) -> Mark | None:
+    found = evidence.finding("PluginWaits")
+    return Mark(True, found.because) if found and "MPS" in found.because else None
+
+
+def _tries_again(evidence: Evidence) -> Mark | None:
+    found = evidence.finding("PluginWaits")
+    return Mark(True, found.because) if found and "MPS" not in found.because else None
 
 
 def _asking(evidence: Evidence) -> Mark | None:
-    found = evidence.finding("PluginAsking")
-    return Mark(False, found.because) if found else None
+    """One that has just begun to ask does not hang, and GKE's waits for device nodes with the same last word."""
+    found, log = evidence.finding("PluginAsking"), plugin.log_of(evidence.plugin) if evidence.plugin else None
+    since = since_then(evidence, log.at) if log else None
+    if not found or evidence.finding("DeviceNodesMissing") or soon_again(evidence):
+        return None
+    return Mark(False, found.because) if since is None or since > ASKS_S else None
 
 
 def _unit_failed(evidence: Evidence) -> Mark | None:
@@ -243,10 +255,11 @@ FAULTS = (
     KnownFault(
         "RegistrationFailed", 8, "The plugin serves its GPUs, and could not register with the kubelet",
         "NVIDIA/k8s-device-plugin #10, #55, #82, #156",
-        "its own log's line that it could not register, or the kubelet's that it could not reach its socket",
+        "its own log's line that it could not register, or the kubelet's that it refused it or did not reach it",
         judge=either((_turned_away, _not_reached)),
-        remedy="its line says why. Unimplemented: a plugin too old for this kubelet; deadline exceeded or permission "
-               "denied: kubelet.sock of another kubelet's folder, or SELinux. " + VENDORS,
+        remedy="its line says why. Unimplemented, or a version that is not supported: a plugin too old for this "
+               "kubelet; deadline exceeded or permission denied: kubelet.sock of another kubelet's folder, or "
+               "SELinux; connection refused: the kubelet that made it has ended. " + VENDORS,
         do="crictl logs --tail 30 {plugin}; ls -lZ /var/lib/kubelet/device-plugins",
         is_not="an error of NVML's: it has seen its GPUs"),
     KnownFault(
@@ -263,27 +276,25 @@ FAULTS = (
         do="ls -lZ /dev/nvidia*; journalctl -k | grep -i 'denied.*nvidia'",
         is_not="a device cgroup's word, which is Unknown Error, nor a start too early"),
     KnownFault(
-        "PluginPodWaits", 8, "The plugin's pod is here, and its plugin's container was not made",
-        "NVIDIA/gpu-operator #280, #378, #448; kubernetes/kubernetes pkg/kubelet/kuberuntime",
-        "a pod with a plugin's labels whose sandbox is ready, without the plugin in it", judge=_unmade,
-        remedy="an init container in it waits for what comes before (GPU Operator: driver, toolkit), and its log "
-               "names it; where none is in it, the kubelet could not have it made: image, secret, configuration",
-        do="journalctl -b -u kubelet | grep StartContainer",
-        is_not="a DaemonSet that does not select this node"),
-    KnownFault(
         "MpsDaemonMissing", 8, "The plugin waits for the MPS control daemon",
         "NVIDIA/k8s-device-plugin #679, #712, #762",
-        "its log's line that the daemon does not answer", judge=when("PluginWaits"),
+        "its log's line that the daemon does not answer", judge=_waits_for_mps,
         remedy="have the MPS control daemon run on this node: its DaemonSet (Helm chart) goes where the label "
                "nvidia.com/mps.capable=true is; or share the GPUs in another way", do="crictl ps -a --name "
                "mps-control-daemon", is_not="helped by a fresh start of the plugin, which asks again every 30 s"),
     KnownFault(
-        "NoPlugin", 8, "No device plugin runs on this node", "kubernetes/kubernetes, device plugins",
-        "no container and no unit that looks like one", judge=when("NoPlugin"),
-        remedy="its DaemonSet does not select this node, or its manifest is not in the kubelet's folder",
-        do='kubectl get pods -A -o wide --field-selector spec.nodeName="$(hostname)" | grep -i plugin'),
+        "PluginTriesAgain", 8, "The plugin cannot start yet, and tries again by itself",
+        "GoogleCloudPlatform/container-engine-accelerators cmd/nvidia_gpu", "its log's line, every 5 s",
+        judge=_tries_again,
+        remedy="its line says what it lacks: a device node (nvidia-uvm), or MIG partitions that are not what its "
+               "gpu_config.json wants", do="crictl logs --tail 30 {plugin}; ls -l /dev/nvidia*; nvidia-smi mig -lgi",
+        is_not="helped by a fresh start of the plugin"),
     KnownFault(
-        "PluginCrashes", 8, "The plugin's container ends again and again", "NVIDIA/k8s-device-plugin #50",
-        "its container has ended, and the kubelet waits before it starts it again", judge=when("PluginExited"),
-        remedy="read why it ended", do="crictl logs --tail 30 {plugin}"),
+        "PluginHealthFailed", 8, "The plugin's health check failed, and took GPUs out of what it offers",
+        "NVIDIA/k8s-device-plugin #33, #403, #1562",
+        "its log's line that NVML's events failed it; and nothing of any GPU in the kernel's log since its start",
+        judge=when("PluginHealthFailed"),
+        remedy="have its container made again. Where a GPU has no such events (an old one), that does not help: "
+               "DP_DISABLE_HEALTHCHECKS=all in its environment, or a newer version of the plugin. " + VENDORS,
+        do=REBUILD, is_not="an Xid: no GPU is seen to be broken"),
 )

@@ -41,6 +41,11 @@ def newest(scene: Scene, bus_ids: Collection[str], *tells: Tells) -> KernelWord 
                key=lambda w: w.at, default=None)
 
 
+def said_since(scene: Scene, at: float) -> KernelWord | None:
+    """The newest line about any GPU of its own since then (boottime, seconds)."""
+    return max((w for w in _words(scene) if w.tells in _GPUS_OWN and w.at >= at), key=lambda w: w.at, default=None)
+
+
 def silent_gsp(scene: Scene, gpus: SortedGpus, judged: Judged, report: ProbeReport | None) -> KernelWord | None:
     """A GPU whose processor fell silent, and that NVML has not shown well since."""
     well = {g.bus_id for g in judged.gpus} - set(judged.missing) if report else set()

@@ -10,17 +10,17 @@ from dataclasses import replace
 from ...model.fault import Cure, Fault
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
-from ...model.runtime import Container, ContainerState, PluginLog, PluginSays, PluginSight, Sandbox, SocketOwner
+from ...model.runtime import Container, ContainerState, PluginSight, Sandbox, SocketOwner
 from ...model.scene import Scene, Unit
 from ...model.settings import Settings
-from .. import plugin, plugin_log
+from .. import plugin
 from ..resources import Listing
-from . import kernel_log, plugin_process
+from . import kernel_log, plugin_process, running
 from .kubelet import has_no_socket
+from .running import REBUILD, STALE
 
-OLDER, STALE = "PluginOlderThanDriver", "PluginListsGone"
+OLDER = "PluginOlderThanDriver"
 NOTHING = Listing()
-REBUILD = "crictl stop and rm that one container"
 
 
 def findings(scene: Scene, settings: Settings, fault: Fault | None) -> tuple[Finding, ...]:
@@ -77,8 +77,10 @@ def _describe(sight: PluginSight) -> str:
     log = plugin.log_of(sight)
     version = plugin.version(sight)
     said = f"; its log: {log.line}" if log and log.line else ""
+    is_again = sight.container.attempt and sight.container.state is ContainerState.RUNNING
+    again = f", at its attempt {sight.container.attempt + 1}" if is_again else ""
     return (f"{plugin.pod_name(sight)} {sight.container.name} {sight.container.id[:12]} is "
-            f"{sight.container.state.value}" + (f", v{version[0]}.{version[1]}" if version else "") + said)
+            f"{sight.container.state.value}" + (f", v{version[0]}.{version[1]}" if version else "") + again + said)
 
 
 def fault(scene: Scene, settings: Settings, short: bool, listed: Listing = NOTHING) -> Fault | None:
@@ -220,7 +222,7 @@ def _container_fault(scene: Scene, sight: PluginSight, listed: Listing) -> Fault
     if not isinstance(sight.detail, Seen):
         return Fault("PluginUnread", f"{who}: its status could not be read ({sight.detail})", Cure.WAIT,
                      "systemctl status containerd", sight=sight)
-    return _older_than_driver(scene, sight) or _running_fault(sight, who, listed)
+    return _older_than_driver(scene, sight) or running.fault(scene, sight, who, listed)
 
 
 def _ended(sight: PluginSight, who: str) -> Fault:
@@ -238,54 +240,3 @@ def _ended(sight: PluginSight, who: str) -> Fault:
     return Fault("PluginExited", f"{who}: exit status {detail.exit_code if detail else '?'}{why}{again}{words}; the "
                  "kubelet starts it again after its back-off (10 s, doubled up to 300), which a removal does not "
                  "shorten", Cure.WAIT, "crictl logs " + plugin.short_id(sight.container), sight=sight)
-
-
-def _running_fault(sight: PluginSight, who: str, listed: Listing) -> Fault:
-    log = plugin.log_of(sight) or PluginLog(PluginSays.NOTHING, "")
-    denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
-    if log.says is PluginSays.UNHEALTHY:  # before all else: whatever else is wrong, the GPU would be offered again
-        return Fault("PluginSawUnhealthy", f"{who}: a fresh start would offer that GPU again", Cure.PERSON,
-                     "dmesg | grep Xid; drain the node, then reset the GPU or reboot", sight=sight)
-    if listed.count == 0 and listed.given.names is not None and listed.shown and not listed.seen_by_plugin:
-        names = ", ".join(listed.given.names[:4]) or "none"
-        return Fault("PluginGivenNothing", f"{who}: it was given no GPU that is here (NVIDIA_VISIBLE_DEVICES or CDI: "
-                     f"{names})", Cure.PERSON, "give its container GPUs that NVML shows: NVIDIA_VISIBLE_DEVICES=all; "
-                     "nvidia-smi -L", sight=sight)
-    if listed.is_empty and listed.count == 0:
-        return Fault("MigWithoutInstances", f"{who}: every GPU it was given is in MIG mode, and has no instance that "
-                     f"it could offer (MIG_STRATEGY={listed.given.strategy})", Cure.PERSON,
-                     "nvidia-smi mig -cgi …, nvidia-mig-parted, or MIG mode off; then start it afresh", sight=sight)
-    if denied:
-        return Fault("PluginAccessDenied", f"{who}: it may not open /dev/nvidiactl", Cure.FRESH_START,
-                     REBUILD, access_denied=True, sight=sight)
-    if isinstance(sight.log, Refusal):  # a lost GPU or a lacking library may be what it says
-        return Fault("PluginLogUnread", f"{who}: its log could not be read ({sight.log}), so nobody knows why",
-                     Cure.TIME, f"crictl logs {plugin.short_id(sight.container)}; then crictl stop and rm",
-                     barred=True, sight=sight)
-    if plugin_log.lacks_the_library(log):
-        return Fault("PluginLacksLibrary", f"{who}: its container lacks NVML's library", Cure.PERSON,
-                     "the nvidia runtime did not prepare this container: crictl inspect, RuntimeClass, CDI spec",
-                     sight=sight)
-    return _by_its_log(sight, who, log, listed)
-
-
-def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -> Fault:
-    hup = isinstance(sight.access, Seen) and sight.access.value.allowed and plugin.answers_sighup(sight)
-    if log.says in (PluginSays.INIT_FAILED, PluginSays.NO_DEVICES):
-        reason = "PluginInitFailed" if log.says is PluginSays.INIT_FAILED else "PluginSawNoGpu"
-        # In place it would keep the library of the driver that was here before.
-        return Fault(reason, who, Cure.FRESH_START, REBUILD,
-                     hup_answers=hup and not plugin_log.has_an_old_library(log), sight=sight)
-    if log.says is PluginSays.WAITING:
-        return Fault("PluginWaits", f"{who}; it tries again by itself", Cure.WAIT,
-                     "crictl ps -a --name mps-control-daemon: that one is to run on this node", sight=sight)
-    if listed.gone:
-        return Fault(STALE, f"{who}: {listed.gone}", Cure.FRESH_START if listed.is_stale else Cure.TIME, REBUILD,
-                     hup_answers=hup, sight=sight)
-    reason = {PluginSays.ASKING: "PluginAsking", PluginSays.REGISTERED: "PluginForgotten"}.get(
-        log.says, "PluginSilent")
-    if listed.count > 0 and log.says is PluginSays.REGISTERED:
-        reason = "PluginSawFewer"
-    # One that hangs in NVML answers no signal (v0.20.0), nor does one that has left its loop to end.
-    deaf = log.says in (PluginSays.ASKING, PluginSays.STOPPED)
-    return Fault(reason, who, Cure.TIME, REBUILD, hup_answers=hup and not deaf, sight=sight)
