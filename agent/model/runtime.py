@@ -144,6 +144,8 @@ class PluginSight:
     'why its process does not go on by itself; "" where it does, or nobody looked'
     in_kernel: bool = False
     "that is uninterruptible sleep: no signal ends it"
+    unread: str = ""
+    'why nobody knows whether it is halted; "" where that was read'
 
 
 @dataclass(frozen=True, slots=True)

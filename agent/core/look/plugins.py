@@ -151,6 +151,8 @@ async def _halted(host: Host, scene: Scene, sight: PluginSight) -> PluginSight:
     if pid <= 0 or sight.container.state is not ContainerState.RUNNING:
         return sight
     status = await host.file(f"/proc/{pid}/status")
+    if isinstance(status, Refusal) and not status.is_missing:
+        return replace(sight, unread=f"whether its process {pid} goes on by itself could not be read ({status})")
     fields = dict(line.split(":\t", 1) for line in parse.text(status.value_or(b"")).splitlines() if ":\t" in line)
     state, tracer = fields.get("State", "")[:1], fields.get("TracerPid", "0").strip()
     if tracer != "0":

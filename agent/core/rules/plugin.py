@@ -166,7 +166,7 @@ def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:
     other = next((o for o in scene.socket_owners if plugin.is_anothers(o, sight)), None)
     if other is not None:
         return _served_by(scene, found, other)
-    if sight.halted:
+    if sight.halted or sight.unread:
         return plugin_process.halted(found, sight)
     if sight.restart_policy in plugin.ENDS_FOR_GOOD:
         return replace(found, reason="NeverStartedAgain", barred=True, because=f"{found.because}; its pod's "

@@ -25,6 +25,9 @@ def timed(scene: Scene, found: Fault | None) -> Fault | None:
 def halted(found: Fault, sight: PluginSight) -> Fault:
     """Whatever else is wrong: a stop would wait for what the process waits for, or end what somebody is at."""
     pid = sight.detail.value.pid if isinstance(sight.detail, Seen) else 0
+    if sight.unread:
+        return replace(found, barred=True, because=f"{found.because}; {sight.unread}", next_step="see its process in "
+                       f"/proc/{pid}/status; then crictl stop and rm {plugin.short_id(sight.container)}")
     if sight.in_kernel:
         return replace(found, barred=True, because=f"{found.because}; {sight.halted}",
                        next_step=f"cat /proc/{pid}/stack; dmesg | grep -E 'NVRM|Xid'; reboot the drained node")
