@@ -6,6 +6,7 @@ They take long (a CRI stop 10 s), so they run beside the cycle, one at a time, a
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -27,7 +28,7 @@ from ..wire.dbus import BusError
 from ..wire.rpc import RpcError
 from . import cri, ledger
 from .live import clock_now
-from .tape import Tape
+from .tape import Replay, Tape
 
 STOP_GRACE_S = 10
 """As kubectl and the kubelet give a device plugin (terminationGracePeriodSeconds of its manifest)."""
@@ -64,6 +65,9 @@ class Mender:
         shown = "/" + str(kept.relative_to(self._root))
         what, target = _named(action)
         try:
+            if await self._lists_others(tape):
+                raise HandFailed("the kubelet no longer says what it said when this was decided: nothing is done; "
+                                 "the next look tells")
             ledger.append(self._root, _entry(boot_id, action.number, what, target, action.cause, shown))
         except HandFailed:
             # Nothing was done, and it will be tried again: its bundles must not push out those of what was done.
@@ -127,6 +131,16 @@ class Mender:
         finally:
             os.close(pidfd)
         return f"SIGHUP sent to pid {action.pid}"
+
+    async def _lists_others(self, tape: Tape) -> bool:
+        """The kubelet's word once more: to keep the evidence may take seconds, and a plugin may have registered."""
+        looked = Replay(tape)
+        for question, *words in map(json.loads, tuple(tape.answers)):
+            if question == "allocatable" and isinstance(then := await looked.allocatable(*words), Seen):
+                now = await self._host.allocatable(*words)
+                if not isinstance(now, Seen) or now.value != then.value:
+                    return True
+        return False
 
     async def _boot_id(self) -> str:
         found = await self._host.file("/proc/sys/kernel/random/boot_id")

@@ -18,9 +18,11 @@ from agent.core import ledger as reading
 from agent.core.phases import Gate, Phase
 from agent.model.errors import HandFailed
 from agent.model.plan import NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
-from agent.model.reading import Seen
+from agent.model.reading import Refusal, Seen, Why
 from agent.model.runtime import LedgerEntry
+from agent.model.scene import Devices
 from agent.model.settings import Settings
+from agent.node.codec import encode
 from agent.node.live import LiveHost
 from agent.node.mender import Mender
 from agent.node.tape import Replay, Tape
@@ -106,6 +108,35 @@ def test_what_did_not_take_is_an_outcome(tmp_path: Path, bus: Bus, says: str, ou
     assert [(e.what, e.number, e.outcome) for e in rest] == [("outcome", 4, said) for said in outcomes]
     for said in outcomes:
         assert (tmp_path / first.evidence.lstrip("/") / "outcome").read_text() == f"{said}\n"
+
+
+NOTHING, EIGHT = (), (Devices("nvidia.com/gpu", tuple(f"GPU-{n}" for n in range(8))),)
+
+
+@pytest.mark.parametrize(("then", "now", "is_done"), [
+    (Seen(NOTHING, 1.0), Seen(NOTHING, 2.0), True),
+    (Refusal(Why.MISSING, "/other.sock"), Seen(EIGHT, 2.0), True),
+    (Seen(NOTHING, 1.0), Seen(EIGHT, 2.0), False),
+    (Seen(NOTHING, 1.0), Refusal(Why.TIMED_OUT, "no answer"), False),
+])
+def test_a_plugin_that_registered_while_the_evidence_was_kept_is_left_alone(
+        tmp_path: Path, then: Any, now: Any, is_done: bool) -> None:
+    class Host(LiveHost):
+        async def allocatable(self, socket: str) -> Any:
+            assert socket == "/k.sock"
+            return now
+
+    async def main() -> None:
+        mender = Mender(Host(), bus, lambda _: None, str(tmp_path))  # type: ignore[arg-type]
+        tape = Tape({Tape.key("allocatable", "/k.sock"): encode(then)})
+        with contextlib.nullcontext() if is_done else pytest.raises(HandFailed, match="the next look tells"):
+            await mender.begin(RESTART, tape, "/none")
+        await asyncio.sleep(0)
+        await mender.close()
+
+    bus = Bus()
+    asyncio.run(main())
+    assert bool(bus.restarted) == bool(entries(tmp_path)) == bool(bundles(tmp_path)) == is_done
 
 
 def test_that_nvml_failed_since_is_written(tmp_path: Path) -> None:
