@@ -245,6 +245,7 @@ class Daemon:
         for action in due:
             try:
                 if isinstance(action, DISRUPTIVE) and tape is not None:
+                    self.host.reuse_s, self.host.is_quiet = 0.0, False  # its hand asks the kubelet once more
                     await self.examination.add_to(tape)
                 await self.hands.act(action, tape, scene.runtime_socket if scene else "")
             except HandFailed as failed:

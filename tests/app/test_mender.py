@@ -299,6 +299,24 @@ def test_what_was_seen_before_is_no_second_look(monkeypatch: pytest.MonkeyPatch)
     assert not [a for a in agent.hands.asked if isinstance(a, Rebuild)]  # type: ignore[attr-defined]
 
 
+def test_what_a_hand_asks_once_more_is_asked_and_not_remembered() -> None:
+    async def main() -> None:
+        agent = daemon.Daemon(config.Config(Settings(listen="")))
+        found: list[tuple[float, bool]] = []
+
+        class Looks(Hands):
+            async def act(self, action: Any, tape: Tape | None = None, socket: str = "") -> None:
+                found.append((agent.host.reuse_s, agent.host.is_quiet))
+
+        agent.hands = Looks()  # type: ignore[assignment]
+        agent.host.reuse_s, agent.host.is_quiet = daemon.VERDICT_S, True
+        decided = daemon.Step(Gate(started_at=0.0), (RESTART,), 0.0)
+        await agent._act(decided, None, Tape(), stalled=False)
+        assert found == [(0.0, False)]
+
+    asyncio.run(main())
+
+
 async def until_reaped(asked: Coroutine[Any, Any, None]) -> None:
     """What was cut off is killed, and reaped by the loop that goes on."""
     await asked
