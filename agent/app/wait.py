@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from ..core.deadline import hold_limit_s
 from ..core.layouts import control_plane_files
@@ -29,8 +30,7 @@ def run(settings: Settings) -> int:
     """Return 0 when the kubelet may start."""
     released = read_mark("released")
     if released is None and not settings.expected_gpus and has_no_gpu():
-        released = Mark("no NVIDIA GPU on the PCI bus", boottime())
-        _leave_mark("released", released.reason)
+        released = _release("no NVIDIA GPU on the PCI bus")
     if released is None:
         released = _wait(settings)
     _say(f"the kubelet may start: {released.reason}")
@@ -49,9 +49,7 @@ def _wait(settings: Settings) -> Mark:
             return released
         # A little after the agent's own deadline, so that its reason, which is better, comes first.
         if boottime() >= deadline + 1.0:
-            mark_now = Mark(f"the deadline is over; {_last_word()}", boottime())
-            _leave_mark("released", mark_now.reason)
-            return mark_now
+            return _release(f"the deadline is over; {_last_word()}")
         time.sleep(POLL_S)
 
 
@@ -60,7 +58,7 @@ def _first_wait_at() -> float:
     earlier = read_mark("waiting")
     if earlier is not None and 0.0 < earlier.at <= boottime():
         return earlier.at
-    _leave_mark("waiting", "the wait unit was started")
+    _leave(write_mark, "/", "waiting", "the wait unit was started")
     return boottime()
 
 
@@ -106,13 +104,15 @@ def _line(path: str) -> str:
         return file.readline().strip()
 
 
-def _leave_mark(name: str, reason: str) -> None:
-    """Best effort: what cannot be written costs one more wait at the kubelet's next start, no failure now."""
+def _release(reason: str) -> Mark:
+    _leave(write_released, reason)
+    return Mark(reason, boottime())
+
+
+def _leave(write: Callable[..., None], *words: str) -> None:
+    """A mark. Best effort: what cannot be written costs one more wait at the kubelet's next start, no failure now."""
     try:
-        if name == "released":
-            write_released(reason)
-        else:
-            write_mark("/", name, reason)
+        write(*words)
     except HandFailed as failed:
         _say(failed.sentence)
 
