@@ -28,6 +28,10 @@ def _words(scene: Scene) -> tuple[KernelWord, ...]:
     return scene.kernel.value_or(())
 
 
+def _last(words: Iterable[KernelWord]) -> KernelWord | None:
+    return max(words, key=lambda w: w.at, default=None)
+
+
 def loaded_at(scene: Scene) -> float:
     """When the module was last loaded; boottime, seconds. 0.0 where the log does not go back so far: inode times
     under /sys and /proc tell when somebody first looked, and no other level does."""
@@ -37,13 +41,12 @@ def loaded_at(scene: Scene) -> float:
 def newest(scene: Scene, bus_ids: Collection[str], *tells: Tells) -> KernelWord | None:
     """The newest line about one of these GPUs, of the module that is loaded now."""
     since = loaded_at(scene) if isinstance(scene.driver_version, Seen) else float("inf")
-    return max((w for w in _words(scene) if w.tells in tells and w.bus_id in bus_ids and w.at >= since),
-               key=lambda w: w.at, default=None)
+    return _last(w for w in _words(scene) if w.tells in tells and w.bus_id in bus_ids and w.at >= since)
 
 
 def said_since(scene: Scene, at: float) -> KernelWord | None:
     """The newest line about any GPU of its own since then (boottime, seconds)."""
-    return max((w for w in _words(scene) if w.tells in _GPUS_OWN and w.at >= at), key=lambda w: w.at, default=None)
+    return _last(w for w in _words(scene) if w.tells in _GPUS_OWN and w.at >= at)
 
 
 def silent_gsp(scene: Scene, gpus: SortedGpus, judged: Judged, report: ProbeReport | None) -> KernelWord | None:
@@ -64,16 +67,14 @@ def disturbed_at(scene: Scene, judged: Judged) -> float:
 def rejected(scene: Scene) -> KernelWord | None:
     """A module was refused and none was loaded since. Newer kernels do not say which: the installed one that is not
     loaded is meant."""
-    found = max((w for w in _words(scene) if w.tells is Tells.REJECTED), key=lambda w: w.at, default=None)
-    return found if found and found.at >= loaded_at(scene) else None
+    return _last(w for w in _words(scene) if w.tells is Tells.REJECTED and w.at >= loaded_at(scene))
 
 
 def unfit(scene: Scene, is_uvm: bool) -> KernelWord | None:
     """The module nvidia, or nvidia-uvm, was refused as built for another kernel or for another nvidia, and the module
     nvidia was not loaded since."""
-    found = max((w for w in _words(scene) if w.tells is Tells.UNFIT and ("uvm" in w.client) is is_uvm),
-                key=lambda w: w.at, default=None)
-    return found if found and found.at >= loaded_at(scene) else None
+    return _last(w for w in _words(scene) if w.tells is Tells.UNFIT and ("uvm" in w.client) is is_uvm
+                 and w.at >= loaded_at(scene))
 
 
 def wants_reset(scene: Scene, gpus: Iterable[Gpu]) -> tuple[KernelWord, ...]:
@@ -102,8 +103,8 @@ def no_region(scene: Scene, bus_ids: Collection[str]) -> KernelWord | None:
 
 
 def _when_loaded(scene: Scene, bus_ids: Collection[str], tells: Tells) -> KernelWord | None:
-    return max((w for w in _words(scene) if w.tells is tells and w.bus_id in bus_ids
-                and w.at >= loaded_at(scene) - PROBING_S), key=lambda w: w.at, default=None)
+    return _last(w for w in _words(scene) if w.tells is tells and w.bus_id in bus_ids
+                 and w.at >= loaded_at(scene) - PROBING_S)
 
 
 def client_version(scene: Scene) -> str:

@@ -14,9 +14,11 @@ from .. import plugin
 def timed(scene: Scene, found: Fault | None) -> Fault | None:
     """With when it began. One that was told to start afresh in place, or to end, is at work as a new one is: the last
     mark of its log says so. One that could not register says so at every try, and no longer is."""
-    if found is None or found.sight is None:
-        units = [u for u in scene.units.value_or(()) if found and found.unit == u.name]
-        return replace(found, began_at=units[0].active_since or 0.0) if found and units else found
+    if found is None:
+        return None
+    if found.sight is None:
+        unit = next((u for u in scene.units.value_or(()) if u.name == found.unit), None)
+        return replace(found, began_at=unit.active_since or 0.0) if unit else found
     log = plugin.log_of(found.sight)
     said_at = plugin.in_this_boot(scene, log.at) if log and log.says is not PluginSays.NOT_REGISTERED else 0.0
     return replace(found, began_at=plugin.began_at(scene, found.sight), said_at=said_at)
