@@ -6,6 +6,7 @@ from ...model.kernel import Tells
 from ...model.reading import Refusal, Seen
 from ...model.scene import ProbeEnd
 from ...model.witness import Says
+from ..look.watched import FABRIC_MANAGER
 from ..nvml_codes import MISMATCH
 from ..rules import fabric, kernel_log
 from ..rules.gpus import is_passthrough
@@ -52,7 +53,7 @@ def _fabric(evidence: Evidence) -> Mark | None:
 def _other_fabric_manager(evidence: Evidence) -> Mark | None:
     """It refuses to start beside another driver; one that runs now has found its own."""
     units, line = evidence.scene.units.value_or(()), evidence.journal(Says.FABRIC_VERSION)
-    runs = any(u.name == fabric.MANAGER and u.is_active for u in units)
+    runs = any(u.name == FABRIC_MANAGER and u.is_active for u in units)
     return Mark(True, cited(evidence, line)) if line and not runs else None
 
 

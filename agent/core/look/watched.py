@@ -9,7 +9,8 @@ from ..layouts import KUBELET_UNITS, PLUGIN_UNITS, pod_resources_sockets
 from ..paths import RUN
 
 RUNTIME_UNITS = ("containerd.service", "crio.service", "docker.service")
-DRIVER_UNITS = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
+FABRIC_MANAGER = "nvidia-fabricmanager.service"
+DRIVER_UNITS = ("nvidia-persistenced.service", FABRIC_MANAGER)
 
 
 IMEX_UNIT = "nvidia-imex.service"

@@ -9,7 +9,7 @@ from ...model.plan import Action, LoadModule
 from ...model.reading import Refusal, Seen
 from ...model.scene import Scene
 from ...model.settings import Settings
-from ..look.watched import DRIVER_UNITS, IMEX_UNIT
+from ..look.watched import DRIVER_UNITS, FABRIC_MANAGER, IMEX_UNIT
 from ..tegra import NVGPU
 from . import kernel_log
 from .gpus import SortedGpus
@@ -114,7 +114,7 @@ def service_findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
                 "" if holds else "PersistenceInactive", blocks=False,
                 next_step="" if holds else "without persistence every probe and pod start wakes the GPUs: "
                                            "systemctl enable --now nvidia-persistenced"))
-        elif unit.name == "nvidia-fabricmanager.service" and unit.load == "loaded" and unit.active == "failed":
+        elif unit.name == FABRIC_MANAGER and unit.load == "loaded" and unit.active == "failed":
             found.append(Finding(
                 4, "FabricManagerActive", Verdict.FAILS, f"{unit.name} has failed", "FabricManagerFailed",
                 blocks=False, next_step="journalctl -u nvidia-fabricmanager"))

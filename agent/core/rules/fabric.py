@@ -9,12 +9,12 @@ from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Seen
 from ...model.scene import Gpu, ProbeState, Scene
 from ...model.settings import Settings
+from ..look.watched import FABRIC_MANAGER
 from .gpus import Judged, is_passthrough
 
 DONE = "completed"
 PENDING = ("not started", "in progress")
 NONE = "not supported"
-MANAGER = "nvidia-fabricmanager.service"
 DRIVER_CONTAINER = "/run/nvidia/driver/"
 """Where the GPU Operator's driver container keeps its root; it runs a fabric manager of its own."""
 
@@ -35,15 +35,15 @@ def unmanaged(scene: Scene, settings: Settings, judged: Judged) -> Finding | Non
             or not _has_switches(scene) or any(g.state.fabric == DONE for g in judged.gpus):
         return None
     last = scene.probe.value_or(ProbeState()).last
-    unit = next((u for u in scene.units.value if u.name == MANAGER), None)
+    unit = next((u for u in scene.units.value if u.name == FABRIC_MANAGER), None)
     if unit is None or unit.active != "inactive" or (last and last.library.startswith(DRIVER_CONTAINER)):
         return None
     is_here = unit.load == "loaded"
-    lacks = f"{MANAGER} does not run" if is_here else f"no {MANAGER} is installed"
+    lacks = f"{FABRIC_MANAGER} does not run" if is_here else f"no {FABRIC_MANAGER} is installed"
     return Finding(4, "FabricManagerActive", Verdict.FAILS,
                    f"NVSwitches are on the PCI bus, and {lacks}: CUDA would say 802", "FabricManagerInactive",
-                   blocks=False, heals=Heals.SOON, next_step=f"systemctl enable --now {MANAGER}" if is_here else
-                   "install nvidia-fabricmanager in the version of the driver")
+                   blocks=False, heals=Heals.SOON, next_step=f"systemctl enable --now {FABRIC_MANAGER}" if is_here
+                   else "install nvidia-fabricmanager in the version of the driver")
 
 
 def find(settings: Settings, judged: Judged) -> Finding | None:
