@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
-from ...model.access import Driver, LossCause
+from ...model.access import Driver, GpuContainer, LossCause
 from ...model.reading import Seen
 from ...model.runtime import PluginSays
-from ...model.witness import JournalWord, Says
+from ...model.witness import Says
 from .. import plugin, plugin_log
-from .known import Evidence, KnownFault, Mark, cited, either, said, when
+from .known import Evidence, Judge, KnownFault, Mark, cited, either, said, when
 
 WORKED = (PluginSays.REGISTERED, PluginSays.SERVING, PluginSays.UNHEALTHY, PluginSays.UNWATCHED)
 
@@ -25,7 +25,7 @@ def _reload_took_it(evidence: Evidence) -> Mark | None:
     denied = None if _no_reload_touches_the_plugin(evidence) else evidence.finding("PluginAccessDenied")
     sight, manager = evidence.plugin, evidence.scene.manager
     reload_at = manager.value.last_reload_at if isinstance(manager, Seen) else None
-    log = plugin.log_of(sight) if sight else None
+    log = evidence.plugin_log
     if denied and sight and log and log.says in WORKED and reload_at \
             and reload_at > plugin.began_at(evidence.scene, sight):
         return Mark(True, f"{denied.because}; it could, for its log says that it served its GPUs, and units were "
@@ -33,11 +33,14 @@ def _reload_took_it(evidence: Evidence) -> Mark | None:
     never = evidence.lost(LossCause.NEVER_HAD)
     if never and never.driver is not Driver.CGROUPFS \
             and not (never.is_plugin and evidence.finding("PluginGivenNothing")):
-        return Mark(False, f"{never.namespace}/{never.pod} {never.name} may not open {never.denied[0].name}; "
-                    f"{never.loss_why}")
+        return Mark(False, _may_not(never))
     if denied:
         return Mark(False, f"{denied.because}; that it ever could was not seen")
     return _unknown_error_inside(evidence)
+
+
+def _may_not(never: GpuContainer) -> str:
+    return f"{never.namespace}/{never.pod} {never.name} may not open {never.denied[0].name}; {never.loss_why}"
 
 
 def _no_reload_touches_the_plugin(evidence: Evidence) -> bool:
@@ -48,7 +51,7 @@ def _no_reload_touches_the_plugin(evidence: Evidence) -> bool:
 def _unknown_error_inside(evidence: Evidence) -> Mark | None:
     """The plugin's NVML failed, and whether it may open its devices is not known: 999 is what EPERM looks like."""
     failed, sight = evidence.finding("PluginInitFailed"), evidence.plugin
-    log = plugin.log_of(sight) if sight else None
+    log = evidence.plugin_log
     if not failed or not sight or isinstance(sight.access, Seen) or not log or "unknown" not in log.error.lower():
         return None
     return Mark(False, f"the plugin's NVML said {log.error}, which is also what a denied device looks like; whether "
@@ -59,8 +62,7 @@ def _updated(evidence: Evidence) -> Mark | None:
     never = evidence.lost(LossCause.NEVER_HAD)
     lost = evidence.lost(LossCause.UPDATE)
     if not lost and never and never.driver is Driver.CGROUPFS:
-        return Mark(False, f"{never.namespace}/{never.pod} {never.name} may not open {never.denied[0].name}; "
-                    f"{never.loss_why}; no unit of systemd carries it, which a reload could touch")
+        return Mark(False, f"{_may_not(never)}; no unit of systemd carries it, which a reload could touch")
     if not lost:
         return None
     policy = evidence.witness.cpu_policy
@@ -77,31 +79,22 @@ def _no_handler(evidence: Evidence) -> Mark | None:
 
 def _ended_without(evidence: Evidence) -> Mark | None:
     """With fail-on-init-error, which is the default, it does not run on without the library."""
-    found, log = evidence.finding("PluginExited"), plugin.log_of(evidence.plugin) if evidence.plugin else None
+    found, log = evidence.finding("PluginExited"), evidence.plugin_log
     return Mark(True, found.because) if found and log and plugin_log.lacks_the_library(log) else None
 
 
-def _hook(evidence: Evidence) -> tuple[JournalWord | None, str, bool]:
-    """The line by which the NVIDIA runtime's hook refused a container, what it means, and whether that is of the
-    driver's libraries."""
-    line = evidence.journal(Says.HOOK_FAILED)
-    words = line.line if line else ""
-    means = next((means for form, means in HOOK if re.search(form, words, re.I)), "")
-    return line, means, means in LIBRARIES
+def _hook(is_library: bool) -> Judge:
+    """The NVIDIA runtime's hook refused a container: for want of the driver's libraries, or for something else."""
+    def judge(evidence: Evidence) -> Mark | None:
+        line = evidence.journal(Says.HOOK_FAILED)
+        if line is None:
+            return None
+        means = next((means for form, means in HOOK if re.search(form, line.line, re.I)), "")
+        if (means in LIBRARIES) is not is_library:
+            return None
+        return Mark(True, cited(evidence, line) + (f"; it means: {means}" if means else ""))
 
-
-def _hook_refused(evidence: Evidence) -> Mark | None:
-    line, means, is_library = _hook(evidence)
-    return _means(evidence, line, means) if line and not is_library else None
-
-
-def _hook_without(evidence: Evidence) -> Mark | None:
-    line, means, is_library = _hook(evidence)
-    return _means(evidence, line, means) if line and is_library else None
-
-
-def _means(evidence: Evidence, line: JournalWord, means: str) -> Mark:
-    return Mark(True, cited(evidence, line) + (f"; it means: {means}" if means else ""))
+    return judge
 
 
 LIBRARIES = ("the driver's libraries are not where the toolkit looks for them ([nvidia-container-cli] root=)",
@@ -147,14 +140,14 @@ FAULTS = (
         "PluginWithoutLibrary", 6, "The plugin's container was made without the driver's libraries",
         "NVIDIA/k8s-device-plugin README, prerequisites",
         "its log says that NVML's library is not to be found", judge=either((
-            when("PluginLacksLibrary"), _ended_without, _hook_without)),
+            when("PluginLacksLibrary"), _ended_without, _hook(is_library=True))),
         remedy="its pod wants the nvidia runtime: RuntimeClass nvidia, the default runtime, or a CDI spec",
         do="crictl inspect {plugin} | grep -E 'runtimeType|NVIDIA_'",
         is_not="cured by starting the same container afresh"),
     KnownFault(
         "HookRefused", 6, "The NVIDIA runtime's hook refused a container",
         "NVIDIA/libnvidia-container #151, #154, #176",
-        "nvidia-container-cli's own error, as the runtime or the kubelet passed it on", judge=_hook_refused,
+        "nvidia-container-cli's own error, as the runtime or the kubelet passed it on", judge=_hook(is_library=False),
         remedy="what its words mean is said beside them; CDI needs no hook",
         do="journalctl -b | grep nvidia-container-cli | tail -3; nvidia-container-cli -k info",
         is_not="cured by starting the same container afresh"),

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from ...model.access import GpuContainer, LossCause
 from ...model.finding import Diagnosis, Finding, Verdict
-from ...model.runtime import PluginSight
+from ...model.runtime import PluginLog, PluginSight
 from ...model.scene import Entry, Scene, Unit
 from ...model.witness import NO_WITNESS, JournalWord, Says, Witness
+from .. import plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class Evidence:
     def plugin(self) -> PluginSight | None:
         """The device plugin, where there is one."""
         return self.scene.plugins[0] if len(self.scene.plugins) == 1 else None
+
+    @property
+    def plugin_log(self) -> PluginLog | None:
+        """What its log says, where that was read."""
+        return plugin.log_of(self.plugin) if self.plugin else None
 
     @property
     def plugin_unit(self) -> Unit | None:

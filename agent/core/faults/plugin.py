@@ -13,7 +13,7 @@ from ...model.reading import Seen
 from ...model.runtime import PluginSays, PluginSight
 from ...model.witness import Says
 from .. import plugin, plugin_log
-from .known import Evidence, KnownFault, Mark, cited, either, when
+from .known import Evidence, Judge, KnownFault, Mark, cited, either, when
 from .pod import since_then, soon_again
 
 DEAF = ((0, 9), (0, 13))
@@ -47,8 +47,7 @@ def _early(evidence: Evidence) -> Mark | None:
 
 def _old_library(evidence: Evidence) -> Mark | None:
     """Its library is of another driver than the loaded one, while the host's own is not."""
-    found, sight = evidence.finding("PluginInitFailed", "PluginExited"), evidence.plugin
-    log = plugin.log_of(sight) if sight else None
+    found, log = evidence.finding("PluginInitFailed", "PluginExited"), evidence.plugin_log
     if not found or not log or not plugin_log.has_an_old_library(log):
         return None
     hosts = any(f.link == 5 and f.blocks and f.verdict is Verdict.FAILS for f in evidence.diagnosis.findings)
@@ -57,17 +56,15 @@ def _old_library(evidence: Evidence) -> Mark | None:
 
 def _not_permitted(evidence: Evidence) -> Mark | None:
     """NVML says so of EACCES; a device cgroup's EPERM is an unknown error to it."""
-    found, sight = evidence.finding("PluginInitFailed", "PluginExited"), evidence.plugin
-    log = plugin.log_of(sight) if sight else None
+    found, log = evidence.finding("PluginInitFailed", "PluginExited"), evidence.plugin_log
     is_it = log is not None and log.says is PluginSays.INIT_FAILED and FORBIDDEN.search(log.error)
     return Mark(True, found.because) if found and is_it else None
 
 
 def _mig(evidence: Evidence) -> Mark | None:
     """What the plugin refuses to start with; its own last words say that it was this."""
-    half, sight = evidence.finding("MigWithoutInstances", "MigNotUniform"), evidence.plugin
+    half, log = evidence.finding("MigWithoutInstances", "MigNotUniform"), evidence.plugin_log
     ended = evidence.finding("PluginExited", "PluginInitFailed", "PluginSawNoGpu")
-    log = plugin.log_of(sight) if sight else None
     if half and ended and log and re.search(r"\bMIG\b|migEnabled", log.last, re.I):
         return Mark(True, f"{half.because}; its last words: {log.last}")
     return Mark(True, half.because) if half and any(
@@ -76,7 +73,7 @@ def _mig(evidence: Evidence) -> Mark | None:
 
 def _deaf(evidence: Evidence) -> Mark | None:
     sight = evidence.plugin
-    log = plugin.log_of(sight) if sight else None
+    log = evidence.plugin_log
     if not sight or not evidence.finding("PluginInitFailed") or not log or log.says is not PluginSays.INIT_FAILED:
         return None
     known = plugin.version(sight)
@@ -123,7 +120,7 @@ def _overlap(evidence: Evidence) -> Mark | None:
 
 
 def _turned_away(evidence: Evidence) -> Mark | None:
-    found, log = evidence.finding("PluginSilent"), plugin.log_of(evidence.plugin) if evidence.plugin else None
+    found, log = evidence.finding("PluginSilent"), evidence.plugin_log
     return Mark(True, found.because) if found and log and log.says is PluginSays.NOT_REGISTERED else None
 
 
@@ -135,19 +132,17 @@ def _not_reached(evidence: Evidence) -> Mark | None:
     return Mark(True, f"{found.because}; {cited(evidence, line)}") if found and line else None
 
 
-def _waits_for_mps(evidence: Evidence) -> Mark | None:
-    found = evidence.finding("PluginWaits")
-    return Mark(True, found.because) if found and "MPS" in found.because else None
+def _waits(for_mps: bool) -> Judge:
+    def judge(evidence: Evidence) -> Mark | None:
+        found = evidence.finding("PluginWaits")
+        return Mark(True, found.because) if found and ("MPS" in found.because) is for_mps else None
 
-
-def _tries_again(evidence: Evidence) -> Mark | None:
-    found = evidence.finding("PluginWaits")
-    return Mark(True, found.because) if found and "MPS" not in found.because else None
+    return judge
 
 
 def _asking(evidence: Evidence) -> Mark | None:
     """One that has just begun to ask does not hang, and GKE's waits for device nodes with the same last word."""
-    found, log = evidence.finding("PluginAsking"), plugin.log_of(evidence.plugin) if evidence.plugin else None
+    found, log = evidence.finding("PluginAsking"), evidence.plugin_log
     since = since_then(evidence, log.at) if log else None
     if not found or evidence.finding("DeviceNodesMissing") or soon_again(evidence):
         return None
@@ -278,14 +273,14 @@ FAULTS = (
     KnownFault(
         "MpsDaemonMissing", 8, "The plugin waits for the MPS control daemon",
         "NVIDIA/k8s-device-plugin #679, #712, #762",
-        "its log's line that the daemon does not answer", judge=_waits_for_mps,
+        "its log's line that the daemon does not answer", judge=_waits(for_mps=True),
         remedy="have the MPS control daemon run on this node: its DaemonSet (Helm chart) goes where the label "
                "nvidia.com/mps.capable=true is; or share the GPUs in another way", do="crictl ps -a --name "
                "mps-control-daemon", is_not="helped by a fresh start of the plugin, which asks again every 30 s"),
     KnownFault(
         "PluginTriesAgain", 8, "The plugin cannot start yet, and tries again by itself",
         "GoogleCloudPlatform/container-engine-accelerators cmd/nvidia_gpu", "its log's line, every 5 s",
-        judge=_tries_again,
+        judge=_waits(for_mps=False),
         remedy="its line says what it lacks: a device node (nvidia-uvm), or MIG partitions that are not what its "
                "gpu_config.json wants", do="crictl logs --tail 30 {plugin}; ls -l /dev/nvidia*; nvidia-smi mig -lgi",
         is_not="helped by a fresh start of the plugin"),
