@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agent.core.faults import FAULTS
+from agent.core.doctor.suspects import FAULTS
 from agent.model.settings import Settings
 from tests.tools.fault_pages import page
 

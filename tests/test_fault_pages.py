@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from agent.core.faults import FAULTS
+from agent.core.doctor.suspects import FAULTS
 from tests.tools.fault_pages import FOLDER, pages
 
 

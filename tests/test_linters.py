@@ -13,7 +13,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 SHEBANGS = (b"#!/bin/sh", b"#!/bin/bash", b"#!/usr/bin/env bash")
-OURS = ["agent", "tests/unit", "tests/app", "tests/test_floors.py", "tests/test_linters.py"]
+OURS = ["agent", "tests/unit", "tests/service", "tests/test_floors.py", "tests/test_linters.py"]
 
 
 def lacking(tool: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.app.metrics import families, render
-from tests.app.test_metrics import BEFORE
+from agent.service.metrics import families, render
+from tests.service.test_metrics import BEFORE
 
 ROOT = Path(__file__).resolve().parents[1]
 MONITORING = ROOT / "packaging" / "monitoring"

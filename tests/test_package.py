@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from agent import __version__
-from agent.app import cli, log
 from agent.model.settings import Settings
+from agent.service import cli, log
 
 REPO = Path(__file__).resolve().parent.parent
 DEB = REPO / "packaging" / "deb"

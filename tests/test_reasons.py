@@ -18,9 +18,14 @@ def words() -> set[str]:
     """CamelCase string constants of the gate and the rules, phases (all capitals) apart."""
     found = set()
     sources = [ROOT / "agent" / name for name in (
-        "core/gate.py", "core/phases.py", "core/mend.py", "core/faults/links.py", "barrier/word.py",
+        "core/gate/transitions.py", "core/gate/states.py", "core/plugin/repair.py", "core/doctor/links.py", "barrier/readiness.py",
         "barrier/decide.py")]
-    for path in [*sources, *(ROOT / "agent/core/rules").glob("*.py")]:
+    rules = [f"core/{name}.py" for name in (
+        "access/findings", "cdi/findings", "doctor/cluster", "gate/pause", "gpu/device_nodes", "gpu/driver", "gpu/fabric",
+        "gpu/health", "gpu/inventory", "gpu/kernel_events", "gpu/nvml", "gpu/pci", "gpu/unhealable", "kubelet/findings",
+        "kubelet/node_findings", "plugin/findings", "plugin/launch_findings", "plugin/mig", "plugin/process",
+        "plugin/running", "diagnose")]
+    for path in [*sources, *(ROOT / "agent" / name for name in rules)]:
         for node in ast.walk(ast.parse(path.read_text())):
             value = node.value if isinstance(node, ast.Constant) else None
             if isinstance(value, str) and value.isalpha() and value[:1].isupper() and not value.isupper():

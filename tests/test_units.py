@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.layouts import manifest_folders
-from agent.core.paths import MANIFEST_NAME
+from agent.core.common.layouts import manifest_folders
+from agent.core.common.paths import MANIFEST_NAME
 from agent.model.settings import Settings
 
 REPO = Path(__file__).resolve().parent.parent

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..model.settings import Settings
-from ..wire.clock import boottime
-from ..wire.kube import ApiServer, ApiTrouble
-from ..wire.sd import Notify
+from ..transport.clock import boottime
+from ..transport.kube_api import ApiServer, ApiTrouble
+from ..transport.sd import Notify
 from . import decide, report
 from .outage import Outage
+from .readiness import Word, from_status, silent
 from .watcher import Watcher
-from .word import Word, from_status, silent
 
 log = logging.getLogger(__name__)
 

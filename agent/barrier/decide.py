@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..model.settings import Settings
+from .readiness import Word
 from .view import View, stamp
-from .word import Word
 
 HEARTBEAT_S = 300.0
 """The condition is written again after this, so that a stale one can be told; as often as the kubelet reports."""

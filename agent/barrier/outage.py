@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 
-from ..wire.kube import ApiTrouble
+from ..transport.kube_api import ApiTrouble
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ..wire.whole import write_whole
+from ..transport.atomic_write import write_whole
 from .view import View
 
 log = logging.getLogger(__name__)

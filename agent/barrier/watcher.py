@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..wire.kube import ApiServer, ApiTrouble
+from ..transport.kube_api import ApiServer, ApiTrouble
 from .outage import Outage
 from .view import View, is_older, view
 

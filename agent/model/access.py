@@ -1,7 +1,7 @@
 """Who holds GPUs, may they open them now, and will they after the next daemon-reload?
 
 Two kinds of words: what was read of the node (Process, Verdict, AccessState, ScopeDevices, Allocation), and what
-core/containers.py concludes of it, one GpuContainer for each container that holds GPUs.
+core/access/containers.py concludes of it, one GpuContainer for each container that holds GPUs.
 """
 
 from __future__ import annotations

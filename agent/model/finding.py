@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .access import GpuContainer
+from .actions import Action, Allowance, AllowDevices, CheckAccess, LaunchUnit, PlaceManifest
 from .cdi import Refresh
 from .fault import Mending
-from .plan import Action, Allowance, AllowDevices, CheckAccess, LaunchUnit, PlaceManifest
-from .scene import ProbeReport
+from .snapshot import ProbeReport
 
 
 class Verdict(str, Enum):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .access import AccessState, Allocation, Process
+from .diagnostics import CudaReport, JournalLine, Version
 from .kernel import KernelLine
 from .reading import Reading
 from .runtime import Access, ContainerDetail, Runtime
-from .scene import Clock, Devices, Entry, Manager, ProbeState, Unit
-from .witness import CudaReport, JournalLine, Version
+from .snapshot import Clock, Devices, Entry, Manager, ProbeState, Unit
 
 
 class Host(Protocol):

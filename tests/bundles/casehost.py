@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.model.access import AccessState, Allocation, Process, ScopeDevices, Sighting, Verdict
+from agent.model.diagnostics import CudaReport, JournalLine, Version
 from agent.model.kernel import KernelLine
 from agent.model.reading import Reading, Refusal, Seen, Why
-from agent.model.scene import Manager
-from agent.model.witness import CudaReport, JournalLine, Version
+from agent.model.snapshot import Manager
 
 from .node import BOOTTIME, CapturedNode
 

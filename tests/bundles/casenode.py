@@ -9,13 +9,13 @@ from datetime import datetime, timezone
 from typing import Any
 
 from agent.model.access import Allocation, Device, Sighting
+from agent.model.diagnostics import CudaReport, JournalLine
 from agent.model.gpu import GpuState, MigDevice
 from agent.model.kernel import KernelLine
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Container, ContainerDetail, ContainerState, Runtime, Sandbox
-from agent.model.scene import Devices, Entry, NvmlError, ProbeEnd, ProbeState, Remains, Unit
 from agent.model.settings import Settings
-from agent.model.witness import CudaReport, JournalLine
+from agent.model.snapshot import Devices, Entry, NvmlError, ProbeEnd, ProbeState, Remains, Unit
 
 from .casehost import CaseHost
 from .casepods import GIVEN_TO_ALL, governed

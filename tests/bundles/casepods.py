@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.core.containers import NOBODYS
+from agent.core.access.containers import NOBODYS
 from agent.model.access import Device, Now, Process, ScopeDevices, Verdict
 
 from .node import BOOTTIME, NODES

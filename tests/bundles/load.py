@@ -19,14 +19,14 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from agent.core.look import look
+from agent.core.collect import look
+from agent.host import cri
+from agent.host.tape import Recorder, Tape
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import ContainerDetail, Runtime
-from agent.model.scene import Devices, Entry
 from agent.model.settings import Settings
-from agent.node import cri
-from agent.node.tape import Recorder, Tape
-from agent.wire import protos
+from agent.model.snapshot import Devices, Entry
+from agent.transport import protos
 
 from .node import BOOTTIME, UNKNOWN_ERROR, CapturedNode, not_recorded
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agent.core import mend
+from agent.core.plugin import repair as mend
+from agent.model.actions import Rebuild, RestartUnit, SendHup
 from agent.model.finding import Diagnosis
-from agent.model.plan import Rebuild, RestartUnit, SendHup
-from agent.model.scene import Scene
 from agent.model.settings import Settings
+from agent.model.snapshot import Scene
 
 WORDS = {Rebuild: "rebuild", SendHup: "hup", RestartUnit: "restart-unit"}
 AT_ONCE_S = 3.0

@@ -9,7 +9,7 @@ from agent.model.access import AccessState, Allocation, Process
 from agent.model.kernel import KernelLine
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, ContainerDetail, Runtime
-from agent.model.scene import (
+from agent.model.snapshot import (
     Clock,
     Devices,
     Entry,

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from agent.core.look import look
-from agent.core.rules import diagnose
+from agent.core.collect import look
+from agent.core.diagnose import diagnose
+from agent.host.evidence import bundle
+from agent.host.tape import Replay
 from agent.model.finding import Diagnosis, Finding, Verdict
 from agent.model.host import Host
 from agent.model.reading import Refusal, Seen
 from agent.model.runtime import PluginSays
-from agent.model.scene import Scene
 from agent.model.settings import Settings
-from agent.node import bundle
-from agent.node.tape import Replay
+from agent.model.snapshot import Scene
 
 from . import mender
 from .load import Around, load, nanoseconds, tape

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.app.doctor import examined
-from agent.app.opinion import Opinion, text
-from agent.core.look import look
-from agent.core.look.sources import examine
-from agent.model.scene import Scene
+from agent.core.collect import look
+from agent.core.doctor.collect import examine
+from agent.host.evidence import bundle
+from agent.host.tape import FullRecorder, Replay, Tape
 from agent.model.settings import Settings
-from agent.node import bundle
-from agent.node.tape import FullRecorder, Replay, Tape
+from agent.model.snapshot import Scene
+from agent.service.commands.doctor import examined
+from agent.service.opinion import Opinion, text
 
 from .casebook import FOLDER, CaseScene, cases, scenes
 from .casenode import CaseNode

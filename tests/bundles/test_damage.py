@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from agent.app.timeline import text
-from agent.core.timeline import timeline
+from agent.core.doctor.timeline import timeline
+from agent.host.evidence import bundle
+from agent.host.tape import Replay, Tape
 from agent.model.errors import BundleError
 from agent.model.finding import Diagnosis, Verdict
-from agent.node import bundle
-from agent.node.tape import Replay, Tape
+from agent.service.commands.timeline import text
 
 from .load import tape
 from .test_captures import CAPTURES, DEFAULTS, STATES, seen

@@ -14,17 +14,18 @@ from dataclasses import replace
 
 import pytest
 
-from agent.app.doctor import examined
-from agent.app.opinion import Opinion, report, text
-from agent.app.timeline import text as timeline_text
-from agent.core import gate, plugin
-from agent.core.timeline import timeline
+from agent.core.doctor.timeline import timeline
+from agent.core.gate import transitions as gate
+from agent.core.plugin import candidates as plugin
+from agent.host.tape import Replay, Tape
 from agent.model.errors import BundleError
 from agent.model.finding import Diagnosis, Verdict
 from agent.model.reading import Seen
 from agent.model.runtime import ContainerState, PluginSays
 from agent.model.settings import Settings
-from agent.node.tape import Replay, Tape
+from agent.service.commands.doctor import examined
+from agent.service.commands.timeline import text as timeline_text
+from agent.service.opinion import Opinion, report, text
 
 from .casenode import CaseNode
 from .harm import Harm, harms, plain

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agent.core import parse
-from agent.node.probe_program import PROGRAM
+from agent.core.common import parse
+from agent.host.probes.program import PROGRAM
 
 REPO = Path(__file__).resolve().parents[2]
 WITHIN_S = 120

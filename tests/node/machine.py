@@ -23,7 +23,18 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import remains
-from remains import NODES, NodeError, alive, clean, hierarchies, identity, kill, poll, reap, remove_cgroup
+from remains import (
+    NODES,
+    NodeError,
+    alive,
+    clean,
+    hierarchies,
+    identity,
+    kill,
+    poll,
+    reap,
+    remove_cgroup,
+)
 
 # Beyond nspawn's own list: what runc, systemd's device programs and the agent's probes call on a real host.
 SYSTEM_CALLS = "bpf keyctl add_key request_key clone3 openat2 perf_event_open open_by_handle_at"

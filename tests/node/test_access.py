@@ -17,7 +17,7 @@ from nspawn import Node
 from remains import hierarchies, poll
 
 REPO = Path(__file__).resolve().parents[2]
-PROBE = "python3 -I -S /opt/probe/gpu_gate/node/access_probe.py"
+PROBE = "python3 -I -S /opt/probe/gpu_gate/host/access/access_program.py"
 CTL, GPU0, NULL = "/dev/nvidiactl", "c:195:0", "c:1:3"
 
 # What a legacy hook and others do behind the runtime: programs of one's own on a container's cgroup.
@@ -373,7 +373,7 @@ def test_v1(rules: list[str], wanted: list[str], tmp_path: Path) -> None:
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             itself = ["denied" if failed else "allowed" for failed in json.loads(child.stdout.readline())]
-            probe = [sys.executable, "-I", "-S", str(REPO / "agent/node/access_probe.py"), "--pid", str(child.pid)]
+            probe = [sys.executable, "-I", "-S", str(REPO / "agent/host/access/access_program.py"), "--pid", str(child.pid)]
             line = subprocess.run([*probe, "c:1:3", "c:1:5"], capture_output=True, text=True, check=True).stdout
             child.communicate("")
         answer = json.loads(line)

@@ -6,7 +6,7 @@ import gate
 import pytest
 from nspawn import Node
 
-PROBE = "/usr/share/gpu-gate/gpu_gate/node/nvml_probe.py"
+PROBE = "/usr/share/gpu-gate/gpu_gate/host/probes/nvml_probe.py"
 DEADLINE = gate.QUICK + "DeadlineSec=1s\n"
 DBUS = ("dbus.socket", "dbus.service")
 

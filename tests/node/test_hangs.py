@@ -13,7 +13,7 @@ import tree
 from nspawn import Node, NodeError
 from remains import poll
 
-from agent.app import log
+from agent.service import log
 
 FREEZER = Path("/sys/fs/cgroup/freezer/cgroup.procs")
 OVER = "DeadlineSec=1s\n"

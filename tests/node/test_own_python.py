@@ -14,8 +14,8 @@ from nspawn import Node
 
 REPO = Path(__file__).resolve().parents[2]
 WANTED = ("agent", "docs", "packaging", "pyproject.toml", "systemd", "tests/bundles", "tests/stories")
-TIERS = ("tests/unit", "tests/wire", "tests/app")
-PARTS = (("tests/unit",), ("tests/wire", "tests/app"), ("tests/stories/test_stories.py::test_story",))
+TIERS = ("tests/unit", "tests/transport", "tests/service")
+PARTS = (("tests/unit",), ("tests/transport", "tests/service"), ("tests/stories/test_stories.py::test_story",))
 """Each has the whole of a test's time."""
 
 

@@ -9,7 +9,7 @@ import gate
 import pytest
 from nspawn import Node
 
-from agent.app import log, one_look
+from agent.service import log, one_look
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from agent.app.http import Http
+from agent.service.http import Http
 
 
 class Served:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agent.app import http as http_room
-from agent.app.doings import Doings
-from agent.app.status_parts import actions
 from agent.model.access import Allowed
+from agent.service import http as http_room
+from agent.service.history import Doings
+from agent.service.status_parts import actions
 
 from .browser import Browser, browser
 from .served import Served, served

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from agent.app import status_parts
-from agent.app.doings import Doings
-from agent.app.events import _without_times
-from agent.app.status import Snapshot, Told, status
-from agent.core.phases import Gate
-from agent.core.rules import diagnose
+from agent.core.diagnose import diagnose
+from agent.core.gate.states import Gate
 from agent.model.access import Allowed
-from agent.model.plan import LinkDevChar, Rebuild, StartProbe
-from agent.model.scene import Clock, ProbeState
+from agent.model.actions import LinkDevChar, Rebuild, StartProbe
+from agent.model.snapshot import Clock, ProbeState
+from agent.service import status_parts
+from agent.service.events import _without_times
+from agent.service.history import Doings
+from agent.service.status import Snapshot, Told, status
 from tests.unit.access_scenes import access_scene
 from tests.unit.scenes import (
     BOOT_ID,

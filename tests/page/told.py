@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agent.app.doings import Doings
-from agent.app.status import Snapshot, Told, status
-from agent.core.look import look
+from agent.core.collect import look
 from agent.model.reading import Seen
-from agent.model.scene import Clock, ProbeState
+from agent.model.snapshot import Clock, ProbeState
+from agent.service.history import Doings
+from agent.service.status import Snapshot, Told, status
 from tests.stories.machine import Machine, finish
 from tests.stories.script import Play, parse
 from tests.stories.timeline import BOOT

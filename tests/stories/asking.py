@@ -1,4 +1,4 @@
-"""The probes of one simulated agent, with the behaviour of agent/node/probes.py and virtual time."""
+"""The probes of one simulated agent, with the behaviour of agent/host/probes/runner.py and virtual time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from agent.model.scene import ProbeEnd, ProbeReport, ProbeState, Remains
-from agent.node.probe_line import report_of
-from agent.node.probes import GRACE_S
+from agent.host.probes.report import report_of
+from agent.host.probes.runner import GRACE_S
+from agent.model.snapshot import ProbeEnd, ProbeReport, ProbeState, Remains
 
 if TYPE_CHECKING:
     from .world import World

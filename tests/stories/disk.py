@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from agent.model.reading import Reading, Refusal, Seen, Why
-from agent.model.scene import Entry
+from agent.model.snapshot import Entry
 
 
 class Disk:

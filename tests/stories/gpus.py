@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.core.paths import SOC_FAMILY
-from agent.core.tegra import NVGPU
+from agent.core.common.paths import SOC_FAMILY
+from agent.core.gpu.tegra import NVGPU
 
 from .disk import Disk
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from agent.core.deadline import hold_limit_s
+from agent.core.gate.deadline import hold_limit_s
 from agent.model.reading import Reading, Refusal, Seen, Why
-from agent.model.scene import Devices
+from agent.model.snapshot import Devices
 
 from .plugins import GPU, SOCKETS, Kind, Offers
 from .pods import HostUnit, Pod

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.app.daemon import CYCLE_S
-from agent.core.deadline import hold_limit_s
-from agent.core.gate import STALE_S
-from agent.core.phases import Phase, Step
-from agent.model.plan import Action, LinkDevChar, LoadModule, MakeNodes
-from agent.model.scene import ProbeEnd, ProbeReport
-from agent.node.live import QUIET_S
+from agent.core.gate.deadline import hold_limit_s
+from agent.core.gate.states import Phase, Step
+from agent.core.gate.transitions import STALE_S
+from agent.host.live import QUIET_S
+from agent.model.actions import Action, LinkDevChar, LoadModule, MakeNodes
+from agent.model.snapshot import ProbeEnd, ProbeReport
+from agent.service.daemon import CYCLE_S
 
 from .gpus import PROC
 from .mend_laws import MendLaws

@@ -1,4 +1,4 @@
-"""The runner: plays agent/app/daemon.py over a simulated node, and writes down what the agent would log."""
+"""The runner: plays agent/service/daemon.py over a simulated node, and writes down what the agent would log."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TypeVar
 
-from agent.app.daemon import CYCLE_S, GATHER_S
-from agent.core.gate import step
-from agent.core.look import look
-from agent.core.mend import refuse
-from agent.core.phases import Gate, Phase, Step
-from agent.core.rests import Rests
-from agent.core.rules import diagnose
-from agent.model.errors import HandFailed
-from agent.model.finding import Diagnosis
-from agent.model.plan import (
+from agent.core.collect import look
+from agent.core.diagnose import diagnose
+from agent.core.gate.states import Gate, Phase, Step
+from agent.core.gate.transitions import step
+from agent.core.plugin.repair import refuse
+from agent.engine.backoff import Rests
+from agent.host.tape import Recorder, Tape
+from agent.model.actions import (
     DISRUPTIVE,
     Action,
     AllowDevices,
@@ -31,7 +29,9 @@ from agent.model.plan import (
     SendHup,
     StartProbe,
 )
-from agent.node.tape import Recorder, Tape
+from agent.model.errors import HandFailed
+from agent.model.finding import Diagnosis
+from agent.service.daemon import CYCLE_S, GATHER_S
 
 from .asking import Asking
 from .laws import Laws

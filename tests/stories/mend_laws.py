@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent.core import ledger
-from agent.core.ledger import BACKOFF_S, CURED
+from agent.core.plugin import ledger
+from agent.core.plugin.ledger import BACKOFF_S, CURED
+from agent.host.tape import Tape
+from agent.model.actions import Disruptive, Rebuild, SendHup
 from agent.model.fault import Mending
 from agent.model.finding import Verdict
-from agent.model.plan import Disruptive, Rebuild, SendHup
-from agent.model.scene import ProbeEnd
-from agent.node.tape import Tape
+from agent.model.snapshot import ProbeEnd
 
 from .mender import named
 

@@ -1,4 +1,4 @@
-"""The disruptive hands of one simulated agent, with the behaviour of agent/node/mender.py and node/ledger.py:
+"""The disruptive hands of one simulated agent, with the behaviour of agent/host/repairer.py and host/ledger.py:
 evidence, ledger, and then the deed beside the cycle, one at a time."""
 
 from __future__ import annotations
@@ -8,13 +8,20 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from agent.core.ledger import DID_NOT_TAKE, NVML_FAILED, OUTCOME
-from agent.core.paths import STATE
+from agent.core.common.paths import STATE
+from agent.core.plugin.ledger import DID_NOT_TAKE, NVML_FAILED, OUTCOME
+from agent.host.repairer import STOP_GRACE_S
+from agent.host.tape import Tape
+from agent.model.actions import (
+    Disruptive,
+    NoteNvmlFailed,
+    NoteOutcome,
+    Rebuild,
+    RestartUnit,
+    SendHup,
+)
 from agent.model.errors import HandFailed
-from agent.model.plan import Disruptive, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
 from agent.model.runtime import LedgerEntry
-from agent.node.mender import STOP_GRACE_S
-from agent.node.tape import Tape
 
 if TYPE_CHECKING:
     from .world import World

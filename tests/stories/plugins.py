@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agent.core.nvml_codes import name_of
+from agent.core.gpu.nvml_codes import name_of
 
 if TYPE_CHECKING:
     from .world import World

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from agent.core.layouts import CONTAINERD
-from agent.core.plugin import USER_HZ
+from agent.core.common.layouts import CONTAINERD
+from agent.core.plugin.candidates import USER_HZ
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, Container, ContainerDetail, ContainerState, Runtime, Sandbox
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .world import World
 
 STOP_WITHIN_S = 15.0
-"as agent/node/mender.py waits for a stop"
+"as agent/host/repairer.py waits for a stop"
 MOODS = {
     "silent": Refusal(Why.TIMED_OUT, "no answer within 1.0 s"),
     "refusing": Refusal(Why.FAILED, "connection refused"),

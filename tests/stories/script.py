@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from agent.core.phases import Phase
+from agent.core.gate.states import Phase
 from agent.model.settings import Settings
 
 from .machine import Machine

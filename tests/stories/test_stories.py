@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.model.plan import Action, CheckAccess, DropProbe, StartProbe
-from agent.node.live import QUIET_S
+from agent.host.live import QUIET_S
+from agent.model.actions import Action, CheckAccess, DropProbe, StartProbe
 
 from .machine import Machine
 from .script import Play, parse, written

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.look import look
-from agent.core.rules import diagnose
-from agent.node import bundle
-from agent.node.tape import Recorder, Replay
+from agent.core.collect import look
+from agent.core.diagnose import diagnose
+from agent.host.evidence import bundle
+from agent.host.tape import Recorder, Replay
 
 from .machine import Machine, finish
 from .random_worlds import TROUBLED_S, machine_of, recipe

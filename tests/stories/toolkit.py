@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.core.look.watched import CDI_UNIT
+from agent.core.common.watched import CDI_UNIT
 
 if TYPE_CHECKING:
     from .world import World

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from agent.core.layouts import PLUGIN_UNITS
-from agent.core.paths import RUN
+from agent.core.common.layouts import PLUGIN_UNITS
+from agent.core.common.paths import RUN
 from agent.model.reading import Refusal, Why
 from agent.model.settings import Settings
 

@@ -9,9 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from agent.core.containers import NOBODYS, remember
-from agent.model.access import AccessState, Allocation, Allowed, Device, Now, Process, ScopeDevices, Verdict
-from agent.model.plan import AllowDevices, CheckAccess
+from agent.core.access.containers import NOBODYS, remember
+from agent.model.access import (
+    AccessState,
+    Allocation,
+    Allowed,
+    Device,
+    Now,
+    Process,
+    ScopeDevices,
+    Verdict,
+)
+from agent.model.actions import AllowDevices, CheckAccess
 from agent.model.reading import Reading, Refusal, Seen, Why
 
 if TYPE_CHECKING:
@@ -54,7 +63,7 @@ class Workloads:
     held: dict[str, Held] = field(default_factory=dict)
     "by container name"
     _last: dict[str, tuple[str, float, float]] = field(default_factory=dict)
-    "as agent/node/processes.py has it"
+    "as agent/host/access/processes.py has it"
 
     def give(self, name: str, words: list[str]) -> None:
         gpus = tuple(int(word) for word in words if word.isdecimal())

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agent.core.paths import RUN, STATE
+from agent.core.common.paths import RUN, STATE
+from agent.host.live import ALLOCATABLE_FRESH_S, QUIET_S
 from agent.model.access import AccessState, Allocation, Process
-from agent.model.errors import HandFailed
-from agent.model.kernel import KernelLine
-from agent.model.plan import (
+from agent.model.actions import (
     Action,
     LaunchUnit,
     Learn,
@@ -27,11 +26,12 @@ from agent.model.plan import (
     RefreshCdi,
     Release,
 )
+from agent.model.errors import HandFailed
+from agent.model.kernel import KernelLine
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, ContainerDetail, Runtime
-from agent.model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
 from agent.model.settings import Settings
-from agent.node.live import ALLOCATABLE_FRESH_S, QUIET_S
+from agent.model.snapshot import Clock, Devices, Entry, Manager, ProbeState, Unit
 
 from .disk import Disk
 from .gpus import Card, Hardware
@@ -74,7 +74,7 @@ class World:
         self.lookup_s = 0.0
         "how long a look takes"
         self.is_quiet = False
-        "how old answers of systemd and the kubelet may be, as agent/node/live.py has it"
+        "how old answers of systemd and the kubelet may be, as agent/host/live.py has it"
         self._old: dict[str, Seen[Any]] = {}
         self.clock_off_s = 0.0
         "how far the clock was set since the boot"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/faults from the rules in agent/core/faults: one page a known fault, and a list of them.
+"""Write docs/faults from the rules in agent/core/*/faults.py: one page a known fault, and a list of them.
 
 Run it after a fault was changed; tests/test_fault_pages.py compares.
 """
@@ -12,16 +12,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from agent.app.chain import LINKS  # noqa: E402
-from agent.core.faults import FAULTS  # noqa: E402
-from agent.core.faults.known import KnownFault  # noqa: E402
+from agent.core.common.known_fault import KnownFault  # noqa: E402
+from agent.core.doctor.suspects import FAULTS  # noqa: E402
+from agent.service.chain import LINKS  # noqa: E402
 
 FOLDER = ROOT / "docs/faults"
 HEAD = """# Known faults
 
 What `gpu-gate doctor` compares a node with. A fault is *confirmed* only where its own mark was observed; what merely
 fits it is *consistent*, and its page names what would decide. For `CONTAINER` and `UNIT`, the device
-plugin's, the doctor prints their names. These pages are written from `agent/core/faults/` by
+plugin's, the doctor prints their names. These pages are written from `agent/core/` by
 `tests/tools/fault_pages.py`.
 
 Every remedy leaves two things alone: a cloud vendor's component is never replaced by upstream's, and the kubelet's

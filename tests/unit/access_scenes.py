@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agent.core.containers import NOBODYS
+from agent.core.access.containers import NOBODYS
 from agent.model.access import (
     AccessState,
     Allocation,
@@ -17,7 +17,7 @@ from agent.model.access import (
     Verdict,
 )
 from agent.model.runtime import Runtime
-from agent.model.scene import Scene
+from agent.model.snapshot import Scene
 
 from .scenes import NOW, UUIDS, container, sandbox, scene, seen
 

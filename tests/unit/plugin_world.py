@@ -10,15 +10,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from agent.core import ledger, plugin_log
-from agent.core.gate import step
-from agent.core.phases import Gate
-from agent.core.rules import diagnose
+from agent.core.diagnose import diagnose
+from agent.core.gate.states import Gate
+from agent.core.gate.transitions import step
+from agent.core.plugin import ledger
+from agent.core.plugin import log as plugin_log
+from agent.model.actions import NoteNvmlFailed, NoteOutcome, Rebuild, SendHup, StartProbe
 from agent.model.finding import Diagnosis
-from agent.model.plan import NoteNvmlFailed, NoteOutcome, Rebuild, SendHup, StartProbe
 from agent.model.runtime import Access, LedgerEntry, PluginSight
-from agent.model.scene import Clock, Devices, Scene
 from agent.model.settings import Settings
+from agent.model.snapshot import Clock, Devices, Scene
 
 from .scenes import (
     BOOT_ID,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from agent.core import plugin_log
-from agent.core.rules import diagnose
+from agent.core.diagnose import diagnose
+from agent.core.plugin import log as plugin_log
 from agent.model.finding import Diagnosis, Finding
 from agent.model.reading import Refusal, Seen, Why
 from agent.model.runtime import (
@@ -19,7 +19,8 @@ from agent.model.runtime import (
     Runtime,
     Sandbox,
 )
-from agent.model.scene import (
+from agent.model.settings import Settings
+from agent.model.snapshot import (
     Clock,
     DeviceNode,
     Devices,
@@ -34,7 +35,6 @@ from agent.model.scene import (
     Scene,
     Unit,
 )
-from agent.model.settings import Settings
 
 T = TypeVar("T")
 NOW = 1000.0

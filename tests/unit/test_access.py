@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from agent.core import containers
-from agent.core.containers import NOBODYS, questions, remember, standing, view
-from agent.core.holders import holders
-from agent.core.rules import diagnose
+from agent.core.access import containers
+from agent.core.access.containers import NOBODYS, questions, remember, standing, view
+from agent.core.access.holders import holders
+from agent.core.diagnose import diagnose
 from agent.model.access import Claim, Device, LossCause, Now, Risk, Verdict
 from agent.model.finding import Verdict as Says
 from agent.model.kernel import KernelWord, Tells
 from agent.model.reading import Refusal, Why
 from agent.model.runtime import ContainerState, Runtime
-from agent.model.scene import DeviceNode, Manager, Scene
 from agent.model.settings import Settings
+from agent.model.snapshot import DeviceNode, Manager, Scene
 
 from .access_scenes import (
     CTL,

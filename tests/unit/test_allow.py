@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.allow import due, entries, exposed, guarded, may_all, verify
-from agent.core.device_list import ANY, grants, rights_of
+from agent.core.access.device_list import ANY, grants, rights_of
+from agent.core.access.grants import due, entries, exposed, guarded, may_all, verify
 from agent.model.access import (
     Allowed,
     Claim,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.host.evidence import archive, bundle
 from agent.model.errors import BundleError
-from agent.node import archive, bundle
 
 from .test_bundle import read, tape
 

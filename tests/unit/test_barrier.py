@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agent.barrier import decide
+from agent.barrier.readiness import Word, from_status, silent
 from agent.barrier.view import View, is_older, stamp, view
-from agent.barrier.word import Word, from_status, silent
 from agent.model.settings import Settings
 
 LABEL, TAINT, CONDITION = "gpu-gate.io/ready", "example.com/gpu-not-ready", "GpuReady"

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from agent.core.look import look
-from agent.core.rules import diagnose
+from agent.core.collect import look
+from agent.core.diagnose import diagnose
+from agent.host.codec import encode
+from agent.host.evidence import bundle
+from agent.host.tape import Replay, Tape
 from agent.model.errors import BundleError
 from agent.model.reading import Refusal, Seen, Why
-from agent.model.scene import Clock
-from agent.node import bundle
-from agent.node.codec import encode
-from agent.node.tape import Replay, Tape
+from agent.model.snapshot import Clock
 
 from .scenes import DEFAULTS
 

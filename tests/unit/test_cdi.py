@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent.core import cdi
-from agent.core.look.toolkit import MOST_FILES, toolkit
-from agent.core.look.watched import CDI_UNIT
+from agent.core.cdi import specs as cdi
+from agent.core.cdi.collect import MOST_FILES, toolkit
+from agent.core.common.watched import CDI_UNIT
 from agent.model.cdi import CdiFile, CdiSpec, Toolkit
 from agent.model.finding import Diagnosis, Verdict
 from agent.model.reading import Reading, Refusal, Seen, Why

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agent.core.cgroups import carrier
+from agent.core.access.cgroups import carrier
 from agent.model.access import Driver
 
 ID = "0a1b2c3d" * 8

@@ -11,12 +11,12 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from agent.model import scene as parts
+from agent.host.codec import decode, encode
+from agent.model import snapshot as parts
 from agent.model.errors import BundleError
 from agent.model.finding import Finding
 from agent.model.reading import Refusal, Seen, Why
-from agent.model.scene import Clock, Devices, Entry, Manager, ProbeState, Unit
-from agent.node.codec import decode, encode
+from agent.model.snapshot import Clock, Devices, Entry, Manager, ProbeState, Unit
 
 KINDS: tuple[Any, ...] = (
     Clock, Finding, ProbeState, parts.PciFunction, parts.DeviceNode,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.core.device_list import ANY, entry_of, grants, rights_of
+from agent.core.access.device_list import ANY, entry_of, grants, rights_of
 
 RUNC = (("/dev/char/1:3", "rwm"), ("char-136", "rwm"), ("char-*", "m"), ("block-*", "m"), ("/dev/char/195:0", "rw"))
 MAJORS = {"nvidia": 195, "nvidia-uvm": 510, "nvidia-caps": 511, "pts": 136}

@@ -9,22 +9,23 @@ from typing import Any
 
 import pytest
 
-from agent.core import faults, journal
-from agent.core.broken import first_broken, first_unknown
-from agent.core.faults import FAULTS, suspects
-from agent.core.faults.links import causes, links
-from agent.core.kernel_log import words
-from agent.core.parse import UNKNOWN_FORM
-from agent.core.rules import diagnose
+from agent.core.common.kernel_log import words
+from agent.core.common.parse import UNKNOWN_FORM
+from agent.core.diagnose import diagnose
+from agent.core.doctor import journal
+from agent.core.doctor import suspects as faults
+from agent.core.doctor.broken import first_broken, first_unknown
+from agent.core.doctor.links import causes, links
+from agent.core.doctor.suspects import FAULTS, suspects
+from agent.model.diagnostics import NO_WITNESS, CudaReport, JournalLine, SocketSight, Witness
 from agent.model.finding import Diagnosis, Finding, Verdict
 from agent.model.gpu import GpuState
 from agent.model.kernel import KernelLine
 from agent.model.mark import Mark
 from agent.model.reading import Refusal, Why
 from agent.model.runtime import ContainerState, Runtime
-from agent.model.scene import Devices, Entry, ProbeEnd, Scene
+from agent.model.snapshot import Devices, Entry, ProbeEnd, Scene
 from agent.model.suspect import Strength, Suspect
-from agent.model.witness import NO_WITNESS, CudaReport, JournalLine, SocketSight, Witness
 
 from . import access_scenes as access
 from .scenes import (

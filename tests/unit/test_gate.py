@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from agent.core.deadline import MAX_HOLD_S, hold_limit_s
-from agent.core.gate import Gate, Phase, step
-from agent.core.mend import Mend
-from agent.core.pace import MAX_BACKOFF_S
+from agent.core.gate.deadline import MAX_HOLD_S, hold_limit_s
+from agent.core.gate.schedule import MAX_BACKOFF_S
+from agent.core.gate.transitions import Gate, Phase, step
+from agent.core.plugin.repair import Mend
+from agent.model.actions import DropProbe, Learn, MakeNodes, Release, StartProbe
 from agent.model.finding import Diagnosis, Finding, Heals, Scope, Verdict
 from agent.model.mark import Mark
-from agent.model.plan import DropProbe, Learn, MakeNodes, Release, StartProbe
-from agent.model.scene import Devices, Manager, ProbeEnd, ProbeState, Remains
 from agent.model.settings import Settings
+from agent.model.snapshot import Devices, Manager, ProbeEnd, ProbeState, Remains
 
 from .scenes import (
     BUSES,

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from agent.core.journal import words
-from agent.model.scene import Clock
-from agent.model.witness import JournalLine, Says
-from agent.node.examined import line_of
+from agent.core.doctor.journal import words
+from agent.host.diagnostics import line_of
+from agent.model.diagnostics import JournalLine, Says
+from agent.model.snapshot import Clock
 
 from .scenes import NOW
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from agent.core import xids
-from agent.core.gate import step
-from agent.core.kernel_log import word, words
-from agent.core.phases import Phase
-from agent.core.rules import kernel_log
+from agent.core.common import xids
+from agent.core.common.kernel_log import word, words
+from agent.core.gate.states import Phase
+from agent.core.gate.transitions import step
+from agent.core.gpu import kernel_events as kernel_log
+from agent.host.kmsg import KEPT, Kmsg
+from agent.model.actions import StartProbe
 from agent.model.fault import Cure
 from agent.model.finding import Diagnosis, Heals, Verdict
 from agent.model.gpu import GpuState
 from agent.model.kernel import KernelLine, Tells
-from agent.model.plan import StartProbe
-from agent.model.scene import Clock
 from agent.model.settings import Settings
-from agent.node.kmsg import KEPT, Kmsg
+from agent.model.snapshot import Clock
 
 from .scenes import (
     BUSES,

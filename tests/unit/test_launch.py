@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from agent.core.gate import step as gate_step
-from agent.core.launch import AGAIN_S, CDI_WITHIN_S, TRIES, Launch, step
-from agent.core.look.watched import CDI_UNIT
-from agent.core.mend import Mend
-from agent.core.phases import Gate, Phase
+from agent.core.common.watched import CDI_UNIT
+from agent.core.gate.states import Gate, Phase
+from agent.core.gate.transitions import step as gate_step
+from agent.core.plugin.launch import AGAIN_S, CDI_WITHIN_S, TRIES, Launch, step
+from agent.core.plugin.repair import Mend
+from agent.model.actions import LaunchUnit, PlaceManifest, RefreshCdi, Release
 from agent.model.cdi import Refresh
 from agent.model.fault import Cure, Fault
 from agent.model.finding import Diagnosis, Verdict
 from agent.model.mark import Mark
-from agent.model.plan import LaunchUnit, PlaceManifest, RefreshCdi, Release
 from agent.model.settings import Settings
 
 from .scenes import DEFAULTS, DENIED, MISSING, NOW, diagnosed, finding, probed, seen, unit

@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from agent.core import layouts
-from agent.core.layouts import KINDS, LAYOUTS, Kind, kind_of
-from agent.core.look.watched import kubelet_units, plugin_units, running_kubelet, watched_folders, watched_units
-from agent.core.plugin import unit as plugin_unit
+from agent.core.common import layouts
+from agent.core.common.layouts import KINDS, LAYOUTS, Kind, kind_of
+from agent.core.common.watched import (
+    kubelet_units,
+    plugin_units,
+    running_kubelet,
+    watched_folders,
+    watched_units,
+)
+from agent.core.plugin.candidates import unit as plugin_unit
 from agent.model.settings import Settings
 
 from .scenes import DEFAULTS, TIMED_OUT, container, sandbox, seen, unit

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from agent.core.ledger import (
+from agent.core.plugin.ledger import (
     BACKOFF_S,
     CURED,
     MAX_BACKOFF_S,

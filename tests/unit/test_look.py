@@ -10,23 +10,45 @@ from typing import Any
 
 import pytest
 
-from agent.core.layouts import KUBELET_UNITS, control_plane_files, pod_resources_sockets, runtime_sockets
-from agent.core.look import look
-from agent.core.look.plugins import plugins
-from agent.core.look.watched import watched_folders, watched_units
-from agent.core.paths import NODE_OBJECT, PCI, RUN, SOC_FAMILY, STATE
-from agent.core.plugin import NOT_READ
-from agent.core.rules import diagnose
-from agent.core.rules.plugin import fault
+from agent.core.collect import look
+from agent.core.common.layouts import (
+    KUBELET_UNITS,
+    control_plane_files,
+    pod_resources_sockets,
+    runtime_sockets,
+)
+from agent.core.common.paths import NODE_OBJECT, PCI, RUN, SOC_FAMILY, STATE
+from agent.core.common.watched import watched_folders, watched_units
+from agent.core.diagnose import diagnose
+from agent.core.plugin.candidates import NOT_READ
+from agent.core.plugin.collect import plugins
+from agent.core.plugin.findings import fault
 from agent.model.access import AccessState, Allocation, Process
 from agent.model.finding import Scope
 from agent.model.gpu import GpuState
 from agent.model.kernel import KernelLine
 from agent.model.mark import Mark
 from agent.model.reading import Reading, Refusal, Seen, Why, unreachable
-from agent.model.runtime import Access, ContainerDetail, ContainerState, PluginSays, Runtime, SocketOwner
-from agent.model.scene import Clock, DeviceNode, Devices, Entry, Manager, PciFunction, ProbeState, Scene, Unit
+from agent.model.runtime import (
+    Access,
+    ContainerDetail,
+    ContainerState,
+    PluginSays,
+    Runtime,
+    SocketOwner,
+)
 from agent.model.settings import Settings
+from agent.model.snapshot import (
+    Clock,
+    DeviceNode,
+    Devices,
+    Entry,
+    Manager,
+    PciFunction,
+    ProbeState,
+    Scene,
+    Unit,
+)
 
 from .access_scenes import CTL, GPU0, ID, access_scene, verdict
 from .scenes import (

@@ -10,18 +10,25 @@ from typing import Any
 
 import pytest
 
-from agent.core.ledger import CURED, LASTS_S
-from agent.core.mend import AGREE_S, HUP_WITHIN_S, REFUSED_S, Mend, Mended, refuse, step
-from agent.core.phases import Phase
-from agent.core.rules import diagnose
+from agent.core.diagnose import diagnose
+from agent.core.gate.states import Phase
+from agent.core.plugin.ledger import CURED, LASTS_S
+from agent.core.plugin.repair import AGREE_S, HUP_WITHIN_S, REFUSED_S, Mend, Mended, refuse, step
+from agent.model.actions import (
+    DISRUPTIVE,
+    NoteNvmlFailed,
+    NoteOutcome,
+    Rebuild,
+    RestartUnit,
+    SendHup,
+)
 from agent.model.fault import Cure
 from agent.model.finding import Diagnosis, Verdict
 from agent.model.mark import Mark
-from agent.model.plan import DISRUPTIVE, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
 from agent.model.reading import Refusal, Seen
 from agent.model.runtime import ContainerState, LedgerEntry, SocketOwner
-from agent.model.scene import Clock, Devices, Scene
 from agent.model.settings import Settings
+from agent.model.snapshot import Clock, Devices, Scene
 
 from .plugin_world import REBUILT_S, World, open_world
 from .scenes import (

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agent.core.look.node_object import report
+from agent.core.kubelet.node_object import report
 from agent.model.finding import Finding, Verdict
 from agent.model.reading import Refusal
-from agent.model.scene import NodeObject
+from agent.model.snapshot import NodeObject
 
 from .scenes import BOOT_ID, DENIED, FAILED, MISSING, NOW, OFFSET, diagnosed, finding, seen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from agent.core import nvml_codes
+from agent.core.gpu import nvml_codes
 from agent.model.finding import Heals
 
 NVIDIAS = {getattr(pynvml, name): name for name in dir(pynvml)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agent.core import parse
+from agent.core.common import parse
 from agent.model.mark import Mark
 
 PROPRIETARY = b"""NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from agent.core import parse
-from agent.core.gate import step
-from agent.core.phases import Phase
+from agent.core.common import parse
+from agent.core.gate.states import Phase
+from agent.core.gate.transitions import step
+from agent.host.refusal import refusal
+from agent.model.actions import StartProbe
 from agent.model.finding import Pause, Verdict
 from agent.model.mark import Mark
-from agent.model.plan import StartProbe
 from agent.model.reading import Refusal, Why
 from agent.model.settings import Settings
-from agent.node.refusal import refusal
 
 from .scenes import DEFAULTS, FAILED, MISSING, NOW, diagnosed, finding, probed, seen, unit
 from .test_gate import after_probes, boot, gate, kinds

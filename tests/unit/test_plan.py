@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.plan import (
+from agent.model.actions import (
     Learn,
     LinkDevChar,
     LoadModule,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent.core import plugin
-from agent.core.faults import suspects
-from agent.core.resources import Listing
-from agent.core.rules import diagnose
-from agent.core.rules.plugin import fault
+from agent.core.diagnose import diagnose
+from agent.core.doctor.suspects import suspects
+from agent.core.plugin import candidates as plugin
+from agent.core.plugin.findings import fault
+from agent.core.plugin.resources import Listing
 from agent.model.fault import Cure
 from agent.model.finding import Heals, Verdict
 from agent.model.gpu import GpuState

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core import plugin_log
+from agent.core.plugin import log as plugin_log
 from agent.model.runtime import PluginLog, PluginSays
 
 CAPTURES = Path(__file__).resolve().parents[1] / "bundles/captures"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.host.codec import encode
+from agent.host.evidence import bundle, redact
+from agent.host.tape import Tape
 from agent.model.reading import Seen
-from agent.node import bundle, redact
-from agent.node.codec import encode
-from agent.node.tape import Tape
 
 from .scenes import container, detail
 from .test_bundle import tape

@@ -7,15 +7,28 @@ from typing import Any
 
 import pytest
 
-from agent.core.given import VISIBLE, select
-from agent.core.resources import listing, physical
+from agent.core.plugin.resources import listing, physical
+from agent.core.plugin.visible_devices import VISIBLE, select
 from agent.model.fault import Cure
 from agent.model.finding import Diagnosis, Finding, Verdict
 from agent.model.gpu import GpuState, MigDevice
-from agent.model.scene import Devices, Entry, Gpu, NvmlError, Scene
 from agent.model.settings import Settings
+from agent.model.snapshot import Devices, Entry, Gpu, NvmlError, Scene
 
-from .scenes import DEFAULTS, NOW, OFFSET, diagnosed, finding, probed, report, sandbox, scene, seen, sight, unit
+from .scenes import (
+    DEFAULTS,
+    NOW,
+    OFFSET,
+    diagnosed,
+    finding,
+    probed,
+    report,
+    sandbox,
+    scene,
+    seen,
+    sight,
+    unit,
+)
 
 HOLDS, FAILS, UNKNOWN = Verdict.HOLDS, Verdict.FAILS, Verdict.UNKNOWN
 BUSES = tuple(f"0000:{0x07 + 8 * n:02x}:00.0" for n in range(8))

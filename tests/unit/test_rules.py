@@ -8,13 +8,23 @@ from typing import Any
 
 import pytest
 
-from agent.core.rules import diagnose
+from agent.core.diagnose import diagnose
+from agent.model.actions import LinkDevChar, LoadModule, MakeNodes
 from agent.model.finding import Heals, Scope, Verdict
 from agent.model.mark import Mark
-from agent.model.plan import LinkDevChar, LoadModule, MakeNodes
 from agent.model.reading import Refusal
-from agent.model.scene import DeviceNode, Devices, Entry, Gpu, Manager, NvmlError, ProbeEnd, ProbeState, Remains
 from agent.model.settings import Settings
+from agent.model.snapshot import (
+    DeviceNode,
+    Devices,
+    Entry,
+    Gpu,
+    Manager,
+    NvmlError,
+    ProbeEnd,
+    ProbeState,
+    Remains,
+)
 
 from .scenes import (
     BUSES,

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.look import look
-from agent.core.rules import diagnose
+from agent.core.collect import look
+from agent.core.diagnose import diagnose
+from agent.host.codec import encode
+from agent.host.evidence import bundle
+from agent.host.live import LiveHost
+from agent.host.tape import Recorder, Replay, Tape
 from agent.model.errors import BundleError
 from agent.model.finding import Scope
 from agent.model.reading import Refusal, Seen, Why
-from agent.model.scene import Unit
 from agent.model.settings import Settings
-from agent.node import bundle
-from agent.node.codec import encode
-from agent.node.live import LiveHost
-from agent.node.tape import Recorder, Replay, Tape
+from agent.model.snapshot import Unit
 
 from .scenes import DEFAULTS
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from agent.core.gate import step
-from agent.core.phases import Gate, Phase
+from agent.core.gate.states import Gate, Phase
+from agent.core.gate.transitions import step
 from agent.model.finding import Diagnosis, Scope, Verdict
 from agent.model.reading import Refusal, Why
-from agent.model.scene import Devices, Gpu, ProbeEnd
 from agent.model.settings import Settings
+from agent.model.snapshot import Devices, Gpu, ProbeEnd
 
 from .scenes import DEFAULTS, NOW, diagnosed, failing, finding, function, probed, report, seen
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from agent.app.timeline import report, text
-from agent.core.kernel_log import words
-from agent.core.moments import clock_set
-from agent.core.timeline import Timeline, timeline
+from agent.core.common.kernel_log import words
+from agent.core.doctor.boot_events import clock_set
+from agent.core.doctor.timeline import Timeline, timeline
 from agent.model.kernel import KernelLine
 from agent.model.mark import Mark
 from agent.model.reading import Refusal
 from agent.model.runtime import ContainerState
-from agent.model.scene import Entry, Manager, Scene
+from agent.model.snapshot import Entry, Manager, Scene
+from agent.service.commands.timeline import report, text
 
 from .scenes import (
     BOOT_ID,

@@ -14,8 +14,8 @@ from concurrent import futures
 
 sys.path.insert(0, "/usr/share/gpu-gate")
 import grpc
-from gpu_gate.app import ask
-from gpu_gate.wire.protos import cri
+from gpu_gate.service import ask
+from gpu_gate.transport.protos import cri
 
 COUNT, ROUNDS = int(sys.argv[1]), int(sys.argv[2])
 SOCKET = "/run/bench-cri.sock"

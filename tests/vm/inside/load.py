@@ -10,7 +10,7 @@ import gate
 from boots import SLOW_S
 from here import Here
 
-PROBE = "python3 -I -S /usr/share/gpu-gate/gpu_gate/node/access_probe.py"
+PROBE = "python3 -I -S /usr/share/gpu-gate/gpu_gate/host/access/access_program.py"
 NAMES = ("first", "second")
 CHECKS = 1000
 FILL = "busybox dd if=/dev/zero of=/dev/shm/fill bs=1M count=16"

@@ -1,0 +1,1 @@
+"""Link 12: which containers hold GPUs, and what they may open."""

@@ -1,0 +1,1 @@
+"""Link 6: CDI specs and the container toolkit."""

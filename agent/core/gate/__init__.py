@@ -1,0 +1,1 @@
+"""The gate: states, transitions, and when to look again."""

@@ -1,0 +1,295 @@
+"""Mending: may the device plugin be started afresh now, how, and what came of it? Pure, under the laws of
+docs/design.md §5: evidence first, two looks that agree, one at a time, a budget, and never twice for one cause.
+
+The memory here may be lost at any moment: what was done is read from the ledger, and what came of it by looking.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...model.actions import Action, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
+from ...model.fault import Cure, Fault, Mending
+from ...model.finding import Diagnosis
+from ...model.reading import Seen
+from ...model.runtime import ContainerState, LedgerEntry
+from ...model.settings import Settings
+from . import candidates as plugin
+from . import ledger
+
+HUP_WITHIN_S = 10.0
+"""A plugin that answers SIGHUP registers again within a tenth of a second (v0.14.5 … v0.20.0, seen)."""
+HUP_HEARD_S = 2.0
+"""One that after so long still says that NVML failed has asked again in vain; one that asks NVML says so."""
+REFUSED_S = 60.0
+AGREE_S = 1.0
+"""Two looks that agree lie at least so far apart, in seconds."""
+TWICE = 2
+AGAIN_S = 0.6
+"""Until the kubelet's second answer: it is not asked more often than twice a second."""
+UNDONE_S = 40.0
+"""No hand takes longer (a unit's restart 30 s, a container's stop and removal 20 s)."""
+QUICK_S = 10.0
+"""So long after an act, or the kubelet's start, its next answer is awaited as eagerly as the second one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """The mender's memory."""
+
+    suspect: str = ""
+    "the cause the last looks agree on"
+    suspect_since: float = 0.0
+    is_armed: bool = False
+    "the next look may lead to an act, so it is recorded: it is the evidence"
+    acting: str = ""
+    "the cause that was last acted on and is not settled"
+    acted_at: float = 0.0
+    settle_by: float = 0.0
+    "boottime: by then the kubelet must list everything"
+    held: str = ""
+    "why nothing is done, with the remedy"
+    held_reason: str = ""
+    refused_until: float = 0.0
+    "boottime: a hand refused (no ledger, no evidence), and is not asked again before"
+    bad_probe_at: float | None = None
+    "boottime of the last failing probe of this agent: evidence that a later failure is a new one"
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What one look decided about the plugin."""
+
+    mend: Mend
+    actions: tuple[Action, ...] = ()
+    wake_at: float | None = None
+
+
+def step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, listed: int, now: float,
+         settings: Settings) -> Mended:
+    """`open_since`: boottime since which NVML is stable, None while it is not; `listed`: answers of the kubelet in
+    a row that list everything."""
+    decided = _step(mend, diagnosis, open_since, listed, now, settings)
+    view = diagnosis.mending
+    if view is None:
+        return decided
+    return replace(decided, actions=decided.actions + _news(mend, view) + _undone(mend, view, now))
+
+
+def _step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, listed: int, now: float,
+          settings: Settings) -> Mended:
+    view = diagnosis.mending
+    if mend.acting:
+        return _settle(mend, view, listed, now, settings.verify_within_s)
+    if open_since is None or view is None or diagnosis.paused or not view.may_act:
+        return Mended(_free(mend))
+    fault = view.fault
+    if fault is None:
+        return _calm(mend, view, listed, now)
+    if now < mend.refused_until:
+        return Mended(mend, wake_at=mend.refused_until)
+    if fault.cure is Cure.WAIT:
+        return Mended(_free(mend))
+    if fault.cure is Cure.PERSON:
+        return _person(mend, fault.reason, f"{fault.because}; next step: {fault.next_step}", now)
+    due = _due(fault, view, open_since, now, settings)
+    if now < due:
+        return Mended(_free(mend), wake_at=due)
+    if fault.barred:
+        return _person(mend, fault.reason, f"{fault.because}; next step: {fault.next_step}", now)
+    if view.listed > 0 and not (fault.access_denied or settings.repair_partial):
+        return _person(mend, "PartlyRegistered", f"the kubelet lists some GPUs; {fault.because}; next step: a fresh "
+                       "start may find all of them: [Plugin] RepairPartial=yes, or crictl stop and rm", now)
+    return _act(mend, view, fault, now, settings)
+
+
+def refuse(mend: Mend, sentence: str, now: float) -> Mend:
+    """The hand did not do it: held, with its sentence, for a while."""
+    return replace(mend, acting="", suspect="", is_armed=False, held=sentence, held_reason="RepairRefused",
+                   refused_until=now + REFUSED_S)
+
+
+def _free(mend: Mend) -> Mend:
+    """Nothing is suspected, and nothing held."""
+    return Mend(refused_until=mend.refused_until, bad_probe_at=mend.bad_probe_at)
+
+
+def _news(mend: Mend, view: Mending) -> tuple[Action, ...]:
+    """NVML that failed since the last action is news, and must outlive this agent's memory."""
+    done = ledger.actions(view.entries, view.boot_id)
+    if not done or mend.bad_probe_at is None or mend.bad_probe_at + view.offset <= done[-1].at:
+        return ()
+    return () if ledger.nvml_failed_since(view.entries, done[-1]) else (NoteNvmlFailed(done[-1].number),)
+
+
+def _undone(mend: Mend, view: Mending, now: float) -> tuple[Action, ...]:
+    """An agent that was killed before it could act: what it was to end runs on, long after."""
+    done = ledger.actions(view.entries, view.boot_id)
+    if mend.acting or not done or view.fault is None or done[-1].what == ledger.HUP \
+            or not _runs_on(view.fault, done[-1]) or ledger.outcome_of(view.entries, done[-1]) \
+            or now + view.offset < done[-1].at + UNDONE_S:
+        return ()
+    return _outcome(view, f"{ledger.DID_NOT_TAKE}: nobody ended what it was to end")
+
+
+def _person(mend: Mend, reason: str, sentence: str, now: float) -> Mended:
+    """Held once two looks agree: two plugins are there for a moment in every rolling update."""
+    agreed_at = (mend.suspect_since if mend.suspect == reason else now) + AGREE_S
+    if mend.held_reason == reason or now >= agreed_at:
+        return Mended(replace(mend, suspect="", is_armed=False, held=sentence, held_reason=reason))
+    return Mended(replace(mend, suspect=reason, suspect_since=agreed_at - AGREE_S, is_armed=False),
+                  wake_at=agreed_at)
+
+
+def _due(fault: Fault, view: Mending, open_since: float, now: float, settings: Settings) -> float:
+    """Boottime from which a fault is one. A mark of failure is one at once; silence is one after a while."""
+    if fault.cure is Cure.FRESH_START:
+        return 0.0
+    done = ledger.actions(view.entries, view.boot_id)
+    # What it says after our own SIGHUP is our doing, and was waited for.
+    hupped = bool(done) and done[-1].what == ledger.HUP and done[-1].target == _target(fault)
+    marks = (fault.began_at, 0.0 if hupped else fault.said_at, view.kubelet_since, open_since)
+    return max((at for at in marks if at <= now), default=0.0) + settings.register_within_s
+
+
+def _act(mend: Mend, view: Mending, fault: Fault, now: float, settings: Settings) -> Mended:
+    target, cause = _target(fault), f"{fault.reason} {_whose(fault)} kubelet {view.kubelet_invocation[:12]}"
+    if mend.suspect != f"{cause} {target}":
+        # What was held stays so until this is agreed on.
+        return Mended(replace(mend, suspect=f"{cause} {target}", suspect_since=now, is_armed=True),
+                      wake_at=now + AGREE_S)
+    if now < mend.suspect_since + AGREE_S:
+        return Mended(mend, wake_at=mend.suspect_since + AGREE_S)
+    refusal = _refusal(view, cause, target, now + view.offset, settings)
+    if refusal is not None:
+        reason, sentence, later = refusal
+        held = replace(mend, is_armed=False, held=f"{fault.because}; {sentence}", held_reason=reason)
+        return Mended(held, wake_at=later - view.offset if later is not None else None)
+    if not mend.is_armed:  # nothing is in the way any more, but this look was not recorded
+        return Mended(replace(mend, is_armed=True), wake_at=now)
+    hupped = any(e.what == ledger.HUP and (e.target, e.cause) == (target, cause) for e in view.entries)
+    action = _hand(fault, cause, ledger.next_number(view.entries), hupped)
+    within_s = HUP_WITHIN_S if isinstance(action, SendHup) else settings.verify_within_s
+    acting = replace(mend, acting=cause, acted_at=now, settle_by=now + within_s, suspect="", is_armed=False)
+    return Mended(acting, (action,), now + AGAIN_S)
+
+
+def _target(fault: Fault) -> str:
+    return fault.sight.container.id if fault.sight else f"{fault.unit} {fault.invocation[:12]}"
+
+
+def _whose(fault: Fault) -> str:
+    if fault.sight is None:
+        return fault.unit
+    return f"{plugin.pod_name(fault.sight)}/{fault.sight.container.name}"
+
+
+def _refusal(view: Mending, cause: str, target: str, realtime: float,
+             settings: Settings) -> tuple[str, str, float | None] | None:
+    """(reason word, sentence, realtime to try again) of why nothing may be done; None where it may."""
+    if view.ledger_problem:
+        return ("LedgerUnreadable", f"the ledger could not be read ({view.ledger_problem}); next step: mv it away",
+                None)
+    if settings.repair == "report":
+        return "RepairOff", "Repair=report: gpu-gate would start the plugin afresh", None
+    entries, done = view.entries, ledger.actions(view.entries, view.boot_id)
+    same = [e for e in done if e.cause == cause]
+    if same and same[-1].target != target and not ledger.nvml_failed_since(entries, same[-1]):
+        again_at = ledger.lasts_until(entries, same[-1])
+        if again_at is None or realtime < again_at:
+            came = "did not cure it" if again_at is None else "cured it for less than an hour"
+            return ("SameCauseAgain", f"a fresh start for this cause {came}; evidence: "
+                    f"{same[-1].evidence or 'none'}; next step: crictl logs {target[:12]}; once the cause is gone, "
+                    f"crictl stop and rm {target[:12]}", again_at)
+    if ledger.is_next_rung(done, cause, target):
+        return None
+    at = ledger.allowed_at(entries, view.boot_id, settings.repairs_per_hour, settings.repairs_per_boot)
+    if at is None:
+        return ("BudgetSpent", f"{settings.repairs_per_boot} actions in this boot are all that is allowed; next "
+                "step: see why one does not last, then [Plugin] RepairsPerBoot=", None)
+    if realtime >= at:
+        return None
+    if ledger.did_take(entries, done[-1]):
+        return "BudgetSpent", f"the next action is allowed in {at - realtime:.0f} s", at
+    return ("DidNotTake", f"repair {done[-1].number} {ledger.outcome_of(entries, done[-1])}; it is tried again in "
+            f"{at - realtime:.0f} s; next step: systemctl status containerd; crictl stop {target[:12]}", at)
+
+
+def _hand(fault: Fault, cause: str, number: int, hupped: bool) -> Action:
+    """The ladder: its unit; SIGHUP where that is known to answer and was not tried; else stop and remove the one
+    container."""
+    if fault.sight is None:
+        return RestartUnit(number, fault.unit, fault.invocation, cause, fault.because)
+    container = fault.sight.container
+    if fault.hup_answers and not hupped:
+        pid = fault.sight.detail.value.pid if isinstance(fault.sight.detail, Seen) else 0
+        return SendHup(number, container.id, pid, cause, fault.because)
+    return Rebuild(number, container.id, cause, fault.because)
+
+
+def _settle(mend: Mend, view: Mending | None, listed: int, now: float, within_s: float) -> Mended:
+    """After an action: the kubelet must list everything in two answers, or the action did not cure it. It is given
+    `within_s` from the hand's end: a CRI stop alone may take 15 s."""
+    if view is not None and listed >= TWICE:
+        return Mended(Mend(bad_probe_at=mend.bad_probe_at), _outcome(view, ledger.CURED))
+    if listed:
+        return Mended(mend, wake_at=now + AGAIN_S)
+    if _is_under_way(mend, view, now):
+        mend = replace(mend, settle_by=max(mend.settle_by, now + within_s))
+    if now < mend.settle_by and not _is_in_vain(mend, view, now):
+        soon = AGAIN_S if now < mend.acted_at + QUICK_S else 2.0
+        return Mended(mend, wake_at=min(now + soon, mend.settle_by))
+    noted = _outcome(view, ledger.NOT_CURED) if view is not None else ()
+    return Mended(Mend(bad_probe_at=mend.bad_probe_at), noted, wake_at=now)
+
+
+def _is_under_way(mend: Mend, view: Mending | None, now: float) -> bool:
+    """What the hand was to end runs on, and nobody wrote down that it failed. SIGHUP ends nothing, and is sent at
+    once."""
+    done = ledger.actions(view.entries, view.boot_id) if view is not None else ()
+    if view is None or view.fault is None or not done or done[-1].what == ledger.HUP:
+        return False
+    return _runs_on(view.fault, done[-1]) and ledger.did_take(view.entries, done[-1]) \
+        and now < mend.acted_at + UNDONE_S
+
+
+def _is_in_vain(mend: Mend, view: Mending | None, now: float) -> bool:
+    """It is known before its time that the action did nothing: the hand failed and the same container runs on, or
+    SIGHUP was heard and NVML failed the plugin again."""
+    fault = view.fault if view is not None else None
+    done = ledger.actions(view.entries, view.boot_id) if view is not None else ()
+    if view is None or fault is None or not done:
+        return False
+    if not _runs_on(fault, done[-1]):
+        return False
+    if not ledger.did_take(view.entries, done[-1]):
+        return True
+    return done[-1].what == ledger.HUP and fault.cure is Cure.FRESH_START and now >= mend.acted_at + HUP_HEARD_S
+
+
+def _runs_on(fault: Fault, action: LedgerEntry) -> bool:
+    """What the action was to end is still there, and running."""
+    if fault.sight is None:
+        return bool(fault.invocation) and action.target.endswith(fault.invocation[:12])
+    container = fault.sight.container
+    return container.id == action.target and container.state is ContainerState.RUNNING
+
+
+def _calm(mend: Mend, view: Mending, listed: int, now: float) -> Mended:
+    """Nothing is wrong with the plugin, or nothing can be said about it. An action whose end nobody saw (the agent
+    was restarted) was a cure only where the kubelet now lists everything."""
+    noted = _outcome(view, ledger.CURED) if listed else ()
+    if noted and listed < TWICE:
+        return Mended(_free(mend), wake_at=now + AGAIN_S)
+    return Mended(_free(mend), noted)
+
+
+def _outcome(view: Mending, outcome: str) -> tuple[Action, ...]:
+    """Write the last action's outcome down, once. What did not take at first may have taken after all."""
+    done = ledger.actions(view.entries, view.boot_id)
+    if not done:
+        return ()
+    known = ledger.outcome_of(view.entries, done[-1])
+    if known and (ledger.did_take(view.entries, done[-1]) or outcome != ledger.CURED):
+        return ()
+    return (NoteOutcome(done[-1].number, outcome, done[-1].evidence),)

@@ -1,0 +1,1 @@
+"""The one cycle: collect, diagnose, decide, execute."""

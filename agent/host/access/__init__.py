@@ -1,0 +1,1 @@
+"""Device access of containers, asked and changed on the live node."""

@@ -1,0 +1,136 @@
+"""What may be done to a node: one function per action, each verified by looking.
+
+Laws of the hands: docs/design.md §5. What is done here is additive; what ends something is in host/repairer.py.
+A hand that does not take raises HandFailed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from ..core.common.paths import RUN, STATE
+from ..model.actions import (
+    Action,
+    AllowDevices,
+    CheckAccess,
+    DropProbe,
+    LaunchUnit,
+    Learn,
+    LinkDevChar,
+    LoadModule,
+    MakeNodes,
+    NoteNvmlFailed,
+    NoteOutcome,
+    PlaceManifest,
+    Rebuild,
+    RefreshCdi,
+    Release,
+    RestartUnit,
+    SendHup,
+    StartProbe,
+)
+from ..model.errors import HandFailed
+from ..model.host import Host
+from ..model.reading import unreachable
+from ..transport.atomic_write import write_whole
+from ..transport.process import run_once
+from .access.checks import AccessChecks
+from .access.updater import Allow
+from .launcher import Launcher
+from .marks import write_released
+from .probes.runner import Probes
+from .repairer import Mender
+from .tape import Tape
+
+MODPROBE_WITHIN_S = 20.0
+
+
+class Hands:
+    """The hands of one agent."""
+
+    def __init__(self, host: Host, probes: Probes, mender: Mender, launcher: Launcher, checks: AccessChecks,
+                 allow: Allow) -> None:
+        self._host = host
+        self._mender = mender
+        self._launcher = launcher
+        self._checks = checks
+        self._allow = allow
+        self._probes = probes
+
+    async def act(self, action: Action, tape: Tape | None = None, socket: str = "") -> None:
+        """Do it, or raise HandFailed. `tape` and `socket`: the recorded look behind a repair, and its runtime."""
+        match action:
+            case StartProbe() | DropProbe() | CheckAccess() | AllowDevices():
+                self._begin(action)
+            case Release():
+                _release(action)
+            case LinkDevChar():
+                _link_dev_char(action)
+            case MakeNodes():
+                await _make_nodes(action)
+            case LoadModule():
+                await _run(["modprobe", "-b", "nvidia"])
+            case Learn():
+                await self._learn(action)
+            case NoteOutcome() | NoteNvmlFailed():
+                await self._mender.note(action)
+            case RefreshCdi() | LaunchUnit() | PlaceManifest():
+                self._launcher.begin(action)
+            case RestartUnit() | SendHup() | Rebuild():
+                await self._mender.begin(action, tape, socket)
+            case _:
+                unreachable(action)
+
+    def _begin(self, action: StartProbe | DropProbe | CheckAccess | AllowDevices) -> None:
+        """Programs beside the cycle."""
+        if isinstance(action, StartProbe):
+            self._probes.start(action.overlap)
+        elif isinstance(action, CheckAccess):
+            self._checks.start(action)
+        elif isinstance(action, AllowDevices):
+            self._allow.begin(action)
+        else:
+            self._probes.drop()
+            if action.forget:
+                self._probes.forget()
+
+    async def _learn(self, action: Learn) -> None:
+        """Remember only to warn by: a full or read-only disk costs the warning, nothing else."""
+        stored = {"machine": await self._host.machine(), "bus_ids": list(action.bus_ids)}
+        path = f"{STATE}/learned.json"
+        try:
+            write_whole(path, json.dumps(stored).encode())
+        except OSError as exc:
+            raise HandFailed(f"{path} could not be written ({exc.strerror}): df {STATE}") from exc
+
+
+def _release(action: Release) -> None:
+    if not os.path.exists(f"{RUN}/released"):  # whoever came first had the reason
+        write_released(action.reason, action.word)
+
+
+def _link_dev_char(action: LinkDevChar) -> None:
+    for name, target in action.links:
+        path = f"/dev/char/{name}"
+        try:
+            os.makedirs("/dev/char", mode=0o755, exist_ok=True)
+            os.symlink(target, path)
+        except FileExistsError:  # made meanwhile by nvidia-modprobe or a person: theirs stands
+            continue
+        except OSError as exc:
+            raise HandFailed(f"{path} could not be made ({exc.strerror}): ln -s {target} {path}") from exc
+
+
+async def _make_nodes(action: MakeNodes) -> None:
+    """nvidia-modprobe makes nodes with the driver's own modes (ModifyDeviceFiles in /proc/driver/nvidia)."""
+    if action.minors:
+        await _run(["nvidia-modprobe", *(part for m in action.minors for part in ("-c", str(m)))])
+    if action.uvm:
+        await _run(["nvidia-modprobe", "-u", "-c", "0"])
+
+
+async def _run(argv: list[str]) -> None:
+    done = await run_once(argv, MODPROBE_WITHIN_S)
+    if done.word or done.code != 0:
+        raise HandFailed(f"{' '.join(argv)}: {done.detail or f'exit status {done.code}'} {done.err}".rstrip())

@@ -1,0 +1,1 @@
+"""Evidence bundles on disk."""

@@ -1,0 +1,1 @@
+"""NVML and CUDA probe programs."""

@@ -1,0 +1,186 @@
+"""The disruptive hands. Each keeps the evidence and writes the ledger before it does anything (docs/design.md §5).
+
+They take long (a CRI stop 10 s), so they run beside the cycle, one at a time, and report by a wake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from ..core.common import parse
+from ..core.common.layouts import KUBELET_UNITS, PLUGIN_UNITS
+from ..core.common.watched import DRIVER_UNITS, RUNTIME_UNITS
+from ..core.plugin.ledger import DID_NOT_TAKE, HUP, NVML_FAILED, OUTCOME
+from ..model.actions import Disruptive, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
+from ..model.errors import HandFailed
+from ..model.host import Host
+from ..model.reading import Seen, unreachable
+from ..model.runtime import LedgerEntry
+from ..transport.dbus import BusError
+from ..transport.grpc_unix import RpcError
+from ..transport.process import run_once
+from ..transport.systemd import SystemdBus
+from . import cri, ledger
+from .live import clock_now
+from .tape import Replay, Tape
+
+STOP_GRACE_S = 10
+"""As kubectl and the kubelet give a device plugin (terminationGracePeriodSeconds of its manifest)."""
+STOP_WITHIN_S = 15.0
+REMOVE_WITHIN_S = 5.0
+UNIT_WITHIN_S = 30.0
+JOURNAL_WITHIN_S = 3.0
+JOURNAL_BYTES = 2 << 20
+
+
+class Mender:
+    """One disruptive action at a time."""
+
+    def __init__(self, host: Host, bus: SystemdBus, on_done: Callable[[str], None], root: str = "/") -> None:
+        self._host = host
+        self._bus = bus
+        self._on_done = on_done
+        self._root = Path(root)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def begin(self, action: Disruptive, tape: Tape | None, socket: str) -> None:
+        """Keep the evidence, write the ledger, and start. HandFailed: nothing was done."""
+        if self.is_busy:
+            raise HandFailed("another repair is still under way")
+        if tape is None:
+            raise HandFailed("this look was not recorded, so there is no evidence of it: nothing is done")
+        boot_id = await self._boot_id()
+        name = f"{int(clock_now().realtime)}-{action.number}"
+        kept = ledger.keep_evidence(self._root, tape, name, await _journal())
+        shown = "/" + str(kept.relative_to(self._root))
+        what, target = _named(action)
+        try:
+            if await self._lists_others(tape):
+                raise HandFailed("the kubelet no longer says what it said when this was decided: nothing is done; "
+                                 "the next look tells")
+            ledger.append(self._root, _entry(boot_id, action.number, what, target, action.cause, shown))
+        except HandFailed:
+            # Nothing was done, and it will be tried again: its bundles must not push out those of what was done.
+            shutil.rmtree(kept, ignore_errors=True)
+            raise
+        self._task = asyncio.get_running_loop().create_task(self._do(action, socket, shown))
+
+    async def note(self, action: NoteOutcome | NoteNvmlFailed) -> None:
+        boot_id = await self._boot_id()
+        if isinstance(action, NoteNvmlFailed):
+            ledger.append(self._root, _entry(boot_id, action.number, NVML_FAILED))
+            return
+        ledger.append(self._root, _entry(boot_id, action.number, OUTCOME, evidence=action.evidence,
+                                         outcome=action.outcome))
+        ledger.note_outcome(self._root, action.evidence, action.outcome)
+
+    async def close(self) -> None:
+        """An action under way is given up where it stands: the next agent reads the ledger and looks."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _do(self, action: Disruptive, socket: str, evidence: str) -> None:
+        """Do it, and say so. A hand that failed is an outcome, written down at once."""
+        try:
+            match action:
+                case RestartUnit():
+                    result = await self._bus.start_unit(action.unit, within_s=UNIT_WITHIN_S, member="RestartUnit")
+                    said = f"{action.unit}: {result}"
+                case SendHup():
+                    said = await self._hup(action)
+                case Rebuild():
+                    said = await _rebuild(action, socket)
+                case _:
+                    unreachable(action)
+        except (RpcError, BusError) as exc:
+            said = await self._did_not_take(action, exc.detail, evidence)
+        except HandFailed as exc:
+            said = await self._did_not_take(action, exc.sentence, evidence)
+        except OSError as exc:
+            said = await self._did_not_take(action, exc.strerror or str(exc), evidence)
+        self._on_done(said)
+
+    async def _did_not_take(self, action: Disruptive, why: str, evidence: str) -> str:
+        said = f"repair {action.number} {DID_NOT_TAKE}: {why}"
+        try:
+            await self.note(NoteOutcome(action.number, f"{DID_NOT_TAKE}: {why}", evidence))
+        except HandFailed as exc:
+            return f"{said}; {exc.sentence}"
+        return said
+
+    async def _hup(self, action: SendHup) -> str:
+        """Only to a process that is still in the container's cgroup: a pid alone may be anybody's by now."""
+        pidfd = os.pidfd_open(action.pid)
+        try:
+            cgroup = await self._host.file(f"/proc/{action.pid}/cgroup")
+            if not isinstance(cgroup, Seen) or action.container_id not in parse.text(cgroup.value):
+                raise HandFailed(f"pid {action.pid} is no longer of container {action.container_id[:12]}: nothing "
+                                 "was sent")
+            signal.pidfd_send_signal(pidfd, signal.SIGHUP)
+        finally:
+            os.close(pidfd)
+        return f"SIGHUP sent to pid {action.pid}"
+
+    async def _lists_others(self, tape: Tape) -> bool:
+        """The kubelet's word once more: to keep the evidence may take seconds, and a plugin may have registered."""
+        looked = Replay(tape)
+        for question, *words in map(json.loads, tuple(tape.answers)):
+            if question == "allocatable" and isinstance(then := await looked.allocatable(*words), Seen):
+                now = await self._host.allocatable(*words)
+                if not isinstance(now, Seen) or now.value != then.value:
+                    return True
+        return False
+
+    async def _boot_id(self) -> str:
+        found = await self._host.file("/proc/sys/kernel/random/boot_id")
+        return parse.text(found.value) if isinstance(found, Seen) else ""
+
+
+def _entry(boot_id: str, number: int, what: str, target: str = "", cause: str = "", evidence: str = "",
+           outcome: str = "") -> LedgerEntry:
+    """A line of the ledger, of now."""
+    now = clock_now()
+    return LedgerEntry(now.realtime, boot_id, number, what, target, cause, evidence, outcome, now.boottime)
+
+
+async def _rebuild(action: Rebuild, socket: str) -> str:
+    """A container that was stopped is started again by the kubelet, removed or not: only the stop can fail it."""
+    short = action.container_id[:12]
+    await cri.stop_container(socket, action.container_id, STOP_GRACE_S, STOP_WITHIN_S)
+    try:
+        await cri.remove_container(socket, action.container_id, REMOVE_WITHIN_S)
+    except RpcError as exc:
+        return f"container {short} stopped, and not removed ({exc.detail})"
+    return f"container {short} removed"
+
+
+async def _journal() -> dict[str, bytes]:
+    """The window of the journal that tells how it came to this; its absence is evidence too, and no obstacle."""
+    words = ["journalctl", "--no-pager", "-b", "-n", "3000", "-o", "short-iso-precise", "_TRANSPORT=kernel"]
+    for unit in (*KUBELET_UNITS, *RUNTIME_UNITS, *DRIVER_UNITS, *PLUGIN_UNITS, "gpu-gate.service", "init.scope"):
+        words += ["+", f"_SYSTEMD_UNIT={unit}"]
+    done = await run_once(words, JOURNAL_WITHIN_S, JOURNAL_BYTES)
+    return {"journal.txt": done.out or f"no journal: {done.detail or done.err}\n".encode()}
+
+
+def _named(action: Disruptive) -> tuple[str, str]:
+    match action:
+        case RestartUnit():
+            return "restart-unit", f"{action.unit} {action.invocation[:12]}"
+        case SendHup():
+            return HUP, action.container_id
+        case Rebuild():
+            return "rebuild", action.container_id
+        case _:
+            return unreachable(action)

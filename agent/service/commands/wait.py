@@ -1,0 +1,121 @@
+"""`gpu-gate wait`: hold the kubelet back until the gate releases it. It always ends, and always with success.
+
+A wait unit that failed would be waited for again at every later start of the kubelet (systemd 252 and 257), so
+the only exit is 0: released, not applicable, or the deadline. The agent is asked by the mark it leaves under
+/run; it may crash, restart or hang meanwhile without adding a second. Only stdlib, no D-Bus, no gRPC.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from ...core.common.layouts import control_plane_files
+from ...core.common.paths import PCI, SOC_FAMILY
+from ...core.gate.deadline import hold_limit_s
+from ...host.marks import read_mark, write_mark, write_released
+from ...model.errors import HandFailed
+from ...model.mark import Mark
+from ...model.settings import Settings
+from ...transport.clock import boottime
+
+POLL_S = 0.02
+NVIDIA_VENDOR = "0x10de"
+GPU_CLASSES = ("0x0300", "0x0302")
+
+
+def run(settings: Settings) -> int:
+    """Return 0 when the kubelet may start."""
+    released = read_mark("released")
+    if released is None and not settings.expected_gpus and has_no_gpu():
+        released = _release("no NVIDIA GPU on the PCI bus")
+    if released is None:
+        released = _wait(settings)
+    _say(f"the kubelet may start: {released.reason}")
+    return 0
+
+
+def _wait(settings: Settings) -> Mark:
+    began = _first_wait_at()
+    plane = any(os.path.exists(path) for path in control_plane_files(settings))
+    deadline = began + hold_limit_s(settings, plane)
+    _say(f"waiting for the GPUs, {max(0.0, deadline - boottime()):.0f} s at most; to release the kubelet now: "
+         "systemctl stop gpu-gate.target")
+    while True:
+        released = read_mark("released")
+        if released is not None:
+            return released
+        # A little after the agent's own deadline, so that its reason, which is better, comes first.
+        if boottime() >= deadline + 1.0:
+            return _release(f"the deadline is over; {_last_word()}")
+        time.sleep(POLL_S)
+
+
+def _first_wait_at() -> float:
+    """When this boot began to wait: a wait that is started again does not wait anew."""
+    earlier = read_mark("waiting")
+    if earlier is not None and 0.0 < earlier.at <= boottime():
+        return earlier.at
+    _leave(write_mark, "/", "waiting", "the wait unit was started")
+    return boottime()
+
+
+def _last_word() -> str:
+    from .. import ask  # the socket module stands in nobody's way to the kubelet
+
+    try:
+        _, why = ask.get("/readyz", within_s=0.5)
+        return f"the agent says: {why.decode('utf-8', 'replace').strip()[:160]}"
+    except ask.NoAgent as exc:
+        return str(exc)
+
+
+def has_no_gpu() -> bool:
+    """True only where sysfs was read and shows none: what cannot be read is not nothing."""
+    try:
+        if _line(SOC_FAMILY).lower().startswith("tegra"):  # its GPU is a part of the SoC
+            return False
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
+    try:
+        names = os.listdir(PCI)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    for name in names:
+        try:
+            if _line(f"{PCI}/{name}/vendor") == NVIDIA_VENDOR and \
+                    _line(f"{PCI}/{name}/class").startswith(GPU_CLASSES):
+                return False
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+    return True
+
+
+def _line(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.readline().strip()
+
+
+def _release(reason: str) -> Mark:
+    _leave(write_released, reason)
+    return Mark(reason, boottime())
+
+
+def _leave(write: Callable[..., None], *words: str) -> None:
+    """A mark. Best effort: what cannot be written costs one more wait at the kubelet's next start, no failure now."""
+    try:
+        write(*words)
+    except HandFailed as failed:
+        _say(failed.sentence)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,44 @@
+"""The instants of this boot that people ask for afterwards: marks under /run, written once, read at every start.
+
+They are faces' memory, not the gate's: no decision is made by them, and a mark that cannot be written costs a figure.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ..core.common.paths import FIRST
+from ..core.gate.states import Gate, Phase
+from ..host.marks import read_mark, write_mark
+from ..model.errors import HandFailed
+from ..model.finding import Diagnosis
+
+log = logging.getLogger(__name__)
+
+NAMES = ("look", "seen", "stable", "open", "registered")
+"""The agent looked · NVML showed every GPU · did so often enough · the gate opened · the node was ready, its GPUs
+listed by the kubelet."""
+
+
+class Milestones:
+    """When each was first reached in this boot: boottime, seconds."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, float] = {}
+        for name in NAMES:
+            found = read_mark(f"{FIRST}{name}")
+            if found is not None:
+                self.at[name] = found.at
+
+    def note(self, gate: Gate, diagnosis: Diagnosis, now: float, stable_probes: int) -> None:
+        """After a cycle, whose look was at `now`: what came true for the first time is written down."""
+        true = {"look": True, "seen": bool(diagnosis.fingerprint), "stable": gate.good >= stable_probes,
+                "open": gate.phase is Phase.OPEN, "registered": gate.ready and diagnosis.registered is not None}
+        for name in NAMES:
+            if not true[name] or name in self.at:
+                continue
+            self.at[name] = now
+            try:
+                write_mark("/", f"{FIRST}{name}", gate.why, at=now)
+            except HandFailed as failed:
+                log.debug("a milestone was not written down: %s", failed.sentence)

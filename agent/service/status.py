@@ -1,0 +1,99 @@
+"""What the faces answer from: the last cycle in memory, and /status, which is the whole truth of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import __version__
+from ..core.doctor.broken import first_broken
+from ..core.gate.states import Gate
+from ..host.codec import encode
+from ..model.finding import Diagnosis
+from ..model.settings import Settings
+from ..model.snapshot import Clock, ProbeState, Scene
+from . import access, status_parts
+from .config import Problem
+from .history import Done
+
+STATUS_VERSION = 1
+OVERDUE_S = 10.0
+"""A cycle that ended so much longer ago than the heartbeat is overdue: two cycles' longest time."""
+MOST_FINDINGS = 200
+MOST_CONTAINERS = 256
+MOST_SENTENCES = 50
+
+
+@dataclass
+class Snapshot:
+    """What the faces answer from: the last cycle, in memory."""
+
+    gate: Gate
+    diagnosis: Diagnosis | None = None
+    scene: Scene | None = None
+    cycles: int = 0
+    cycle_ended_at: float = 0.0
+    cycle_took_s: float = 0.0
+    cycle_lag_s: float = 0.0
+    "how much later than due it began"
+    wakes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What /status is made of."""
+
+    seen: Snapshot
+    settings: Settings
+    probe: ProbeState
+    problems: Sequence[Problem]
+    milestones: Mapping[str, float]
+    recent: Iterable[Done]
+    clock: Clock
+
+
+def status(told: Told) -> dict[str, Any]:
+    """The whole truth of the last cycle, as /status and `gpu-gate status --json` give it (docs/status.schema.json).
+    Additions keep the version; nothing is renamed or taken away within one."""
+    seen, now = told.seen, told.clock.boottime
+    diagnosis, scene = seen.diagnosis, seen.scene
+    containers = diagnosis.gpu_containers if diagnosis else ()
+    broken = first_broken(diagnosis.findings) if diagnosis else None
+    return {
+        "version": STATUS_VERSION,
+        "agent": {"version": __version__, "pid": os.getpid(), "up_s": round(now - seen.gate.started_at, 1)},
+        "node": os.uname().nodename,
+        "gate": _gate(seen.gate, told.settings, now),
+        "cycle": {"number": seen.cycles, "age_s": round(now - seen.cycle_ended_at, 2),
+                  "took_ms": round(seen.cycle_took_s * 1000, 1), "wakes": seen.wakes,
+                  "overdue_after_s": told.settings.heartbeat_s + OVERDUE_S},
+        "findings": [encode(f) for f in diagnosis.findings[:MOST_FINDINGS]] if diagnosis else [],
+        "first_broken": encode(broken) if broken else None,
+        "access": access.rows(containers[:MOST_CONTAINERS], now),
+        "access_left_out": max(0, len(containers) - MOST_CONTAINERS),
+        "expected": list(diagnosis.expected) if diagnosis else [],
+        "probe": encode(told.probe),
+        "boot": status_parts.boot(scene, told.milestones, now, told.clock.realtime),
+        "services": status_parts.services(scene),
+        "registered": status_parts.registered(scene, told.settings),
+        "plugins": status_parts.plugins(scene),
+        "actions": status_parts.actions(scene, told.recent),
+        "trouble": list(scene.trouble[:MOST_SENTENCES]) if scene else [],
+        "config_problems": [str(p) for p in told.problems[:MOST_SENTENCES]],
+    }
+
+
+def _gate(gate: Gate, settings: Settings, now: float) -> dict[str, Any]:
+    return {
+        "phase": gate.phase.value, "phase_number": gate.phase.number, "for_s": round(now - gate.since, 1),
+        "why": gate.why, "reason": gate.reason, "released": bool(gate.released),
+        "released_why": gate.released, "ready": gate.ready, "ready_why": gate.ready_why,
+        "paused": gate.paused,
+        "paused_for_s": round(max(0.0, gate.paused_until - now), 1) if gate.paused_until else None,
+        "good_probes": gate.good, "wanted_probes": settings.stable_probes,
+        "deadline_in_s": round(max(0.0, gate.deadline_at - now), 1)
+        if gate.deadline_at and not gate.released else None,
+        "validated_s_ago": round(now - gate.validated_at, 1) if gate.validated_at else None,
+    }

@@ -1,0 +1,48 @@
+"""gpu-gate access --prevent, as the package runs it: how long it looks, and when it says that it could not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.model.settings import Settings
+from agent.service.commands import prevent
+from agent.transport.clock import boottime
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[SimpleNamespace]:
+    """systemd answers at once."""
+    yield SimpleNamespace(problem=None)
+
+
+def diagnosed(monkeypatch: pytest.MonkeyPatch, due: Callable[[], float | None]) -> None:
+    """Every look finds nothing to ask and nothing to add, and says when the next one is due."""
+    async def look(*_: Any) -> None:
+        return None
+
+    for name, stand_in in (("systemd", connected), ("AccessChecks", lambda *_: None), ("Allow", lambda *_: None),
+                           ("LiveHost", lambda *_, **__: None), ("look", look)):
+        monkeypatch.setattr(prevent, name, stand_in)
+    monkeypatch.setattr(prevent, "diagnose", lambda *_: SimpleNamespace(
+        paused=None, guarded=(), access_check=None, allow=None, access_due=due()))
+
+
+def test_a_look_that_is_due_within_a_second_is_waited_for(
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Some package before ours reloaded systemd four seconds ago: hooks may still be at work for one more."""
+    settled = boottime() + 0.9
+    diagnosed(monkeypatch, lambda: settled if boottime() < settled else None)
+    assert prevent.run(Settings()) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_never_read_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(prevent, "WITHIN_S", 0.5)
+    diagnosed(monkeypatch, lambda: boottime() + 0.9)
+    assert prevent.run(Settings()) == 1
+    assert "may lose their GPUs" in capsys.readouterr().err

@@ -1,0 +1,33 @@
+"""systemd for one verb: connected before anything is asked, and tried once where no bus is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.service.connection import systemd
+
+from .test_bus import World
+
+
+def test_a_verb_has_its_answers(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            await world.heard("connected")
+            monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", world.daemon.address)
+            async with systemd() as bus:
+                assert bus.problem is None
+                assert (await bus.manager()).version == (await world.bus.manager()).version
+
+    run(main())
+
+
+def test_where_no_bus_is_a_person_does_not_wait(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/bus")
+        async with systemd() as bus:
+            assert "no bus" in (bus.problem or "")
+
+    run(main())
