@@ -15,7 +15,8 @@ HERE = Path(__file__).resolve().parent
 TIERS = ("node", "vm", "gpu")
 """Folders whose tests bear the folder's name as a marker."""
 APART = ("test_own_python.py", "test_worlds.py", "test_tapes.py")
-"""Files of few and long tests that share nothing: one by one, and last, so that no worker waits for one file."""
+"""Files of few and long tests that share nothing: one by one, and last, so that no worker waits for
+one file."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,7 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Whatever else is in one file shares its fixtures, and runs in its order on one worker.
 
-    xdist's own groups (`--dist=loadgroup`) hide in an item's `_nodeid`, which pytest 9.2 no longer asks (xdist 3.8).
+    xdist's own groups (`--dist=loadgroup`) hide in an item's `_nodeid`, which pytest 9.2 no longer
+    asks (xdist 3.8).
     """
     from xdist.scheduler.loadscope import LoadScopeScheduling
 

@@ -36,7 +36,9 @@ def test_every_fault_has_its_entry_with_the_same_commands() -> None:
 def test_the_readme_has_the_same_sections_and_commands() -> None:
     english, chinese = (ROOT / "README.md").read_text(), (ROOT / "README.zh-CN.md").read_text()
     assert len(re.findall("^## ", english, re.M)) == len(re.findall("^## ", chinese, re.M))
-    assert [c for c in commands(english) if "<" not in c] == [c for c in commands(chinese) if "<" not in c]
+    assert [c for c in commands(english) if "<" not in c] == [
+        c for c in commands(chinese) if "<" not in c
+    ]
     for table in re.findall(r"^\| .*$", english, re.M):
         for word in re.findall(r"`([^`]+)`", table):
             assert word in chinese, word

@@ -1,5 +1,6 @@
-"""The package and packaging/images/install in a chroot, as an image build has it: nothing is started, nothing of the
-build machine stays, and what was installed goes again without a trace. What piuparts asks, on the nodes' own trees.
+"""The package and packaging/images/install in a chroot, as an image build has it: nothing is
+started, nothing of the build machine stays, and what was installed goes again without a trace. What
+piuparts asks, on the nodes' own trees.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from nspawn import Node  # noqa: E402
 IMAGES = REPO / "packaging" / "images"
 pytestmark = pytest.mark.node
 # What a package manager writes about every package, and the clocks of folders.
-TRACES = re.compile(r"^/(var/(lib/(dpkg|apt|systemd/deb-systemd-helper)|log|cache)|proc|sys|dev|run|tmp|root)(/|$)|"
-                    r"__pycache__|/etc/ld.so.cache|/etc/(machine-id|hostname|hosts|resolv.conf)$")
+TRACES = re.compile(
+    r"^/(var/(lib/(dpkg|apt|systemd/deb-systemd-helper)|log|cache)|proc|sys|dev|run|tmp|root)(/|$)|"
+    r"__pycache__|/etc/ld.so.cache|/etc/(machine-id|hostname|hosts|resolv.conf)$"
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,10 @@ def chroot(request: pytest.FixtureRequest, debs: tuple[Path, Path]) -> Iterator[
     with Node(tree.layers(request.param, None, sim=False)) as node:
         node.copy(debs[0], "/root/new.deb")
         node.copy(debs[1], "/root/old.deb")
-        node.copy(debs[0].with_name(debs[0].name.replace("gpu-gate_", "gpu-gate-node_")), "/root/barrier.deb")
+        node.copy(
+            debs[0].with_name(debs[0].name.replace("gpu-gate_", "gpu-gate-node_")),
+            "/root/barrier.deb",
+        )
         node.copy(IMAGES, "/root/images")
         yield node
 
@@ -91,11 +97,15 @@ def test_install_upgrade_downgrade_half_configured_remove_purge_leave_nothing(ch
 KUBELET = "[Unit]\nAfter=network-online.target\n[Service]\nExecStart=/bin/true\n"
 
 
-def install(node: Any, *words: str, before: str = ":", check: bool = True) -> subprocess.CompletedProcess[str]:
-    """The script, in one go with what is said about /run, which a chroot's next command has anew."""
+def install(
+    node: Any, *words: str, before: str = ":", check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """The script, in one go with what is said about /run, which a chroot's next command has
+    anew."""
     script = f'{before}; "$@"; rc=$?; ls /run/gpu-gate 2>/dev/null; exit $rc'
     done: subprocess.CompletedProcess[str] = node.run(
-        ["sh", "-c", script, "sh", "/root/images/install", *words], check=check, timeout=240)
+        ["sh", "-c", script, "sh", "/root/images/install", *words], check=check, timeout=240
+    )
     return done
 
 
@@ -105,8 +115,15 @@ def test_the_script_makes_an_image(chroot: Any) -> None:
     chroot.put("/usr/bin/nvidia-ctk", "#!/bin/sh\n", 0o755)
     chroot.put("/etc/machine-id", "0123456789abcdef0123456789abcdef\n")
     chroot.put("/var/lib/gpu-gate/ledger", "{}")
-    words = ("--expected-gpus", "8", "--set", "Gate.OnDeadline=hold", "--kubelet", "snap.kubelet-eks.daemon",
-             "/root/new.deb")
+    words = (
+        "--expected-gpus",
+        "8",
+        "--set",
+        "Gate.OnDeadline=hold",
+        "--kubelet",
+        "snap.kubelet-eks.daemon",
+        "/root/new.deb",
+    )
     # The /run of a running host: nothing may be started there, and no kubelet released.
     done = install(chroot, *words, before="mkdir -p /run/systemd/system")
     assert "released" not in done.stdout.splitlines()
@@ -120,7 +137,10 @@ def test_the_script_makes_an_image(chroot: Any) -> None:
     assert "snap.kubelet-eks.daemon.service is held back by /etc" in said.stdout
     # Once more, by the script that the package brings, and without a package: nothing changes.
     before = files(chroot)
-    chroot.run("/usr/share/gpu-gate/images/install --expected-gpus 8 --set Gate.OnDeadline=hold", timeout=120)
+    chroot.run(
+        "/usr/share/gpu-gate/images/install --expected-gpus 8 --set Gate.OnDeadline=hold",
+        timeout=120,
+    )
     assert files(chroot) == before
     assert "already there: /root/new.deb" in install(chroot, "/root/new.deb").stdout
     assert "installed gpu-gate 0.0.1" in install(chroot, "/root/old.deb").stdout
@@ -138,7 +158,9 @@ def test_the_script_makes_an_image(chroot: Any) -> None:
     mine = "/etc/gpu-gate/gpu-gate.conf.d/90-mine.conf"
     chroot.put(mine, "[Gate]\n")
     chroot.run("dpkg --purge gpu-gate", timeout=120)
-    left = chroot.run("find /etc -name '*gpu-gate*' -o -name '*nvidia-dev-char*' -o -name 90-mine.conf").stdout
+    left = chroot.run(
+        "find /etc -name '*gpu-gate*' -o -name '*nvidia-dev-char*' -o -name 90-mine.conf"
+    ).stdout
     assert set(left.split()) == {"/etc/gpu-gate", "/etc/gpu-gate/gpu-gate.conf.d", mine}
     assert not chroot.exists("/etc/systemd/system/snap.kubelet-eks.daemon.service.d")
 

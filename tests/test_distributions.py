@@ -1,7 +1,7 @@
 """Unit and wire tests on the Python and the library versions of Ubuntu, from PyPI.
 
-Minutes each, so only where asked for: GPU_GATE_UBUNTU=1 make test ARGS="tests/test_distributions.py". What was run is
-written down in docs/support.md.
+Minutes each, so only where asked for: GPU_GATE_UBUNTU=1 make test
+ARGS="tests/test_distributions.py". What was run is written down in docs/support.md.
 """
 
 from __future__ import annotations
@@ -42,10 +42,21 @@ def test_unit_and_wire_with_the_libraries_of_ubuntu(release: str) -> None:
     subprocess.run([python, "-m", "venv", "--clear", venv], check=True)
     pip = [venv / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", WHEELS]
     subprocess.run([*pip, "--requirement", wanted, *BESIDE], check=True)
-    if release == "26.04":  # protobuf 3.21 is pure Python there, and on 3.14 its wheel's C extension does not load
+    if (
+        release == "26.04"
+    ):  # protobuf 3.21 is pure Python there, and on 3.14 its wheel's C extension does not load
         shutil.rmtree(next(venv.glob("lib/python*/site-packages/google/_upb")))
     # Their own deprecations, in a Python that is newer than they are, are no fault of ours.
-    argv = [venv / "bin" / "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning",
-            "--timeout=300", "tests/unit", "tests/transport"]
+    argv = [
+        venv / "bin" / "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore::DeprecationWarning",
+        "--timeout=300",
+        "tests/unit",
+        "tests/transport",
+    ]
     done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]

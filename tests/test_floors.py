@@ -27,7 +27,8 @@ VERSION_ONLY = {("host/evidence/bundle.py", "")}
 """A bundle says which gpu-gate wrote it."""
 IMPURE = {"os", "socket", "subprocess", "time", "asyncio", "logging", "pathlib"}
 STANDS_ALONE = {"host/probes/nvml_probe.py": {"pynvml"}, "host/probes/cuda_probe.py": set()}
-"""Exec'd by path: nothing of the agent's is imported there, and these are the libraries it may use."""
+"""Exec'd by path: nothing of the agent's is imported there, and these are the libraries it may
+use."""
 STARTS = {"__init__.py", "__main__.py"}
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "manager", "base"}
 
@@ -69,7 +70,9 @@ def runs_at_import(module: ast.Module) -> Iterator[ast.AST]:
 def inside(path: Path, node: ast.ImportFrom) -> Iterator[str]:
     """The modules of the package that a relative import reads."""
     package = list(path.relative_to(PACKAGE).parts[:-1])
-    base = package[: len(package) - (node.level - 1)] + (node.module.split(".") if node.module else [])
+    base = package[: len(package) - (node.level - 1)] + (
+        node.module.split(".") if node.module else []
+    )
     for alias in node.names:
         whole = ".".join([*base, alias.name])
         yield whole if whole in MODULES else ".".join(base)
@@ -92,15 +95,20 @@ def imports(path: Path, nodes: Iterator[ast.AST]) -> tuple[set[str], set[str]]:
 def test_imports_go_down_only(path: Path) -> None:
     own, _ = imports(path, ast.walk(tree(path)))
     here = floor(dotted(path))
-    up = {found for found in own
-          if floor(found) not in MAY_IMPORT[here] and (name(path), floor(found)) not in VERSION_ONLY}
+    up = {
+        found
+        for found in own
+        if floor(found) not in MAY_IMPORT[here] and (name(path), floor(found)) not in VERSION_ONLY
+    }
     assert not up, f"{here or 'the package'} may not import {up}"
 
 
 @each_source
 def test_only_relative_imports_inside_the_package(path: Path) -> None:
     _, foreign = imports(path, ast.walk(tree(path)))
-    assert not foreign & {"agent", "gpu_gate"}, "the package is called agent in a checkout and gpu_gate installed"
+    assert not foreign & {"agent", "gpu_gate"}, (
+        "the package is called agent in a checkout and gpu_gate installed"
+    )
 
 
 @each_source
@@ -108,7 +116,10 @@ def test_model_and_core_cannot_reach_the_world(path: Path) -> None:
     _, foreign = imports(path, ast.walk(tree(path)))
     if floor(dotted(path)) in ("model", "core"):
         assert not foreign & IMPURE
-        assert not {node.id for node in ast.walk(tree(path)) if isinstance(node, ast.Name)} & {"open", "print"}
+        assert not {node.id for node in ast.walk(tree(path)) if isinstance(node, ast.Name)} & {
+            "open",
+            "print",
+        }
 
 
 @each_source
@@ -118,10 +129,12 @@ def test_third_party_libraries_stay_in_their_rooms(path: Path) -> None:
     here = floor(dotted(path))
     if name(path) in STANDS_ALONE:
         assert libraries <= STANDS_ALONE[name(path)]
-        assert not imports(path, ast.walk(tree(path)))[0], "it is exec'd by path: no relative import works there"
+        assert not imports(path, ast.walk(tree(path)))[0], (
+            "it is exec'd by path: no relative import works there"
+        )
     elif here == "transport":
-        # google.protobuf is grpc's own other half, dbus_fast is dbus_next under its new name, and the Kubernetes
-        # library itself talks by urllib3.
+        # google.protobuf is grpc's own other half, dbus_fast is dbus_next under its new name, and
+        # the Kubernetes library itself talks by urllib3.
         same = {"google": "grpc", "dbus_fast": "dbus_next", "urllib3": "kubernetes"}
         assert len({same.get(one, one) for one in libraries}) <= 1
     else:
@@ -146,19 +159,26 @@ def test_no_import_cycle() -> None:
 @each_source
 def test_annotations_are_never_evaluated(path: Path) -> None:
     # A file of plain constants, such as core/common/paths.py, has nothing to annotate.
-    if any(isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.AnnAssign)) for n in ast.walk(tree(path))):
+    if any(
+        isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.AnnAssign)) for n in ast.walk(tree(path))
+    ):
         assert "from __future__ import annotations" in path.read_text().splitlines()
 
 
 @each_source
 def test_no_fork_no_shell(path: Path) -> None:
-    """os.fork hangs for ever beside a live gRPC channel (docs/design.md §2, transport/process.py)."""
+    """os.fork hangs for ever beside a live gRPC channel (docs/design.md §2,
+    transport/process.py)."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute):
-            assert node.attr not in ("fork", "forkpty", "system", "popen"), f"line {node.lineno}: {node.attr}"
+            assert node.attr not in ("fork", "forkpty", "system", "popen"), (
+                f"line {node.lineno}: {node.attr}"
+            )
         if isinstance(node, ast.Call):
             for word in node.keywords:
-                shell = word.arg == "shell" and not (isinstance(word.value, ast.Constant) and not word.value.value)
+                shell = word.arg == "shell" and not (
+                    isinstance(word.value, ast.Constant) and not word.value.value
+                )
                 assert word.arg != "preexec_fn" and not shell, f"line {node.lineno}: {word.arg}="
     assert not imports(path, ast.walk(tree(path)))[1] & {"multiprocessing", "concurrent"}
 
@@ -167,10 +187,19 @@ def test_no_fork_no_shell(path: Path) -> None:
 def test_only_foreseen_exceptions_are_caught(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ExceptHandler):
-            caught = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else {"everything"}
+            caught = (
+                {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
+                if node.type
+                else {"everything"}
+            )
             tidies_up = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
-            assert tidies_up or not caught & {"everything", "Exception", "BaseException"}, f"line {node.lineno}"
-        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "suppress":
+            assert tidies_up or not caught & {"everything", "Exception", "BaseException"}, (
+                f"line {node.lineno}"
+            )
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "id", getattr(node.func, "attr", "")) == "suppress"
+        ):
             assert not {getattr(a, "id", "") for a in node.args} & {"Exception", "BaseException"}
 
 

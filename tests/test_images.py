@@ -1,5 +1,6 @@
-"""The wrappers in packaging/images are thin and say only what the script knows. What cannot be checked for want of
-its own linter is skipped by name; the script itself is run in tests/test_chroot.py."""
+"""The wrappers in packaging/images are thin and say only what the script knows. What cannot be
+checked for want of its own linter is skipped by name; the script itself is run in
+tests/test_chroot.py."""
 
 from __future__ import annotations
 
@@ -12,8 +13,13 @@ import pytest
 import yaml
 
 IMAGES = Path(__file__).resolve().parents[1] / "packaging" / "images"
-WRAPPERS = ("mkosi/mkosi.postinst.chroot", "packer/gpu-gate.pkr.hcl", "ansible/roles/gpu_gate/tasks/main.yml",
-            "cloud-init/user-data.yaml", "kind/Dockerfile")  # fmt: skip
+WRAPPERS = (
+    "mkosi/mkosi.postinst.chroot",
+    "packer/gpu-gate.pkr.hcl",
+    "ansible/roles/gpu_gate/tasks/main.yml",
+    "cloud-init/user-data.yaml",
+    "kind/Dockerfile",
+)
 MOST_LINES = 50
 
 
@@ -25,7 +31,9 @@ def test_every_wrapper_is_known_and_thin() -> None:
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapper_runs_the_script_with_options_that_it_has(name: str) -> None:
-    options = set(re.findall(r"^        (--[a-z-]+)", (IMAGES / "install").read_text(), re.M)) | {"--expected-gpus"}
+    options = set(re.findall(r"^        (--[a-z-]+)", (IMAGES / "install").read_text(), re.M)) | {
+        "--expected-gpus"
+    }
     text = re.sub(r"^\s*#.*$", "", (IMAGES / name).read_text(), flags=re.M)
     calls = re.findall(r"(?:/|'/)install\b(?!/)(.*)", text)
     assert calls
@@ -35,7 +43,9 @@ def test_a_wrapper_runs_the_script_with_options_that_it_has(name: str) -> None:
 def test_ansible_role_is_a_list_of_named_tasks_with_one_module_each() -> None:
     tasks = yaml.safe_load((IMAGES / "ansible/roles/gpu_gate/tasks/main.yml").read_text())
     for task in tasks:
-        assert task["name"] and len([key for key in task if key.startswith("ansible.builtin.")]) == 1
+        assert (
+            task["name"] and len([key for key in task if key.startswith("ansible.builtin.")]) == 1
+        )
 
 
 def test_user_data_never_waits_in_a_boot_that_may_wait_for_it() -> None:
@@ -43,7 +53,9 @@ def test_user_data_never_waits_in_a_boot_that_may_wait_for_it() -> None:
     assert text.startswith("#cloud-config\n")
     data = yaml.safe_load(text)
     assert set(data) == {"write_files", "runcmd"}, "bootcmd runs before basic.target"
-    starts = re.findall(r"systemctl [a-z]+ \S+", " ".join(word for words in data["runcmd"] for word in words))
+    starts = re.findall(
+        r"systemctl [a-z]+ \S+", " ".join(word for words in data["runcmd"] for word in words)
+    )
     assert starts and all(words == "systemctl start --no-block" for words in starts)
 
 
@@ -54,12 +66,15 @@ def test_mkosi_names_every_package_that_the_deb_wants() -> None:
     assert set(depends) <= set(named)
 
 
-@pytest.mark.parametrize(("name", "argv"), [
-    ("packer", ["fmt", "-check", "packer/gpu-gate.pkr.hcl"]),
-    ("cloud-init", ["schema", "--config-file", "cloud-init/user-data.yaml"]),
-    ("ansible-lint", ["--offline", "ansible/roles/gpu_gate"]),
-    ("hadolint", ["kind/Dockerfile"]),
-])
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("packer", ["fmt", "-check", "packer/gpu-gate.pkr.hcl"]),
+        ("cloud-init", ["schema", "--config-file", "cloud-init/user-data.yaml"]),
+        ("ansible-lint", ["--offline", "ansible/roles/gpu_gate"]),
+        ("hadolint", ["kind/Dockerfile"]),
+    ],
+)
 def test_its_own_linter_has_nothing_to_say(name: str, argv: list[str]) -> None:
     if shutil.which(name) is None:
         pytest.skip(f"NOT CHECKED: {argv[-1]}, because {name} is not installed")

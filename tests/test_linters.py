@@ -1,4 +1,5 @@
-"""The linters are tests: one pytest is the whole gate. A missing tool skips on a laptop and fails in CI."""
+"""The linters are tests: one pytest is the whole gate. A missing tool skips on a laptop and fails
+in CI."""
 
 from __future__ import annotations
 
@@ -36,9 +37,13 @@ def module(tool: str, *args: str) -> None:
 def shell_scripts() -> list[str]:
     # The checkout may belong to another user than the one who runs the tests.
     git = ["git", "-c", f"safe.directory={REPO}", "ls-files", "-z"]
-    names = subprocess.run(git, cwd=REPO, capture_output=True, check=True).stdout.decode().split("\0")
+    names = (
+        subprocess.run(git, cwd=REPO, capture_output=True, check=True).stdout.decode().split("\0")
+    )
     files = [name for name in names if name and (REPO / name).is_file()]
-    return [n for n in files if (REPO / n).read_bytes()[:64].splitlines()[:1] in [[s] for s in SHEBANGS]]
+    return [
+        n for n in files if (REPO / n).read_bytes()[:64].splitlines()[:1] in [[s] for s in SHEBANGS]
+    ]
 
 
 def test_ruff() -> None:

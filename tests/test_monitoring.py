@@ -17,7 +17,9 @@ from tests.service.test_metrics import BEFORE
 ROOT = Path(__file__).resolve().parents[1]
 MONITORING = ROOT / "packaging" / "monitoring"
 NAMES = {name for name, *_ in families(BEFORE)}
-RULES: list[dict[str, Any]] = yaml.safe_load((MONITORING / "gpu-gate.rules.yml").read_text())["groups"][0]["rules"]
+RULES: list[dict[str, Any]] = yaml.safe_load((MONITORING / "gpu-gate.rules.yml").read_text())[
+    "groups"
+][0]["rules"]
 SEVERITIES = {"critical": 1, "warning": 2, "info": 3}
 
 
@@ -28,7 +30,9 @@ def promtool() -> str:
 
 
 def passes(*words: str, text: str = "") -> None:
-    done = subprocess.run(words, input=text, capture_output=True, text=True, cwd=MONITORING, check=False)
+    done = subprocess.run(
+        words, input=text, capture_output=True, text=True, cwd=MONITORING, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -65,7 +69,10 @@ def test_nightingale_has_the_same_rules():
         assert query["prom_ql"] == " ".join(rule["expr"].split())
         assert query["severity"] == SEVERITIES[rule["labels"]["severity"]]
         number, unit = re.fullmatch(r"(\d+)([smh])", rule.get("for", "0s")).groups()  # type: ignore[union-attr]
-        assert told[rule["alert"]]["prom_for_duration"] == int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+        assert (
+            told[rule["alert"]]["prom_for_duration"]
+            == int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+        )
 
 
 def test_the_dashboard_asks_for_what_exists_and_its_panels_do_not_overlap():
@@ -78,9 +85,14 @@ def test_the_dashboard_asks_for_what_exists_and_its_panels_do_not_overlap():
         if panel["type"] == "stat":
             # Grafana's own default is green below 80: one node that is not ready is none of that.
             well, ill = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
-            assert (well["value"], well["color"], ill["value"]) == (None, "green", 1) and ill["color"] != "green"
+            assert (well["value"], well["color"], ill["value"]) == (None, "green", 1) and ill[
+                "color"
+            ] != "green"
         place = panel["gridPos"]
-        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
-                 for y in range(place["y"], place["y"] + place["h"])}
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         assert not cells & taken and place["x"] + place["w"] <= 24
         taken |= cells

@@ -1,4 +1,5 @@
-"""The .deb: built, clean to lintian, with the files expected and no others, and one version in one place."""
+"""The .deb: built, clean to lintian, with the files expected and no others, and one version in one
+place."""
 
 from __future__ import annotations
 
@@ -20,8 +21,17 @@ from agent.service import cli, log
 
 REPO = Path(__file__).resolve().parent.parent
 DEB = REPO / "packaging" / "deb"
-SCRIPTS = ("build", "fetch-pynvml", "preinst", "postinst", "prerm", "postrm", "gpu-gate-node.postinst",
-           "gpu-gate-node.prerm", "tests/smoke")
+SCRIPTS = (
+    "build",
+    "fetch-pynvml",
+    "preinst",
+    "postinst",
+    "prerm",
+    "postrm",
+    "gpu-gate-node.postinst",
+    "gpu-gate-node.prerm",
+    "tests/smoke",
+)
 KUBELETS = ("kubelet", "k3s-agent", "rke2-agent", "k0sworker")
 OPT_IN = ("k3s", "rke2-server", "k0scontroller", "snap.microk8s.daemon-kubelite")
 
@@ -41,14 +51,34 @@ EXPECTED = {
     "usr/lib/systemd/system-preset/50-gpu-gate.preset",
     "usr/lib/tmpfiles.d/gpu-gate.conf",
     *(f"usr/lib/systemd/system/{unit}.service.d/10-gpu-gate.conf" for unit in KUBELETS),
-    *(f"usr/share/doc/gpu-gate/examples/{unit}.service.d/10-gpu-gate.conf"
-      for unit in (*OPT_IN, "nvidia-device-plugin")),
-    *(f"usr/share/doc/gpu-gate/examples/monitoring/{name}"
-      for name in ("gpu-gate.rules.yml", "gpu-gate.rules.test.yml", "n9e-rules.json", "grafana-dashboard.json")),
+    *(
+        f"usr/share/doc/gpu-gate/examples/{unit}.service.d/10-gpu-gate.conf"
+        for unit in (*OPT_IN, "nvidia-device-plugin")
+    ),
+    *(
+        f"usr/share/doc/gpu-gate/examples/monitoring/{name}"
+        for name in (
+            "gpu-gate.rules.yml",
+            "gpu-gate.rules.test.yml",
+            "n9e-rules.json",
+            "grafana-dashboard.json",
+        )
+    ),
 }
 
-OPERATORS = {"access.md", "alerts.md", "evidence.md", "http.md", "images.md", "launch.md", "metrics.md",
-             "plugins.md", "reasons.md", "status.schema.json", "terms.md"}
+OPERATORS = {
+    "access.md",
+    "alerts.md",
+    "evidence.md",
+    "http.md",
+    "images.md",
+    "launch.md",
+    "metrics.md",
+    "plugins.md",
+    "reasons.md",
+    "status.schema.json",
+    "terms.md",
+}
 """The pages that somebody on a node wants, as plain text."""
 
 
@@ -91,14 +121,20 @@ def test_one_version_everywhere() -> None:
 def test_a_wheel_would_have_every_folder() -> None:
     listed = (REPO / "pyproject.toml").read_text().partition("\npackages = ")[2].partition("\n")[0]
     said = re.findall(r'"(gpu_gate[\w.]*)"', listed)
-    folders = {file.parent.relative_to(REPO / "agent") for file in (REPO / "agent").rglob("__init__.py")}
+    folders = {
+        file.parent.relative_to(REPO / "agent") for file in (REPO / "agent").rglob("__init__.py")
+    }
     assert sorted(said) == sorted(".".join(["gpu_gate", *folder.parts]) for folder in folders)
 
 
 def test_built_package_carries_that_version_for_all_machines(deb: Path) -> None:
     lines = run("dpkg-deb", "--field", deb).splitlines()
     fields = dict(line.split(": ", 1) for line in lines if ": " in line)
-    assert (fields["Package"], fields["Version"], fields["Architecture"]) == ("gpu-gate", version(), "all")
+    assert (fields["Package"], fields["Version"], fields["Architecture"]) == (
+        "gpu-gate",
+        version(),
+        "all",
+    )
     # Nothing that brings a driver along: it is the node's owner who chooses one.
     assert (fields.get("Recommends"), fields["Suggests"]) == (None, "zstd")
     assert "nvidia" not in fields["Depends"].lower()
@@ -115,10 +151,15 @@ def test_files(deb: Path) -> None:
     there = {path.removeprefix("agent/") for path in tracked if (REPO / path).exists()}
     assert program == {f"usr/share/gpu-gate/gpu_gate/{path}" for path in there}
     images = run("git", "-c", f"safe.directory={REPO}", "ls-files", "packaging/images").split()
-    pages = {path.removeprefix("usr/share/doc/gpu-gate/") for path in paths if path.endswith((".md", "schema.json"))}
+    pages = {
+        path.removeprefix("usr/share/doc/gpu-gate/")
+        for path in paths
+        if path.endswith((".md", "schema.json"))
+    }
     assert pages == OPERATORS | {f"faults/{p.name}" for p in REPO.glob("docs/faults/*")}
     assert paths - program - {f"usr/share/doc/gpu-gate/{page}" for page in pages} == EXPECTED | {
-        f"usr/share/gpu-gate/{path.removeprefix('packaging/')}" for path in images}
+        f"usr/share/gpu-gate/{path.removeprefix('packaging/')}" for path in images
+    }
     assert "etc/gpu-gate/gpu-gate.conf.d/" in folders
 
 
@@ -133,9 +174,14 @@ def test_the_barrier_is_a_package_of_its_own_and_off(barrier: Path) -> None:
     paths = {line[5].removeprefix("./") for line in listing if not line[0].startswith("d")}
     doc = "usr/share/doc/gpu-gate-node"
     assert paths == {
-        "usr/lib/systemd/system/gpu-gate-node.service", "usr/lib/sysusers.d/gpu-gate-node.conf",
+        "usr/lib/systemd/system/gpu-gate-node.service",
+        "usr/lib/sysusers.d/gpu-gate-node.conf",
         "usr/lib/systemd/system-preset/50-gpu-gate-node.preset",
-        f"{doc}/examples/gpu-gate-node.yaml", f"{doc}/barrier.md", f"{doc}/changelog.gz", f"{doc}/copyright"}
+        f"{doc}/examples/gpu-gate-node.yaml",
+        f"{doc}/barrier.md",
+        f"{doc}/changelog.gz",
+        f"{doc}/copyright",
+    }
     depends = run("dpkg-deb", "--field", barrier, "Depends")
     assert f"gpu-gate (= {version()})" in depends and "python3-kubernetes" in depends
     postinst = run("dpkg-deb", "--info", barrier, "postinst")
@@ -237,27 +283,40 @@ def test_manual_names_every_setting_with_its_default_and_no_other() -> None:
 def test_manual_names_every_verb_and_no_other() -> None:
     verbs = manual("gpu-gate.8").partition(".SH VERBS")[2].partition(".SH OPTIONS")[0]
     heads = re.findall(r"^\.TP\n\.BR? (.*)$", verbs, re.MULTILINE)
-    named = {word for head in heads for word in re.findall(r"[a-z]+(?:-[a-z]+)*", head.partition("[")[0])}
+    named = {
+        word for head in heads for word in re.findall(r"[a-z]+(?:-[a-z]+)*", head.partition("[")[0])
+    }
     wanted = re.findall(r"^  ([a-z]+(?:-[a-z]+)*(?:, [a-z]+)*) ", cli.VERBS, re.MULTILINE)
     assert named == {verb for line in wanted for verb in line.split(", ")}
 
 
 def test_manual_names_the_lines_operators_look_for() -> None:
     page = manual("gpu-gate.8").partition(".SH LOG")[2].partition(".SH FILES")[0]
-    ids = {value for name, value in vars(log).items() if name.isupper() and re.fullmatch("[0-9a-f]{32}", str(value))}
+    ids = {
+        value
+        for name, value in vars(log).items()
+        if name.isupper() and re.fullmatch("[0-9a-f]{32}", str(value))
+    }
     assert len(ids) == 8
-    assert {page.partition("MESSAGE_ID=")[2][:30] + ending for ending in re.findall(r"\b0\d\b", page)} == ids
+    assert {
+        page.partition("MESSAGE_ID=")[2][:30] + ending for ending in re.findall(r"\b0\d\b", page)
+    } == ids
 
 
 def test_the_program_names_pages_that_the_packages_bring() -> None:
-    named = {path for file in (REPO / "agent").rglob("*.py")
-             for path in re.findall(r"/usr/share/doc/(gpu-gate(?:-node)?/[\w./-]*\w)", file.read_text())}
+    named = {
+        path
+        for file in (REPO / "agent").rglob("*.py")
+        for path in re.findall(r"/usr/share/doc/(gpu-gate(?:-node)?/[\w./-]*\w)", file.read_text())
+    }
     node = {"gpu-gate-node/barrier.md", "gpu-gate-node/examples/gpu-gate-node.yaml"}
     assert named and named <= {f"gpu-gate/{page}" for page in OPERATORS} | node
 
 
 def test_manual_names_every_option_and_exit_status_and_no_other() -> None:
-    options, _, statuses = manual("gpu-gate.8").partition(".SH OPTIONS")[2].partition(".SH EXIT STATUS")
+    options, _, statuses = (
+        manual("gpu-gate.8").partition(".SH OPTIONS")[2].partition(".SH EXIT STATUS")
+    )
     heads = re.findall(r"^\.TP\n(.*)$", options, re.MULTILINE)
     has = re.findall(r"^  (?:-h, )?(--[a-z]+)", cli._parser().format_help(), re.MULTILINE)
     assert sorted(re.findall(r"--[a-z]+", " ".join(heads))) == sorted(has)
@@ -265,7 +324,8 @@ def test_manual_names_every_option_and_exit_status_and_no_other() -> None:
     assert numbers == re.findall(r"\b(\d) ", (cli.__doc__ or "").partition("Exit status: ")[2])
 
 
-# --- on a node: installed, upgraded, removed, purged (what was seen is written down in docs/units.md) ---
+# --- on a node: installed, upgraded, removed, purged (what was seen is written down in
+# docs/units.md) ---
 
 KUBELET = """[Unit]
 Wants=network-online.target
@@ -307,7 +367,9 @@ def invocation(node: Any) -> str:
 
 def start_held(node: Any) -> None:
     """The kubelet's start is asked for and waits, as in a boot whose GPUs do not come."""
-    node.systemctl("stop", "kubelet.service", "gpu-gate.target", "gpu-gate-wait.service", check=False)
+    node.systemctl(
+        "stop", "kubelet.service", "gpu-gate.target", "gpu-gate-wait.service", check=False
+    )
     node.systemctl("stop", "gpu-gate.service", check=False)
     node.put(HELD_PATH, HELD)
     node.run("rm -f /run/gpu-gate/released")
@@ -350,7 +412,8 @@ def test_life_of_the_package_on_a_running_node(node: Any) -> None:
 
 @pytest.mark.node
 def test_autopkgtest(node: Any) -> None:
-    """What a distribution's own test bed would run, on the machine on which the package was just installed."""
+    """What a distribution's own test bed would run, on the machine on which the package was just
+    installed."""
     node.copy(DEB / "tests" / "smoke", "/root/smoke")
     node.run("rm -r " + str(Path(HELD_PATH).parent))
     node.systemctl("daemon-reload")
@@ -387,6 +450,9 @@ def test_removal_lets_a_held_kubelet_go_and_purge_leaves_nothing(node: Any) -> N
     dpkg(node, "--purge", "gpu-gate")
     find = "find /etc /usr /var /run -xdev -name '*gpu-gate*'"
     # systemd takes a service's private folder in /var/tmp away some time after its end.
-    skip = "-not -path '/run/systemd/*' -not -path '/var/lib/containerd/*' -not -path '/var/tmp/systemd-private-*'"
+    skip = (
+        "-not -path '/run/systemd/*' -not -path '/var/lib/containerd/*' -not -path "
+        "'/var/tmp/systemd-private-*'"
+    )
     left = node.run(f"{find} {skip}; find /run/gpu-gate", check=False).stdout
     assert left == ""

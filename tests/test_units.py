@@ -1,4 +1,5 @@
-"""The unit files say what docs/design.md, section 4, says, and systemd takes them without a word."""
+"""The unit files say what docs/design.md, section 4, says, and systemd takes them without a
+word."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ AGENT, WAIT, TARGET = "gpu-gate.service", "gpu-gate-wait.service", "gpu-gate.tar
 BARRIER = "gpu-gate-node.service"
 GATED = ("kubelet.service", "k3s-agent.service", "rke2-agent.service", "k0sworker.service")
 OPT_IN = (
-    "k3s.service", "rke2-server.service", "k0scontroller.service", "snap.microk8s.daemon-kubelite.service",
-)  # fmt: skip
+    "k3s.service",
+    "rke2-server.service",
+    "k0scontroller.service",
+    "snap.microk8s.daemon-kubelite.service",
+)
 PLUGIN = "nvidia-device-plugin.service"
 DROP_INS = [UNITS / f"{unit}.d" / "10-gpu-gate.conf" for unit in GATED]
 EXAMPLES = [UNITS / "examples" / f"{unit}.d" / "10-gpu-gate.conf" for unit in (*OPT_IN, PLUGIN)]
@@ -90,21 +94,46 @@ SAYS: dict[str, dict[str, str | None]] = {
         "Install.WantedBy": None,  # wanted by multi-user.target it would hold up cloud-init
     },
 }
-# Each was tried and breaks the agent (docs/units.md), or is the very fault that the agent looks for.
+# Each was tried and breaks the agent (docs/units.md), or is the very fault that the agent looks
+# for.
 FORBIDDEN = (
-    "PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectControlGroups", "ProtectClock",
-    "ProtectKernelModules", "ProtectKernelLogs", "PrivateNetwork", "DynamicUser", "User", "FailureAction",
-    "JobTimeoutAction", "BindsTo", "StopWhenUnneeded", "RestartMode",
-)  # fmt: skip
+    "PrivateDevices",
+    "DevicePolicy",
+    "DeviceAllow",
+    "ProtectControlGroups",
+    "ProtectClock",
+    "ProtectKernelModules",
+    "ProtectKernelLogs",
+    "PrivateNetwork",
+    "DynamicUser",
+    "User",
+    "FailureAction",
+    "JobTimeoutAction",
+    "BindsTo",
+    "StopWhenUnneeded",
+    "RestartMode",
+)
 ORDERS = ("After", "Before", "Wants", "Requires", "PartOf")
 DEFAULTS = {"sysinit.target", "basic.target", "shutdown.target"}
-"What systemd orders every service on; said by the agent, which does without the default dependencies."
+"""What systemd orders every service on; said by the agent, which does without the default
+dependencies."""
 CAPABILITIES = {
-    "CAP_SYS_ADMIN", "CAP_BPF", "CAP_NET_ADMIN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE",
-    "CAP_KILL", "CAP_SYSLOG", "CAP_SYS_MODULE", "CAP_MKNOD", "CAP_CHOWN", "CAP_FOWNER",
-}  # fmt: skip
+    "CAP_SYS_ADMIN",
+    "CAP_BPF",
+    "CAP_NET_ADMIN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_SYS_PTRACE",
+    "CAP_KILL",
+    "CAP_SYSLOG",
+    "CAP_SYS_MODULE",
+    "CAP_MKNOD",
+    "CAP_CHOWN",
+    "CAP_FOWNER",
+}
 
-# The orders that these units carry where they come from; the programs are not needed to verify an order.
+# The orders that these units carry where they come from; the programs are not needed to verify an
+# order.
 SHAPES = {
     "kubelet.service": """
         [Unit]
@@ -226,45 +255,88 @@ def test_drop_in_wants_and_waits_and_never_requires(path: Path) -> None:
 
 def test_every_drop_in_is_known() -> None:
     assert set(UNITS.rglob("*.conf")) == {*DROP_INS, *EXAMPLES}
-    assert {path.name for path in UNITS.iterdir() if path.is_file()} == {AGENT, WAIT, TARGET, BARRIER}
+    assert {path.name for path in UNITS.iterdir() if path.is_file()} == {
+        AGENT,
+        WAIT,
+        TARGET,
+        BARRIER,
+    }
 
 
 def test_every_layouts_folder_of_static_pods_is_known() -> None:
     """Launch=manifest writes there, and tmpfiles takes its file away at the next boot."""
     folders = set(manifest_folders(Settings()))
-    written = {word for key, value in settings(UNITS / AGENT) if key == "Service.ReadWritePaths"
-               for word in value.split()}  # fmt: skip
+    written = {
+        word
+        for key, value in settings(UNITS / AGENT)
+        if key == "Service.ReadWritePaths"
+        for word in value.split()
+    }
     assert written == {f"-{folder}" for folder in folders}
     lines = (REPO / "packaging/deb/gpu-gate.tmpfiles").read_text().splitlines()
-    assert {line for line in lines if line[:1] != "#"} == {f"r! {folder}/{MANIFEST_NAME}" for folder in folders}
+    assert {line for line in lines if line[:1] != "#"} == {
+        f"r! {folder}/{MANIFEST_NAME}" for folder in folders
+    }
 
 
 def test_capabilities() -> None:
-    words = [word for key, value in settings(UNITS / AGENT) if key == "Service.CapabilityBoundingSet"
-             for word in value.split()]  # fmt: skip
+    words = [
+        word
+        for key, value in settings(UNITS / AGENT)
+        if key == "Service.CapabilityBoundingSet"
+        for word in value.split()
+    ]
     assert sorted(words) == sorted(CAPABILITIES)
 
 
 # What systemd.exec(5) offers to close, and this agent could have closed or says why not.
 SANDBOX = (
-    "ProtectSystem", "ProtectHome", "PrivateTmp", "ProtectKernelTunables", "ProtectControlGroups",
-    "ProtectKernelModules", "ProtectKernelLogs", "ProtectClock", "PrivateDevices", "DevicePolicy", "DeviceAllow",
-    "PrivateNetwork", "RestrictAddressFamilies", "RestrictNamespaces", "RestrictRealtime", "RestrictSUIDSGID",
-    "LockPersonality", "MemoryDenyWriteExecute", "NoNewPrivileges", "User", "CapabilityBoundingSet",
-    "SystemCallArchitectures", "SystemCallFilter",
-)  # fmt: skip
+    "ProtectSystem",
+    "ProtectHome",
+    "PrivateTmp",
+    "ProtectKernelTunables",
+    "ProtectControlGroups",
+    "ProtectKernelModules",
+    "ProtectKernelLogs",
+    "ProtectClock",
+    "PrivateDevices",
+    "DevicePolicy",
+    "DeviceAllow",
+    "PrivateNetwork",
+    "RestrictAddressFamilies",
+    "RestrictNamespaces",
+    "RestrictRealtime",
+    "RestrictSUIDSGID",
+    "LockPersonality",
+    "MemoryDenyWriteExecute",
+    "NoNewPrivileges",
+    "User",
+    "CapabilityBoundingSet",
+    "SystemCallArchitectures",
+    "SystemCallFilter",
+)
 MOST_EXPOSED = "60"
 """Tenths; 5.4 on systemd 252. The scale differs a little from version to version."""
 
 
 def test_what_is_loose_in_the_agents_sandbox_says_why() -> None:
     keys = {key.partition(".")[2] for key, _ in settings(UNITS / AGENT)}
-    comments = " ".join(line for line in (UNITS / AGENT).read_text().splitlines() if line.startswith("#"))
-    assert not {name for name in SANDBOX if name not in keys and not re.search(rf"\b{name}\b", comments)}
+    comments = " ".join(
+        line for line in (UNITS / AGENT).read_text().splitlines() if line.startswith("#")
+    )
+    assert not {
+        name for name in SANDBOX if name not in keys and not re.search(rf"\b{name}\b", comments)
+    }
 
 
 def test_systemd_does_not_call_the_agent_exposed() -> None:
-    argv = [tool("systemd-analyze"), "security", "--offline=true", f"--threshold={MOST_EXPOSED}", UNITS / AGENT]
+    argv = [
+        tool("systemd-analyze"),
+        "security",
+        "--offline=true",
+        f"--threshold={MOST_EXPOSED}",
+        UNITS / AGENT,
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout[-200:]
 
@@ -301,7 +373,10 @@ def node(folder: Path, more: dict[str, str] | None = None) -> Path:
 
 
 def verify(folder: Path, *units: str | Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "SYSTEMD_UNIT_PATH": f"{folder}:/usr/lib/systemd/system:/lib/systemd/system"}
+    env = {
+        **os.environ,
+        "SYSTEMD_UNIT_PATH": f"{folder}:/usr/lib/systemd/system:/lib/systemd/system",
+    }
     argv = [tool("systemd-analyze"), "verify", "--man=no", *(str(folder / unit) for unit in units)]
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
 

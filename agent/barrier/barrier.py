@@ -1,4 +1,5 @@
-"""`gpu-gate node`: ask the agent, look at the Node, write what differs. One loop, and a watch beside it."""
+"""`gpu-gate node`: ask the agent, look at the Node, write what differs. One loop, and a watch
+beside it."""
 
 from __future__ import annotations
 
@@ -34,8 +35,12 @@ MOST_PATCHES = 3
 class Agent:
     """The agent's word, asked by /readyz; /status only where that says something new."""
 
-    def __init__(self, readyz: Callable[[], tuple[int, bytes]], status: Callable[[], dict[str, Any]],
-                 no_agent: type[Exception]) -> None:
+    def __init__(
+        self,
+        readyz: Callable[[], tuple[int, bytes]],
+        status: Callable[[], dict[str, Any]],
+        no_agent: type[Exception],
+    ) -> None:
         self._readyz, self._status, self._no_agent = readyz, status, no_agent
         self._last: tuple[int, bytes] | None = None
         self._word = silent("the agent has not been asked yet")
@@ -58,9 +63,17 @@ class Agent:
 class Barrier:
     """Keeps condition, label and startup taint of one Node."""
 
-    def __init__(self, settings: Settings, agent: Agent, api: Callable[[], ApiServer], boot_id: str,
-                 clock: Callable[[], float], realtime: Callable[[], float],
-                 sleep: Callable[[float], object] | None = None, report_path: str = report.PATH) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        agent: Agent,
+        api: Callable[[], ApiServer],
+        boot_id: str,
+        clock: Callable[[], float],
+        realtime: Callable[[], float],
+        sleep: Callable[[float], object] | None = None,
+        report_path: str = report.PATH,
+    ) -> None:
         self._report_path = report_path
         self._settings, self._agent, self._boot_id = settings, agent, boot_id
         self._clock, self._realtime = clock, realtime
@@ -87,16 +100,28 @@ class Barrier:
         self._api.close()
 
     def run(self) -> None:
-        """Until stop(): then the barrier takes its word back, for nobody vouches for the node any more. RuntimeError
-        where the watch has ended unforeseen: what is known of the Node would grow old; systemd starts us again."""
-        log.info("barrier of node %s: condition %s, label %s, startup taint %s", self._name,
-                 *(word or "none" for word in (
-                     self._settings.node_condition, self._settings.node_label, self._settings.node_taint)))
+        """Until stop(): then the barrier takes its word back, for nobody vouches for the node any
+        more. RuntimeError where the watch has ended unforeseen: what is known of the Node would
+        grow old; systemd starts us again."""
+        log.info(
+            "barrier of node %s: condition %s, label %s, startup taint %s",
+            self._name,
+            *(
+                word or "none"
+                for word in (
+                    self._settings.node_condition,
+                    self._settings.node_label,
+                    self._settings.node_taint,
+                )
+            ),
+        )
         self.watcher.start()
         self._notify.ready()
         while not self._stop.is_set():
             if not self.watcher.is_alive():
-                raise RuntimeError("the thread that follows the Node has ended: its traceback is above")
+                raise RuntimeError(
+                    "the thread that follows the Node has ended: its traceback is above"
+                )
             self.turn()
             self._notify.watchdog()
             self._wake.wait(ASK_S)
@@ -120,7 +145,11 @@ class Barrier:
 
     def _tell(self, before: decide.Standing, word: Word, now: float) -> decide.Standing:
         after = decide.step(before, word, now, self._settings)
-        if (after.is_open, after.status, after.word.reason) != (before.is_open, before.status, before.word.reason):
+        if (after.is_open, after.status, after.word.reason) != (
+            before.is_open,
+            before.status,
+            before.word.reason,
+        ):
             log.info("%s: %s", "open" if after.is_open else "closed", after.word.line)
             self._notify.status(f"{'open' if after.is_open else 'closed'}: {after.word.line}")
         return after
@@ -129,8 +158,18 @@ class Barrier:
         """One patch after the other, each made for the Node as the last one left it."""
         for _ in range(MOST_PATCHES):
             node, _ = self.watcher.seen()
-            todo = decide.patches(standing, node, self._boot_id, self._realtime(), self._settings,
-                                  now >= self._no_taint_until) if node is not None else ()
+            todo = (
+                decide.patches(
+                    standing,
+                    node,
+                    self._boot_id,
+                    self._realtime(),
+                    self._settings,
+                    now >= self._no_taint_until,
+                )
+                if node is not None
+                else ()
+            )
             if not todo:
                 return
             patch = todo[0]
@@ -145,8 +184,12 @@ class Barrier:
 
     def _refused(self, patch: decide.Patch, trouble: ApiTrouble, now: float) -> None:
         if trouble.code == FORBIDDEN and "spec" in patch.body:
-            # A kubelet's credential may not change taints (NodeRestriction); the label is worth having alone.
-            log.warning("the startup taint is left alone for an hour, label and condition are kept: %s", trouble)
+            # A kubelet's credential may not change taints (NodeRestriction); the label is worth
+            # having alone.
+            log.warning(
+                "the startup taint is left alone for an hour, label and condition are kept: %s",
+                trouble,
+            )
             self._no_taint_until = now + TAINT_RETRY_S
             self._wake.set()
             return
@@ -177,8 +220,9 @@ class Barrier:
 
 def run(settings: Settings, agent: Agent, boot_id: str) -> int:
     """The program of gpu-gate-node.service."""
-    barrier = Barrier(settings, agent, lambda: ApiServer(settings.node_kubeconfig), boot_id, boottime,
-                      time.time)
+    barrier = Barrier(
+        settings, agent, lambda: ApiServer(settings.node_kubeconfig), boot_id, boottime, time.time
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: barrier.stop())
     barrier.run()

@@ -1,12 +1,15 @@
-"""Everything that opens or closes the barrier is in this file, pure: `now` comes in, patches go out.
+"""Everything that opens or closes the barrier is in this file, pure: `now` comes in, patches go
+out.
 
 The order through which no pod can slip:
 
-* opening: the condition first, then label and startup taint, in one patch; only while the agent's word is yes
+* opening: the condition first, then label and startup taint, in one patch; only while the agent's
+  word is yes
   for ReadyForSec without a break, and only once the kubelet of this very boot has reported;
 * closing: label and startup taint first, in one patch, then the condition.
 
-A Node that still carries the boot ID of an earlier boot carries that boot's label as well: it is closed at once.
+A Node that still carries the boot ID of an earlier boot carries that boot's label as well: it is
+closed at once.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from .readiness import Word
 from .view import View, stamp
 
 HEARTBEAT_S = 300.0
-"""The condition is written again after this, so that a stale one can be told; as often as the kubelet reports."""
+"""The condition is written again after this, so that a stale one can be told; as often as the
+kubelet reports."""
 REASON_S = 15.0
 """Another reason for the same status is written at most so often."""
 YES = "true"
@@ -53,14 +57,20 @@ class Patch:
 
 
 def adopt(node: View, boot_id: str, settings: Settings) -> Standing:
-    """What an earlier program of this boot left on the Node stands until the agent's word is heard."""
+    """What an earlier program of this boot left on the Node stands until the agent's word is
+    heard."""
     found = node.conditions.get(settings.node_condition)
     same_boot = node.boot_id == boot_id
     is_open = same_boot and not _is_closed(node, settings)
     word = Word(None, "NotLooked", "the agent has not been asked yet")
-    status = found.status if found and same_boot and found.status in ("True", "False") else "Unknown"
-    return Standing(is_open, "True" if is_open else "False" if status == "False" else "Unknown",
-                    replace(word, reason=found.reason) if found and status != "Unknown" else word)
+    status = (
+        found.status if found and same_boot and found.status in ("True", "False") else "Unknown"
+    )
+    return Standing(
+        is_open,
+        "True" if is_open else "False" if status == "False" else "Unknown",
+        replace(word, reason=found.reason) if found and status != "Unknown" else word,
+    )
 
 
 def step(standing: Standing, word: Word, now: float, settings: Settings) -> Standing:
@@ -80,18 +90,33 @@ def step(standing: Standing, word: Word, now: float, settings: Settings) -> Stan
 
 def stopped() -> Standing:
     """Nobody vouches for the node any more."""
-    return Standing(False, "Unknown", Word(None, "BarrierStopped", "gpu-gate-node.service was stopped"))
+    return Standing(
+        False, "Unknown", Word(None, "BarrierStopped", "gpu-gate-node.service was stopped")
+    )
 
 
-def patches(standing: Standing, node: View, boot_id: str, realtime: float, settings: Settings,
-            may_taint: bool = True) -> tuple[Patch, ...]:
-    """What is to be written so that the Node says what the barrier says, in order. Nothing where it does."""
+def patches(
+    standing: Standing,
+    node: View,
+    boot_id: str,
+    realtime: float,
+    settings: Settings,
+    may_taint: bool = True,
+) -> tuple[Patch, ...]:
+    """What is to be written so that the Node says what the barrier says, in order. Nothing where it
+    does."""
     if standing.is_open and node.boot_id != boot_id:
-        standing = Standing(False, "Unknown", Word(None, "KubeletNotReported",
-                                                   "the kubelet of this boot has not reported yet"))
+        standing = Standing(
+            False,
+            "Unknown",
+            Word(None, "KubeletNotReported", "the kubelet of this boot has not reported yet"),
+        )
     if standing.is_open and not standing.is_steady:
         return ()  # the last word stands, but nothing is opened by it
-    condition, gate = _condition(standing, node, realtime, settings), _gate(standing, node, settings, may_taint)
+    condition, gate = (
+        _condition(standing, node, realtime, settings),
+        _gate(standing, node, settings, may_taint),
+    )
     return condition + gate if standing.is_open else gate + condition
 
 
@@ -103,8 +128,8 @@ def _is_closed(node: View, settings: Settings) -> bool:
 
 
 def _gate(standing: Standing, node: View, settings: Settings, may_taint: bool) -> tuple[Patch, ...]:
-    """Label and startup taint in one merge patch. A list is replaced whole by it: resourceVersion keeps what others
-    wrote meanwhile (409, and we read again)."""
+    """Label and startup taint in one merge patch. A list is replaced whole by it: resourceVersion
+    keeps what others wrote meanwhile (409, and we read again)."""
     label, key = settings.node_label, settings.node_taint if may_taint else ""
     body: dict[str, Any] = {}
     if label and standing.is_open and node.labels.get(label) != YES:
@@ -120,7 +145,9 @@ def _gate(standing: Standing, node: View, settings: Settings, may_taint: bool) -
     return (Patch(body, opens=standing.is_open),) if body else ()
 
 
-def _condition(standing: Standing, node: View, realtime: float, settings: Settings) -> tuple[Patch, ...]:
+def _condition(
+    standing: Standing, node: View, realtime: float, settings: Settings
+) -> tuple[Patch, ...]:
     if not settings.node_condition:
         return ()
     found = node.conditions.get(settings.node_condition)
@@ -131,8 +158,11 @@ def _condition(standing: Standing, node: View, realtime: float, settings: Settin
             return ()
     changed = found is None or found.status != standing.status
     body = {
-        "type": settings.node_condition, "status": standing.status, "reason": standing.word.reason,
-        "message": standing.word.message, "lastHeartbeatTime": stamp(realtime),
+        "type": settings.node_condition,
+        "status": standing.status,
+        "reason": standing.word.reason,
+        "message": standing.word.message,
+        "lastHeartbeatTime": stamp(realtime),
         "lastTransitionTime": stamp(realtime if changed or found is None else found.transition_at),
     }
     return (Patch({"status": {"conditions": [body]}}, status=True),)

@@ -1,4 +1,5 @@
-"""Trouble with the API server: told when it begins and when it ends, and waited out with growing, random pauses."""
+"""Trouble with the API server: told when it begins and when it ends, and waited out with growing,
+random pauses."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ FIRST_S, MOST_S, MOST_RETRY_AFTER_S = 1.0, 30.0, 300.0
 FORGET_S = 60.0
 """Troubles further apart than this have nothing to do with each other."""
 ORDINARY = (409, 410)
-"""Somebody else wrote first, or the history is gone: the Node is read again, and that is no outage."""
+"""Somebody else wrote first, or the history is gone: the Node is read again, and that is no
+outage."""
 NEXT_STEPS = {
     401: "is the token expired? /usr/share/doc/gpu-gate-node/barrier.md makes a new one",
     403: "its rights: /usr/share/doc/gpu-gate-node/examples/gpu-gate-node.yaml",
@@ -33,8 +35,8 @@ class Outage:
         self._pause_s = FIRST_S
 
     def failed(self, trouble: ApiTrouble, now: float) -> float:
-        """Seconds to wait. A fleet that lost its API server must not come back all at once: the pause is random,
-        from half of it on."""
+        """Seconds to wait. A fleet that lost its API server must not come back all at once: the
+        pause is random, from half of it on."""
         if now - self._failed_at > FORGET_S:
             self._pause_s = FIRST_S
         pause_s = random.uniform(self._pause_s / 2, self._pause_s)  # noqa: S311

@@ -1,7 +1,8 @@
 """The agent's word about readiness: yes, no, or "not known", each with its reason.
 
-Three values, because two of them are treated differently: a broken link closes the barrier at once, while "not
-known" (an agent that starts, probes that settle, no answer) lets the last word stand for WithdrawAfterSec.
+Three values, because two of them are treated differently: a broken link closes the barrier at once,
+while "not known" (an agent that starts, probes that settle, no answer) lets the last word stand for
+WithdrawAfterSec.
 """
 
 from __future__ import annotations
@@ -41,15 +42,22 @@ def from_status(status: Mapping[str, Any]) -> Word:
     """The word in the agent's /status. What is missing there leaves us not knowing."""
     gate, cycle = _object(status.get("gate")), _object(status.get("cycle"))
     age_s, most_s = cycle.get("age_s"), cycle.get("overdue_after_s")
-    if not isinstance(age_s, (int, float)) or not isinstance(most_s, (int, float)) or age_s > most_s:
+    if (
+        not isinstance(age_s, (int, float))
+        or not isinstance(most_s, (int, float))
+        or age_s > most_s
+    ):
         return Word(None, "CycleOverdue", "what the agent last saw is too old")
     message = str(gate.get("ready_why") or gate.get("why") or "")[:MESSAGE_CHARS]
     if gate.get("ready") is True:
         return Word(True, "Ready", message)
     reason = str(gate.get("reason") or "")
     listed = status.get("findings")
-    blocking = [f for f in map(_object, listed if isinstance(listed, list) else ())
-                if f.get("blocks") is True and f.get("link") not in ELSEWHERE]
+    blocking = [
+        f
+        for f in map(_object, listed if isinstance(listed, list) else ())
+        if f.get("blocks") is True and f.get("link") not in ELSEWHERE
+    ]
     for verdict, ready in (("fails", False), ("unknown", None)):
         for finding in blocking:
             if finding.get("verdict") == verdict:

@@ -1,4 +1,5 @@
-"""What the API server shows of this node, in a file that the doctor reads: link 11 without a credential."""
+"""What the API server shows of this node, in a file that the doctor reads: link 11 without a
+credential."""
 
 from __future__ import annotations
 
@@ -18,13 +19,21 @@ REPORT_VERSION = 1
 
 def report(node: View | None, seen_at: float, trouble: str) -> dict[str, Any]:
     """The report. `seen_at` is boottime, seconds, of the API server's last sign."""
-    body: dict[str, Any] = {"version": REPORT_VERSION, "seen_at": round(seen_at, 2), "trouble": trouble}
+    body: dict[str, Any] = {
+        "version": REPORT_VERSION,
+        "seen_at": round(seen_at, 2),
+        "trouble": trouble,
+    }
     if node is not None:
         ready = node.conditions.get("Ready")
         body |= {
-            "node": node.name, "resource_version": node.version, "boot_id": node.boot_id,
+            "node": node.name,
+            "resource_version": node.version,
+            "boot_id": node.boot_id,
             "kubelet_heartbeat_at": ready.heartbeat_at if ready else 0.0,
-            "capacity": _extended(node.capacity), "allocatable": _extended(node.allocatable)}
+            "capacity": _extended(node.capacity),
+            "allocatable": _extended(node.allocatable),
+        }
     return body
 
 
@@ -33,7 +42,9 @@ def write(body: Mapping[str, Any], path: str) -> None:
     try:
         write_whole(path, json.dumps(body, indent=1).encode() + b"\n")
     except OSError as exc:
-        log.warning("%s could not be written (%s): the doctor does not see link 11", path, exc.strerror)
+        log.warning(
+            "%s could not be written (%s): the doctor does not see link 11", path, exc.strerror
+        )
 
 
 def _extended(quantities: Mapping[str, str]) -> dict[str, str]:

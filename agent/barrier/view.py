@@ -1,4 +1,5 @@
-"""The Node object as the API server shows it: the few parts that matter here, checked at the door."""
+"""The Node object as the API server shows it: the few parts that matter here, checked at the
+door."""
 
 from __future__ import annotations
 
@@ -57,17 +58,20 @@ def view(node: Mapping[str, Any]) -> View:
         version=str(meta.get("resourceVersion") or ""),
         boot_id=str(_object(status.get("nodeInfo")).get("bootID") or ""),
         labels=_strings(meta.get("labels")),
-        taints=tuple(Taint(str(t.get("key") or ""), t) for t in map(_object, taints or ())) if
-        isinstance(taints, list) else (),
-        conditions={str(c.get("type")): _condition(c) for c in map(_object, conditions or ())} if
-        isinstance(conditions, list) else {},
+        taints=tuple(Taint(str(t.get("key") or ""), t) for t in map(_object, taints or ()))
+        if isinstance(taints, list)
+        else (),
+        conditions={str(c.get("type")): _condition(c) for c in map(_object, conditions or ())}
+        if isinstance(conditions, list)
+        else {},
         capacity=_strings(status.get("capacity")),
         allocatable=_strings(status.get("allocatable")),
     )
 
 
 def is_older(one: str, other: str) -> bool:
-    """Resource versions grow; those that are no numbers cannot be compared, and none of them is older."""
+    """Resource versions grow; those that are no numbers cannot be compared, and none of them is
+    older."""
     return one.isdecimal() and other.isdecimal() and int(one) < int(other)
 
 
@@ -77,13 +81,21 @@ def stamp(at: float) -> str:
 
 
 def _condition(found: Mapping[str, Any]) -> Condition:
-    return Condition(str(found.get("status") or ""), str(found.get("reason") or ""),
-                     _at(found.get("lastHeartbeatTime")), _at(found.get("lastTransitionTime")))
+    return Condition(
+        str(found.get("status") or ""),
+        str(found.get("reason") or ""),
+        _at(found.get("lastHeartbeatTime")),
+        _at(found.get("lastTransitionTime")),
+    )
 
 
 def _at(written: Any) -> float:
     try:
-        return datetime.strptime(str(written), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
+        return (
+            datetime.strptime(str(written), "%Y-%m-%dT%H:%M:%SZ")
+            .replace(tzinfo=timezone.utc)
+            .timestamp()
+        )
     except ValueError:
         return 0.0
 

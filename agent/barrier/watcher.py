@@ -21,8 +21,14 @@ BRIEF_S = 5.0
 class Watcher:
     """Reads the Node once, then only what changes."""
 
-    def __init__(self, api: ApiServer, name: str, wake: Callable[[], object], clock: Callable[[], float],
-                 sleep: Callable[[float], object] | None = None) -> None:
+    def __init__(
+        self,
+        api: ApiServer,
+        name: str,
+        wake: Callable[[], object],
+        clock: Callable[[], float],
+        sleep: Callable[[float], object] | None = None,
+    ) -> None:
         self._api, self._name, self._wake, self._clock = api, name, wake, clock
         self._closed = threading.Event()
         self._sleep = sleep or self._closed.wait
@@ -42,7 +48,8 @@ class Watcher:
         self._thread.join(within_s)
 
     def is_alive(self) -> bool:
-        """False once it has ended, by an exception that nobody foresaw: it waits for the API server for ever."""
+        """False once it has ended, by an exception that nobody foresaw: it waits for the API server
+        for ever."""
         return self._thread.is_alive()
 
     def seen(self) -> tuple[View | None, float]:
@@ -51,7 +58,8 @@ class Watcher:
             return self._seen, self._seen_at
 
     def take(self, node: dict[str, Any]) -> None:
-        """A Node that came by another way: the answer to a patch, or a fresh read. An older one changes nothing."""
+        """A Node that came by another way: the answer to a patch, or a fresh read. An older one
+        changes nothing."""
         found = view(node)
         with self._lock:
             self._seen_at = self._clock()
@@ -66,8 +74,13 @@ class Watcher:
                 if self._clock() - began < BRIEF_S:
                     raise ApiTrouble("the watch ended as soon as it began")
             except ApiTrouble as trouble:
-                pause_s = self.outage.failed(trouble, self._clock())  # first: who is gone is gone for a reason
-                if trouble.code in (GONE, NOT_FOUND):  # the server keeps its history for minutes only
+                pause_s = self.outage.failed(
+                    trouble, self._clock()
+                )  # first: who is gone is gone for a reason
+                if trouble.code in (
+                    GONE,
+                    NOT_FOUND,
+                ):  # the server keeps its history for minutes only
                     self._version = ""
                 if trouble.code == NOT_FOUND:
                     with self._lock:

@@ -1,7 +1,7 @@
 """Every question we ask of a node, and nothing else: Host in, Scene out.
 
-All conversions between clocks happen here. Questions that cost something are asked only where their answer can
-matter: a node whose driver is loaded is not asked which module files it has.
+All conversions between clocks happen here. Questions that cost something are asked only where their
+answer can matter: a node whose driver is loaded is not asked which module files it has.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ async def look(host: Host, settings: Settings) -> Scene:
     )
     scene = replace(scene, mig_instances=await mig_instances(host, scene.probe))
     kubelet = running_kubelet(scene.units, settings)
-    scene = replace(scene, allocatable=await pod_resources.asked(host.allocatable, scene.units, settings),
-                    manifest_dir=await manifest_dir(host, settings, kubelet))
+    scene = replace(
+        scene,
+        allocatable=await pod_resources.asked(host.allocatable, scene.units, settings),
+        manifest_dir=await manifest_dir(host, settings, kubelet),
+    )
     # No NVIDIA function at all: nothing to mend here.
     if isinstance(scene.pci, Seen) and not scene.pci.value and not is_tegra(scene):
         return scene

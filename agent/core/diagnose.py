@@ -1,4 +1,5 @@
-"""The rules: one small function a condition, grouped by link. diagnose() puts them in the chain's order."""
+"""The rules: one small function a condition, grouped by link. diagnose() puts them in the chain's
+order."""
 
 from __future__ import annotations
 
@@ -31,37 +32,67 @@ def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
     gpus = pci.sort_out(scene, settings)
     judged = nvml.judge(scene, settings, gpus)
     listed = listing(scene, settings, judged.gpus)
-    registered = kubelet.registered(scene, settings, listed) if gpus.scope is not Scope.NONE else None
+    registered = (
+        kubelet.registered(scene, settings, listed) if gpus.scope is not Scope.NONE else None
+    )
     short = bool(registered and registered.verdict is Verdict.FAILS)
     fault = plugin.fault(scene, settings, short, listed)
     cdi, paused = toolkit.judge(scene, gpus, judged), pause.find(scene, settings)
     held = holders(of := containers.view(scene, settings))
-    shown = (*pci.findings(scene, settings, gpus), *driver.findings(scene, gpus),
-             *device_nodes.findings(scene, gpus, judged), *driver.service_findings(scene, gpus),
-             *nvml.findings(scene, gpus, judged), *of_holding(scene, settings, gpus, judged),
-             *pause.findings(scene, paused), *toolkit.findings(scene, cdi),
-             *mig.findings(judged, listed), *kubelet.findings(scene, settings, short),
-             *launch.findings(scene, settings, gpus), *access.findings(scene, settings, held),
-             *((*plugin.findings(scene, settings, fault), registered, *kubelet.allocation(scene, listed, judged),
-                *node_object.findings(scene, settings)) if registered else ()))
+    shown = (
+        *pci.findings(scene, settings, gpus),
+        *driver.findings(scene, gpus),
+        *device_nodes.findings(scene, gpus, judged),
+        *driver.service_findings(scene, gpus),
+        *nvml.findings(scene, gpus, judged),
+        *of_holding(scene, settings, gpus, judged),
+        *pause.findings(scene, paused),
+        *toolkit.findings(scene, cdi),
+        *mig.findings(judged, listed),
+        *kubelet.findings(scene, settings, short),
+        *launch.findings(scene, settings, gpus),
+        *access.findings(scene, settings, held),
+        *(
+            (
+                *plugin.findings(scene, settings, fault),
+                registered,
+                *kubelet.allocation(scene, listed, judged),
+                *node_object.findings(scene, settings),
+            )
+            if registered
+            else ()
+        ),
+    )
     probe = scene.probe.value_or(ProbeState())
     return Diagnosis(
         findings=tuple(sorted(shown, key=lambda f: f.link)),
-        scope=gpus.scope, scope_because=gpus.because,
+        scope=gpus.scope,
+        scope_because=gpus.because,
         expected=judged.expected,
-        may_probe=driver.is_live(scene), report=probe.last,
+        may_probe=driver.is_live(scene),
+        report=probe.last,
         probe_busy=probe.running_since is not None or probe.remains is not None,
         fingerprint=judged.fingerprint,
-        mig_instances=" ".join(("mig", *scene.mig_instances.value)) if isinstance(scene.mig_instances, Seen) else "",
-        **held_parts(scene, settings, gpus, judged, shown, max(
-            driver.disturbed_at(scene), kubelet.listed_anew_at(scene, listed))),
+        mig_instances=" ".join(("mig", *scene.mig_instances.value))
+        if isinstance(scene.mig_instances, Seen)
+        else "",
+        **held_parts(
+            scene,
+            settings,
+            gpus,
+            judged,
+            shown,
+            max(driver.disturbed_at(scene), kubelet.listed_anew_at(scene, listed)),
+        ),
         kubelet_active=kubelet.is_active(scene, settings),
-        paused=paused, **_marks(scene),
+        paused=paused,
+        **_marks(scene),
         registered=registered,
         registered_at=scene.allocatable.at if isinstance(scene.allocatable, Seen) else 0.0,
         mending=kubelet.mending(scene, settings, fault, listed) if registered else None,
         **access.parts(of, settings, held),
-        additive=device_nodes.additive(scene, settings, gpus, judged) + driver.additive(scene, settings, gpus),
+        additive=device_nodes.additive(scene, settings, gpus, judged)
+        + driver.additive(scene, settings, gpus),
         refresh=toolkit.refresh(scene, cdi),
         launch=launch.wanted(scene, settings, kubelet.is_active(scene, settings)),
     )

@@ -1,4 +1,5 @@
-"""Which action rests: one that failed, or that had no effect, is not asked of its hand again at once. Pure."""
+"""Which action rests: one that failed, or that had no effect, is not asked of its hand again at
+once. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ class Rests:
         self._done: set[Action] = set()
         "what the last step did: asked for again, it had no effect"
 
-    def due(self, actions: Sequence[Action], stalled: bool, now: float) -> tuple[list[Action], list[Action]]:
-        """Of these: what is to be done now, and what had no effect and rests from now on. A look that `stalled` has
-        seen no effect of any hand, and says nothing of it."""
+    def due(
+        self, actions: Sequence[Action], stalled: bool, now: float
+    ) -> tuple[list[Action], list[Action]]:
+        """Of these: what is to be done now, and what had no effect and rests from now on. A look
+        that `stalled` has seen no effect of any hand, and says nothing of it."""
         # What is no longer asked for has come about by other hands: it may be asked for anew.
         self._until = {a: until for a, until in self._until.items() if a in actions and until > now}
         again = [a for a in actions if a in self._done and a not in self._until]

@@ -1,7 +1,7 @@
 """What may be done to a node: one function per action, each verified by looking.
 
-Laws of the hands: docs/design.md §5. What is done here is additive; what ends something is in host/repairer.py.
-A hand that does not take raises HandFailed.
+Laws of the hands: docs/design.md §5. What is done here is additive; what ends something is in
+host/repairer.py. A hand that does not take raises HandFailed.
 """
 
 from __future__ import annotations
@@ -49,8 +49,15 @@ MODPROBE_WITHIN_S = 20.0
 class Hands:
     """The hands of one agent."""
 
-    def __init__(self, host: Host, probes: Probes, mender: Mender, launcher: Launcher, checks: AccessChecks,
-                 allow: Allow) -> None:
+    def __init__(
+        self,
+        host: Host,
+        probes: Probes,
+        mender: Mender,
+        launcher: Launcher,
+        checks: AccessChecks,
+        allow: Allow,
+    ) -> None:
         self._host = host
         self._mender = mender
         self._launcher = launcher
@@ -59,7 +66,8 @@ class Hands:
         self._probes = probes
 
     async def act(self, action: Action, tape: Tape | None = None, socket: str = "") -> None:
-        """Do it, or raise HandFailed. `tape` and `socket`: the recorded look behind a repair, and its runtime."""
+        """Do it, or raise HandFailed. `tape` and `socket`: the recorded look behind a repair, and
+        its runtime."""
         match action:
             case StartProbe() | DropProbe() | CheckAccess() | AllowDevices():
                 self._begin(action)
@@ -119,11 +127,14 @@ def _link_dev_char(action: LinkDevChar) -> None:
         except FileExistsError:  # made meanwhile by nvidia-modprobe or a person: theirs stands
             continue
         except OSError as exc:
-            raise HandFailed(f"{path} could not be made ({exc.strerror}): ln -s {target} {path}") from exc
+            raise HandFailed(
+                f"{path} could not be made ({exc.strerror}): ln -s {target} {path}"
+            ) from exc
 
 
 async def _make_nodes(action: MakeNodes) -> None:
-    """nvidia-modprobe makes nodes with the driver's own modes (ModifyDeviceFiles in /proc/driver/nvidia)."""
+    """nvidia-modprobe makes nodes with the driver's own modes (ModifyDeviceFiles in
+    /proc/driver/nvidia)."""
     if action.minors:
         await _run(["nvidia-modprobe", *(part for m in action.minors for part in ("-c", str(m)))])
     if action.uvm:
@@ -133,4 +144,6 @@ async def _make_nodes(action: MakeNodes) -> None:
 async def _run(argv: list[str]) -> None:
     done = await run_once(argv, MODPROBE_WITHIN_S)
     if done.word or done.code != 0:
-        raise HandFailed(f"{' '.join(argv)}: {done.detail or f'exit status {done.code}'} {done.err}".rstrip())
+        raise HandFailed(
+            f"{' '.join(argv)}: {done.detail or f'exit status {done.code}'} {done.err}".rstrip()
+        )

@@ -1,6 +1,8 @@
-"""The container runtime's own word (CRI): what runs, one container in detail, and the two calls that end one.
+"""The container runtime's own word (CRI): what runs, one container in detail, and the two calls
+that end one.
 
-The second half turns messages into the model's words, pure, so that what crictl once printed goes the same way.
+The second half turns messages into the model's words, pure, so that what crictl once printed goes
+the same way.
 """
 
 from __future__ import annotations
@@ -21,8 +23,13 @@ _READY = 0
 
 INFO_LIMIT = 4 << 20
 ARGS_LIMIT, WORD_LIMIT = 256, 4096
-KEPT_NOTES = ("kubernetes.io/config.source", "kubectl.kubernetes.io/last-applied-configuration", "cdi.k8s.io/")
-"""Beginnings of the names of annotations that are read. Of others a pod may have 256 KiB, and secrets among them."""
+KEPT_NOTES = (
+    "kubernetes.io/config.source",
+    "kubectl.kubernetes.io/last-applied-configuration",
+    "cdi.k8s.io/",
+)
+"""Beginnings of the names of annotations that are read. Of others a pod may have 256 KiB, and
+secrets among them."""
 NOTE_LIMIT = 16 << 10
 PID_MAX = 1 << 22
 """include/linux/threads.h, PID_MAX_LIMIT."""
@@ -34,8 +41,10 @@ async def runtime(socket: str, within_s: float) -> Runtime:
     with Channel(socket) as ch:
         sandboxes = await _ask(ch, "ListPodSandbox", {}, ends_at)
         containers = await _ask(ch, "ListContainers", {}, ends_at)
-    return Runtime(tuple(sandbox_of(m) for m in sandboxes.items),
-                   tuple(container_of(m) for m in containers.containers))
+    return Runtime(
+        tuple(sandbox_of(m) for m in sandboxes.items),
+        tuple(container_of(m) for m in containers.containers),
+    )
 
 
 async def container(socket: str, container_id: str, within_s: float) -> ContainerDetail:
@@ -44,8 +53,11 @@ async def container(socket: str, container_id: str, within_s: float) -> Containe
         return await _detail(ch, container_id, _now() + within_s)
 
 
-async def containers(socket: str, ids: Sequence[str], within_s: float) -> tuple[ContainerDetail, ...]:
-    """As many of these as can be asked in time, over one channel; one that is gone is left out. RpcError."""
+async def containers(
+    socket: str, ids: Sequence[str], within_s: float
+) -> tuple[ContainerDetail, ...]:
+    """As many of these as can be asked in time, over one channel; one that is gone is left out.
+    RpcError."""
     ends_at = _now() + within_s
     found: list[ContainerDetail] = []
     with Channel(socket) as ch:
@@ -66,9 +78,12 @@ async def containers(socket: str, ids: Sequence[str], within_s: float) -> tuple[
 async def stop_container(socket: str, container_id: str, grace_s: int, within_s: float) -> None:
     """SIGTERM, and SIGKILL after `grace_s`. A container that is gone is success.
 
-    `within_s` must leave room for the grace: a runtime that sees its caller hang up stops stopping (containerd).
+    `within_s` must leave room for the grace: a runtime that sees its caller hang up stops stopping
+    (containerd).
     """
-    await _end(socket, "StopContainer", {"container_id": container_id, "timeout": grace_s}, within_s)
+    await _end(
+        socket, "StopContainer", {"container_id": container_id, "timeout": grace_s}, within_s
+    )
 
 
 async def remove_container(socket: str, container_id: str, within_s: float) -> None:
@@ -86,15 +101,22 @@ async def _end(socket: str, method: str, fields: dict[str, Any], within_s: float
 
 
 async def _detail(ch: Channel, container_id: str, ends_at: float) -> ContainerDetail:
-    answer = await _ask(ch, "ContainerStatus", {"container_id": container_id, "verbose": True}, ends_at)
+    answer = await _ask(
+        ch, "ContainerStatus", {"container_id": container_id, "verbose": True}, ends_at
+    )
     return detail_of(answer.status, info_of(answer.info))
 
 
 async def _ask(ch: Channel, method: str, fields: dict[str, Any], ends_at: float) -> Any:
     types = cri()
     request = types[f"{method}Request"](**fields)
-    return await unary(ch, f"/runtime.v1.RuntimeService/{method}", request, types[f"{method}Response"],
-                       ends_at - _now())
+    return await unary(
+        ch,
+        f"/runtime.v1.RuntimeService/{method}",
+        request,
+        types[f"{method}Response"],
+        ends_at - _now(),
+    )
 
 
 def _now() -> float:
@@ -104,8 +126,17 @@ def _now() -> float:
 def sandbox_of(message: Any) -> Sandbox:
     """Of a runtime.v1 PodSandbox."""
     meta = message.metadata
-    return Sandbox(message.id, meta.name, meta.namespace, meta.uid, meta.attempt, message.state == _READY,
-                   _seconds(message.created_at), _map(message.labels), _notes(message.annotations))
+    return Sandbox(
+        message.id,
+        meta.name,
+        meta.namespace,
+        meta.uid,
+        meta.attempt,
+        message.state == _READY,
+        _seconds(message.created_at),
+        _map(message.labels),
+        _notes(message.annotations),
+    )
 
 
 def container_of(message: Any) -> Container:
@@ -113,14 +144,25 @@ def container_of(message: Any) -> Container:
     meta, labels = message.metadata, _map(message.labels)
     name = meta.name or labels.get("io.kubernetes.container.name", "")
     image = message.image.image
-    if not image or image.startswith("sha256:"):  # what the pod's author wrote comes with kubelet 1.29 and later
+    if not image or image.startswith(
+        "sha256:"
+    ):  # what the pod's author wrote comes with kubelet 1.29 and later
         image = message.image.user_specified_image or image or message.image_ref
-    return Container(message.id, message.pod_sandbox_id, name, meta.attempt, image,
-                     _STATES.get(message.state, ContainerState.UNKNOWN), _seconds(message.created_at), labels)
+    return Container(
+        message.id,
+        message.pod_sandbox_id,
+        name,
+        meta.attempt,
+        image,
+        _STATES.get(message.state, ContainerState.UNKNOWN),
+        _seconds(message.created_at),
+        labels,
+    )
 
 
 def detail_of(status: Any, info: dict[str, Any]) -> ContainerDetail:
-    """Of a runtime.v1 ContainerStatus and the object its verbose info holds. What the latter lacks stays empty."""
+    """Of a runtime.v1 ContainerStatus and the object its verbose info holds. What the latter lacks
+    stays empty."""
     return ContainerDetail(
         id=status.id,
         state=_STATES.get(status.state, ContainerState.UNKNOWN),
@@ -133,13 +175,16 @@ def detail_of(status: Any, info: dict[str, Any]) -> ContainerDetail:
         pid=_pid(info.get("pid")),
         args=_args(info),
         env={k: v for k, v in _env(info) if k.startswith(KEPT_ENV)},
-        mounts=tuple(mount.host_path[:WORD_LIMIT] for mount in status.mounts[:ARGS_LIMIT] if mount.host_path),
+        mounts=tuple(
+            mount.host_path[:WORD_LIMIT] for mount in status.mounts[:ARGS_LIMIT] if mount.host_path
+        ),
         device_rules=_device_rules(info),
     )
 
 
 def info_of(info: Any) -> dict[str, Any]:
-    """containerd and CRI-O both put one JSON object under the key "info"; anything else is as good as nothing."""
+    """containerd and CRI-O both put one JSON object under the key "info"; anything else is as good
+    as nothing."""
     text = info.get("info", "")
     try:
         found = json.loads(text) if len(text) <= INFO_LIMIT else None
@@ -154,7 +199,9 @@ def _map(found: Any) -> dict[str, str]:
 
 
 def _notes(found: Any) -> dict[str, str]:
-    return {k: v for k, v in _map(found).items() if k.startswith(KEPT_NOTES) and len(v) <= NOTE_LIMIT}
+    return {
+        k: v for k, v in _map(found).items() if k.startswith(KEPT_NOTES) and len(v) <= NOTE_LIMIT
+    }
 
 
 def _seconds(nanoseconds: int) -> float:
@@ -163,12 +210,17 @@ def _seconds(nanoseconds: int) -> float:
 
 
 def _image(status: Any, info: dict[str, Any]) -> str:
-    """The name with its tag. A name that was moved to another image since is only known to the spec's annotations."""
+    """The name with its tag. A name that was moved to another image since is only known to the
+    spec's annotations."""
     named = str(status.image.image)
     if named and not named.startswith("sha256:"):
         return named
     notes = _object(_object(info, "runtimeSpec"), "annotations")
-    for key in ("io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName", "io.kubernetes.cri-o.Image"):
+    for key in (
+        "io.kubernetes.cri.image-name",
+        "io.kubernetes.cri-o.ImageName",
+        "io.kubernetes.cri-o.Image",
+    ):
         if isinstance(notes.get(key), str) and notes[key]:
             return str(notes[key])[:WORD_LIMIT]
     return str(status.image.user_specified_image or named or status.image_ref)
@@ -188,7 +240,9 @@ def _args(info: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _env(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for word in _words(_object(_object(info, "runtimeSpec"), "process").get("env"), limit=8 * ARGS_LIMIT):
+    for word in _words(
+        _object(_object(info, "runtimeSpec"), "process").get("env"), limit=8 * ARGS_LIMIT
+    ):
         key, _, value = word.partition("=")
         yield key, value
     if "runtimeSpec" in info:
@@ -200,7 +254,8 @@ def _env(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _device_rules(info: dict[str, Any]) -> tuple[tuple[Device, str], ...]:
-    """linux.resources.devices of the OCI spec: rules that allow. No type is both; no number is every number."""
+    """linux.resources.devices of the OCI spec: rules that allow. No type is both; no number is
+    every number."""
     found: list[tuple[Device, str]] = []
     rules = _object(_object(_object(info, "runtimeSpec"), "linux"), "resources").get("devices")
     for rule in rules[:ARGS_LIMIT] if isinstance(rules, list) else ():
@@ -208,7 +263,12 @@ def _device_rules(info: dict[str, Any]) -> tuple[tuple[Device, str], ...]:
             continue
         major, minor = (rule.get(key, -1) for key in ("major", "minor"))
         rights = "".join(r for r in "rwm" if r in str(rule.get("access", "rwm")))
-        if type(major) is not int or type(minor) is not int or not -1 <= major < 1 << 12 or not -1 <= minor < 1 << 20:
+        if (
+            type(major) is not int
+            or type(minor) is not int
+            or not -1 <= major < 1 << 12
+            or not -1 <= minor < 1 << 20
+        ):
             continue
         kinds = {"c": "c", "u": "c", "b": "b"}.get(str(rule.get("type", "a")), "cb")
         found += [(Device(kind, major, minor), rights) for kind in kinds]

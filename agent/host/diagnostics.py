@@ -1,4 +1,5 @@
-"""What only the doctor asks of a live node. Each question is a program with a deadline, so that none can hang it."""
+"""What only the doctor asks of a live node. Each question is a program with a deadline, so that
+none can hang it."""
 
 from __future__ import annotations
 
@@ -41,8 +42,14 @@ class ExaminedHost(LiveHost):
     async def journal(self, units: Sequence[str]) -> Reading[tuple[JournalLine, ...]]:
         clock = clock_now()
         booted, now = clock.realtime - clock.boottime, clock.realtime + 1
-        windows = [(booted, booted + BOOT_S), (now - RECENT_S, now)] if clock.boottime > RECENT_S else [(booted, now)]
-        parts = await asyncio.gather(*(_window(units, clock, since, until) for since, until in windows))
+        windows = (
+            [(booted, booted + BOOT_S), (now - RECENT_S, now)]
+            if clock.boottime > RECENT_S
+            else [(booted, now)]
+        )
+        parts = await asyncio.gather(
+            *(_window(units, clock, since, until) for since, until in windows)
+        )
         found: set[JournalLine] = set()
         for part in parts:
             if isinstance(part, Refusal):
@@ -57,23 +64,43 @@ class ExaminedHost(LiveHost):
         return self.cuda_said
 
 
-async def _window(units: Sequence[str], clock: Clock, since: float, until: float) -> list[JournalLine] | Refusal:
+async def _window(
+    units: Sequence[str], clock: Clock, since: float, until: float
+) -> list[JournalLine] | Refusal:
     matches = ["_PID=1", "+", "_TRANSPORT=kernel"]
     for unit in units:
         matches += ["+", f"_SYSTEMD_UNIT={unit}"]
     ended = await run_once(
-        ["journalctl", "-q", "-b", "--no-pager", "-o", "json",
-         "--output-fields=MESSAGE,_SYSTEMD_UNIT,_TRANSPORT,_PID", "-n", str(JOURNAL_LINES),
-         f"--since=@{max(since, 0.0):.0f}", f"--until=@{until:.0f}", *matches],
-        JOURNAL_WITHIN_S, JOURNAL_BYTES)
+        [
+            "journalctl",
+            "-q",
+            "-b",
+            "--no-pager",
+            "-o",
+            "json",
+            "--output-fields=MESSAGE,_SYSTEMD_UNIT,_TRANSPORT,_PID",
+            "-n",
+            str(JOURNAL_LINES),
+            f"--since=@{max(since, 0.0):.0f}",
+            f"--until=@{until:.0f}",
+            *matches,
+        ],
+        JOURNAL_WITHIN_S,
+        JOURNAL_BYTES,
+    )
     refused = _refused(ended, "the journal")
     if refused is not None:
         return refused
-    return [line for row in ended.out.splitlines() if (line := line_of(row, clock)) and journal.word(line)]
+    return [
+        line
+        for row in ended.out.splitlines()
+        if (line := line_of(row, clock)) and journal.word(line)
+    ]
 
 
 def line_of(row: bytes, clock: Clock) -> JournalLine | None:
-    """One entry of `journalctl -o json`. A message that is no text comes as a list of numbers: none of ours."""
+    """One entry of `journalctl -o json`. A message that is no text comes as a list of numbers: none
+    of ours."""
     entry = parse.json_object(row) or {}
     text, stamp = entry.get("MESSAGE"), str(entry.get("__MONOTONIC_TIMESTAMP", ""))
     if not isinstance(text, str) or not stamp.isdecimal():
@@ -114,7 +141,8 @@ def _refused(ended: Outcome, what: str) -> Refusal | None:
 
 
 async def ask_cuda(driver_root: str, within_s: float) -> Reading[CudaReport]:
-    """cuInit and the number of devices, by a program of its own: it opens every GPU, and may hang in the driver."""
+    """cuInit and the number of devices, by a program of its own: it opens every GPU, and may hang
+    in the driver."""
     library = find_library(driver_root, LIBCUDA)
     argv = [sys.executable, "-I", str(CUDA_PROGRAM), *([library] if library else [])]
     # What a shell hides from its programs is not hidden from the node.
@@ -128,5 +156,12 @@ async def ask_cuda(driver_root: str, within_s: float) -> Reading[CudaReport]:
         return Refusal(Why.FAILED, f"the CUDA probe printed junk: {ended.out[:60]!r}")
     if said.get("problem"):
         return Refusal(Why.FAILED, str(said["problem"])[:200])
-    return Seen(CudaReport(str(said.get("call", ""))[:40], int(parse.number(said.get("code"))),
-                           int(parse.number(said.get("count"))), str(said.get("library", ""))[:200]), boottime())
+    return Seen(
+        CudaReport(
+            str(said.get("call", ""))[:40],
+            int(parse.number(said.get("code"))),
+            int(parse.number(said.get("count"))),
+            str(said.get("library", ""))[:200],
+        ),
+        boottime(),
+    )

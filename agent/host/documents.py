@@ -1,4 +1,5 @@
-"""YAML and JSON files as JSON text, read again only where the file is another one or was written since."""
+"""YAML and JSON files as JSON text, read again only where the file is another one or was written
+since."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from ..transport.yaml import as_json
 
 MOST = 32
 SETTLED_S = 1.0
-"""A file may be written twice within one tick of the clock that stamps it (4 ms), so a fresh one is read again."""
+"""A file may be written twice within one tick of the clock that stamps it (4 ms), so a fresh one is
+read again."""
 
 
 class Documents:
-    """What the last looks read. Parsing 100 KB of YAML takes 30 ms, and an idle node is looked at for ever."""
+    """What the last looks read. Parsing 100 KB of YAML takes 30 ms, and an idle node is looked at
+    for ever."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[int, int, int], Reading[bytes]]] = {}

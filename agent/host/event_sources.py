@@ -1,6 +1,8 @@
-"""Signals wake us; readings decide. Every source only says "look again", and losing one costs seconds.
+"""Signals wake us; readings decide. Every source only says "look again", and losing one costs
+seconds.
 
-One queue: reasons gather until the next cycle takes them. They go to the log, and rules may not read them.
+One queue: reasons gather until the next cycle takes them. They go to the log, and rules may not
+read them.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ MAX_REASONS = 32
 CONTAINER_SCOPES = ("cri-containerd-", "crio-", "docker-")
 "scopes of containers, as containerd, CRI-O and Docker name them"
 SCOPE_GATHER_S = 1.0
-"containers start in bursts, and a legacy hook adds its devices after the scope's job is done: one look for them all"
+"""containers start in bursts, and a legacy hook adds its devices after the scope's job is done: one
+look for them all"""
 SCOPE_AGAIN_S = 10.0
-"the last look of a burst: a hook that brings eight GPUs up takes seconds, and no signal says that it is done"
+"""the last look of a burst: a hook that brings eight GPUs up takes seconds, and no signal says that
+it is done"""
 
 
 class Wakes:
@@ -57,18 +61,21 @@ class Sources:
         self._again: asyncio.TimerHandle | None = None
         self.bus = SystemdBus(self._on_systemd, call_timeout_s=1.2, watch_jobs=True)
         self.uevents = Uevents(self._on_uevent, lambda: wakes.wake("udev overflow"))
-        self.inotify = Inotify(lambda folder: wakes.wake(f"inotify {folder}"),
-                               lambda: wakes.wake("inotify overflow"))
+        self.inotify = Inotify(
+            lambda folder: wakes.wake(f"inotify {folder}"), lambda: wakes.wake("inotify overflow")
+        )
 
     async def start(self, settings: Settings) -> asyncio.Task[None]:
-        """Subscribe before anything is read. The task is the bus's supervisor: it ends only when cancelled."""
+        """Subscribe before anything is read. The task is the bus's supervisor: it ends only when
+        cancelled."""
         self.uevents.start()
         self.inotify.watch(watched_folders(settings))
         await self.bus.watch(watched_units(settings))
         return asyncio.get_running_loop().create_task(self.bus.run())
 
     def refresh(self) -> None:
-        """Before each look: a folder that was replaced while something held it open tells nobody."""
+        """Before each look: a folder that was replaced while something held it open tells
+        nobody."""
         self.inotify.refresh()
 
     def close(self) -> None:
@@ -79,11 +86,14 @@ class Sources:
         self.inotify.close()
 
     def _on_systemd(self, kind: str, detail: str) -> None:
-        if kind == "job":  # every unit's: a match rule cannot tell a scope by the beginning of its name
+        if (
+            kind == "job"
+        ):  # every unit's: a match rule cannot tell a scope by the beginning of its name
             if detail.startswith(CONTAINER_SCOPES) and detail.endswith(".scope"):
                 self._on_scope()
             return
-        # Before a reload there is nothing new to read, and systemd would not answer until it is over.
+        # Before a reload there is nothing new to read, and systemd would not answer until it is
+        # over.
         if (kind, detail) != ("reloading", "true"):
             self._wakes.wake(f"systemd {kind} {detail}".rstrip())
 
@@ -102,5 +112,10 @@ class Sources:
     def _on_uevent(self, event: dict[str, str]) -> None:
         subsystem, name = event.get("SUBSYSTEM", ""), event.get("DEVPATH", "").rsplit("/", 1)[-1]
         is_nvidias = event.get("PCI_ID", "10DE").upper().startswith("10DE")
-        if (subsystem == "pci" and is_nvidias) or "nvidia" in name or "nouveau" in name or "vfio" in name:
+        if (
+            (subsystem == "pci" and is_nvidias)
+            or "nvidia" in name
+            or "nouveau" in name
+            or "vfio" in name
+        ):
             self._wakes.wake(f"udev {event.get('ACTION', '')} {subsystem}/{name}")

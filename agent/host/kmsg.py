@@ -1,8 +1,9 @@
-"""The kernel's log, read as it grows: /dev/kmsg gives one record a read, and says when there is no more.
+"""The kernel's log, read as it grows: /dev/kmsg gives one record a read, and says when there is no
+more.
 
-It needs CAP_SYSLOG where kernel.dmesg_restrict is set, enters no driver and waits for nothing. Its ring is this
-boot's alone. Only lines that tell something about GPUs are kept, one of each text: a GPU that fails writes the same
-line every minute.
+It needs CAP_SYSLOG where kernel.dmesg_restrict is set, enters no driver and waits for nothing. Its
+ring is this boot's alone. Only lines that tell something about GPUs are kept, one of each text: a
+GPU that fails writes the same line every minute.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from ..model.snapshot import Clock
 
 RECORD_BYTES = 16384
 RECORDS = 20000
-"""At one look; the rest at the next. A ring of 1 MiB holds some 10,000: 30 ms at the agent's start, once."""
+"""At one look; the rest at the next. A ring of 1 MiB holds some 10,000: 30 ms at the agent's start,
+once."""
 KEPT = 256
 TEXT = 400
 
@@ -38,7 +40,9 @@ class Kmsg:
                 data = os.read(self._fd, RECORD_BYTES)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # overwritten before we came to it; the next read gives what is left
+            except (
+                BrokenPipeError
+            ):  # overwritten before we came to it; the next read gives what is left
                 continue
             except OSError:
                 self.close()
@@ -59,14 +63,16 @@ class Kmsg:
         self._lines.clear()
 
     def _take(self, record: str, clock: Clock) -> None:
-        """ "6,1234,5678901,-;text": priority, number, microseconds; lines after it that begin with a space are its
-        properties. Characters it cannot print, line breaks among them, come as \\x0a."""
+        """A record is "6,1234,5678901,-;text": priority, number, µs; lines after it that begin with
+        a space are its properties. Characters it cannot print, line breaks among them, come as
+        \\x0a."""
         head, separator, text = record.partition(";")
         parts = head.split(",")
         if not separator or len(parts) < 3 or not parts[2].isdecimal():
             return
         text = text.replace("\\x0a", " ")[:TEXT]
-        # The log's clock drifts by minutes in months; what came since the last look came since then.
+        # The log's clock drifts by minutes in months; what came since the last look came since
+        # then.
         at = int(parts[2][:18]) / 1e6 + clock.boottime - clock.monotonic
         at = min(max(at, self._read_at), clock.boottime)
         if word(KernelLine(at, text)) is None:

@@ -1,4 +1,5 @@
-"""The hands that launch: the CDI unit, the plugin's unit, the plugin's static pod. All additive (docs/design.md §5).
+"""The hands that launch: the CDI unit, the plugin's unit, the plugin's static pod. All additive
+(docs/design.md §5).
 
 A unit's start takes seconds, so it runs beside the cycle and reports by a wake.
 """
@@ -52,7 +53,9 @@ class Launcher:
 
     async def _do(self, action: RefreshCdi | LaunchUnit) -> None:
         try:
-            said = await (self._refresh(action) if isinstance(action, RefreshCdi) else self._launch(action))
+            said = await (
+                self._refresh(action) if isinstance(action, RefreshCdi) else self._launch(action)
+            )
         except BusError as exc:
             said = f"not started: {exc.detail}"
         except HandFailed as exc:
@@ -60,38 +63,48 @@ class Launcher:
         self._on_done(said)
 
     async def _refresh(self, action: RefreshCdi) -> str:
-        """Restart, because a start does nothing where the unit stays active after it ran (RemainAfterExit=yes,
-        toolkit 1.18): it is a oneshot, so nothing is ended by it. Without its dependencies, because it is ordered
-        after multi-user.target, which waits for the kubelet, which may be waiting for us."""
+        """Restart, because a start does nothing where the unit stays active after it ran
+        (RemainAfterExit=yes, toolkit 1.18): it is a oneshot, so nothing is ended by it. Without its
+        dependencies, because it is ordered after multi-user.target, which waits for the kubelet,
+        which may be waiting for us."""
         with contextlib.suppress(BusError):  # a unit that never failed, or is not loaded
             await self._bus.call("ResetFailedUnit", "s", [action.unit])
-        result = await self._bus.start_unit(action.unit, "ignore-dependencies", UNIT_WITHIN_S, member="RestartUnit")
+        result = await self._bus.start_unit(
+            action.unit, "ignore-dependencies", UNIT_WITHIN_S, member="RestartUnit"
+        )
         return f"{action.unit}: {result}"
 
     async def _launch(self, action: LaunchUnit) -> str:
-        """The mark comes after the start: an agent that dies between them starts it once more, which is nothing
-        where it is active."""
+        """The mark comes after the start: an agent that dies between them starts it once more,
+        which is nothing where it is active."""
         result = await self._bus.start_unit(action.unit, within_s=UNIT_WITHIN_S)
         write_mark(self._root, "launched", f"{action.unit}: {result}")
         return f"{action.unit}: {result}"
 
     def _place(self, action: PlaceManifest) -> None:
-        """Whole or not at all, under a name the kubelet leaves alone until then: it ignores names that begin with a
-        dot (kubernetes pkg/kubelet/config/file_linux.go). What lies there and is not ours stays."""
+        """Whole or not at all, under a name the kubelet leaves alone until then: it ignores names
+        that begin with a dot (kubernetes pkg/kubelet/config/file_linux.go). What lies there and is
+        not ours stays."""
         target = self._under(action.target)
         data = _owners(self._under(action.source), action.source)
         try:
             there = target.read_bytes() if os.path.lexists(target) else None
             if there is not None and there != data:
-                raise HandFailed(f"{action.target} is there already and is not {action.source}: it is left alone; "
-                                 "diff them, and remove it if it is nobody's")
+                raise HandFailed(
+                    f"{action.target} is there already and is not {action.source}: it is left "
+                    "alone; "
+                    "diff them, and remove it if it is nobody's"
+                )
             if there is None:
                 write_whole(str(self._under(STATE) / PLACED), f"{action.target}\n".encode())
                 write_whole(str(target), data, 0o600)
         except OSError as exc:
-            raise HandFailed(f"{action.target} could not be written ({exc.strerror}): ls -ld {target.parent}; the "
-                             "agent writes to folders that were there at its start and that its unit names "
-                             "(ReadWritePaths=)") from exc
+            raise HandFailed(
+                f"{action.target} could not be written ({exc.strerror}): ls -ld "
+                f"{target.parent}; the "
+                "agent writes to folders that were there at its start and that its unit names "
+                "(ReadWritePaths=)"
+            ) from exc
         write_mark(self._root, "launched", f"placed {action.target}")
 
     def _under(self, path: str) -> Path:
@@ -108,8 +121,13 @@ def _owners(path: Path, shown: str) -> bytes:
                 raise HandFailed(f"{shown} is no plain file: [Plugin] LaunchManifest=")
             data = file.read(MANIFEST_BYTES + 1)
     except OSError as exc:
-        raise HandFailed(f"{shown} could not be read ({exc.strerror}): [Plugin] LaunchManifest= names the plugin's "
-                         "static pod") from exc
+        raise HandFailed(
+            f"{shown} could not be read ({exc.strerror}): [Plugin] LaunchManifest= names the "
+            "plugin's "
+            "static pod"
+        ) from exc
     if not data.strip() or len(data) > MANIFEST_BYTES:
-        raise HandFailed(f"{shown} is empty, or larger than {MANIFEST_BYTES >> 20} MiB: it is not placed")
+        raise HandFailed(
+            f"{shown} is empty, or larger than {MANIFEST_BYTES >> 20} MiB: it is not placed"
+        )
     return data

@@ -10,9 +10,14 @@ _UCRED = struct.Struct("3i")
 
 
 def listener_pid(path: str) -> int:
-    """By SO_PEERCRED of a connection that is closed at once. /proc/net/unix would show the sockets of one network
-    namespace only, keeps names that were unlinked, and does not say whose they are. OSError."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as peer:
+    """By SO_PEERCRED of a connection that is closed at once. /proc/net/unix would show the sockets
+    of one network namespace only, keeps names that were unlinked, and does not say whose they are.
+    OSError."""
+    with socket.socket(
+        socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    ) as peer:
         peer.connect(path)
-        pid: int = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+        pid: int = _UCRED.unpack(
+            peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        )[0]
     return pid

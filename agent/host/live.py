@@ -1,4 +1,5 @@
-"""The node we run on. Only what cannot block is read here; what may enter the driver is asked by programs."""
+"""The node we run on. Only what cannot block is read here; what may enter the driver is asked by
+programs."""
 
 from __future__ import annotations
 
@@ -33,17 +34,25 @@ T = TypeVar("T")
 FOLDER_LIMIT = 4096
 ALLOCATABLE_WITHIN_S = 1.0
 QUIET_S = 115.0
-"""On a quiet node systemd and the kubelet are asked every fourth heartbeat: a gRPC call costs 50 wake-ups."""
+"""On a quiet node systemd and the kubelet are asked every fourth heartbeat: a gRPC call costs 50
+wake-ups."""
 RUNTIME_QUIET_S = 1195.0
-"""The runtime more rarely still: its containers come and go with scopes of systemd's, which wake us."""
+"""The runtime more rarely still: its containers come and go with scopes of systemd's, which wake
+us."""
 CRI_WITHIN_S = 1.0
-"""Two lists took 5 ms, at worst 21 (containerd 1.6.20 and 1.7.24): a runtime that needs a second is not well."""
+"""Two lists took 5 ms, at worst 21 (containerd 1.6.20 and 1.7.24): a runtime that needs a second is
+not well."""
 ALLOCATABLE_FRESH_S = 0.5
-"""pod-resources is limited to 100 questions a second for all its clients (kubelet 1.28 and later)."""
+"""pod-resources is limited to 100 questions a second for all its clients (kubelet 1.28 and
+later)."""
 
 _WORDS = {
-    "missing": Why.MISSING, "not-found": Why.MISSING, "unimplemented": Why.MISSING,
-    "timed-out": Why.TIMED_OUT, "not-permitted": Why.NOT_PERMITTED, "not-asked": Why.NOT_ASKED,
+    "missing": Why.MISSING,
+    "not-found": Why.MISSING,
+    "unimplemented": Why.MISSING,
+    "timed-out": Why.TIMED_OUT,
+    "not-permitted": Why.NOT_PERMITTED,
+    "not-asked": Why.NOT_ASKED,
 }
 
 
@@ -58,8 +67,13 @@ def clock_now() -> Clock:
 class LiveHost:
     """A Host over the running node. `root` is for nodes that are a folder."""
 
-    def __init__(self, bus: SystemdBus | None = None, probes: Probes | None = None, root: str = "/",
-                 checks: access.AccessChecks | None = None) -> None:
+    def __init__(
+        self,
+        bus: SystemdBus | None = None,
+        probes: Probes | None = None,
+        root: str = "/",
+        checks: access.AccessChecks | None = None,
+    ) -> None:
         self._bus = bus
         self._checks = checks
         self._processes = Processes()
@@ -70,7 +84,8 @@ class LiveHost:
         self.reuse_s = 0.0
         "how old an answer may be besides, in seconds"
         self.is_quiet = False
-        "nothing woke us but the timer: what would have woken us had it changed need not be asked at every heartbeat"
+        """nothing woke us but the timer: what would have woken us had it changed need not be asked
+        at every heartbeat"""
         self._kmsg = Kmsg(self._path("/dev/kmsg"))
         self.sources: list[object] = []
         "signal sources; each has a `problem`"
@@ -106,17 +121,27 @@ class LiveHost:
 
     async def _units(self, names: Sequence[str]) -> tuple[Unit, ...]:
         clock = clock_now()
-        return tuple(Unit(
-            r.name, r.load_state, r.active_state, r.sub_state, r.invocation_id,
-            _boottime_of(r.active_enter_usec, clock) if r.active_enter_usec else None, r.unit_file_state,
-        ) for r in await self._systemd().units(names))
+        return tuple(
+            Unit(
+                r.name,
+                r.load_state,
+                r.active_state,
+                r.sub_state,
+                r.invocation_id,
+                _boottime_of(r.active_enter_usec, clock) if r.active_enter_usec else None,
+                r.unit_file_state,
+            )
+            for r in await self._systemd().units(names)
+        )
 
     async def manager(self) -> Reading[Manager]:
         return await self._asked(("manager",), QUIET_S, self._manager)
 
     async def _manager(self) -> Manager:
         clock, row = clock_now(), await self._systemd().manager()
-        return Manager(row.version, _boottime_of(row.units_load_usec, clock) if row.units_load_usec else None)
+        return Manager(
+            row.version, _boottime_of(row.units_load_usec, clock) if row.units_load_usec else None
+        )
 
     def _systemd(self) -> SystemdBus:
         if self._bus is None:
@@ -129,13 +154,16 @@ class LiveHost:
         return Seen(self._probes.state, boottime())
 
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
-        return await self._asked(("allocatable", socket), QUIET_S, lambda: self._allocatable(socket),
-                                 ALLOCATABLE_FRESH_S)
+        return await self._asked(
+            ("allocatable", socket), QUIET_S, lambda: self._allocatable(socket), ALLOCATABLE_FRESH_S
+        )
 
     async def _allocatable(self, socket: str) -> tuple[Devices, ...]:
         merged: dict[str, list[str]] = {}
         for row in await get_allocatable(self._there(socket), ALLOCATABLE_WITHIN_S):
-            merged.setdefault(row.resource, []).extend(row.ids)  # the kubelet sends one entry per device
+            merged.setdefault(row.resource, []).extend(
+                row.ids
+            )  # the kubelet sends one entry per device
         return tuple(Devices(r, tuple(sorted(set(ids)))) for r, ids in sorted(merged.items()))
 
     async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
@@ -157,7 +185,9 @@ class LiveHost:
         return Seen(tuple(gone), boottime())
 
     async def runtime(self, socket: str) -> Reading[Runtime]:
-        return await self._asked(("runtime", socket), RUNTIME_QUIET_S, lambda: self._runtime(socket))
+        return await self._asked(
+            ("runtime", socket), RUNTIME_QUIET_S, lambda: self._runtime(socket)
+        )
 
     async def _runtime(self, socket: str) -> Runtime:
         for old in [q for q in self._recent if q[0] == "container"]:
@@ -165,8 +195,11 @@ class LiveHost:
         return await cri.runtime(self._there(socket), CRI_WITHIN_S)
 
     async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
-        return await self._asked(("container", socket, container_id), RUNTIME_QUIET_S,
-                                 lambda: cri.container(self._path(socket), container_id, CRI_WITHIN_S))
+        return await self._asked(
+            ("container", socket, container_id),
+            RUNTIME_QUIET_S,
+            lambda: cri.container(self._path(socket), container_id, CRI_WITHIN_S),
+        )
 
     async def access(self, pid: int, path: str) -> Reading[Access]:
         return await access.ask(pid, path)
@@ -178,13 +211,20 @@ class LiveHost:
             return refusal(exc)
 
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
-        return await self._asked(("allocations", socket), RUNTIME_QUIET_S, lambda: self._allocations(socket))
+        return await self._asked(
+            ("allocations", socket), RUNTIME_QUIET_S, lambda: self._allocations(socket)
+        )
 
     async def _allocations(self, socket: str) -> tuple[Allocation, ...]:
         rows = await list_allocated(self._there(socket), ALLOCATABLE_WITHIN_S)
-        return tuple(Allocation(r.namespace, r.pod, r.container, r.resource, tuple(sorted(r.ids))) for r in rows)
+        return tuple(
+            Allocation(r.namespace, r.pod, r.container, r.resource, tuple(sorted(r.ids)))
+            for r in rows
+        )
 
-    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+    async def processes(
+        self, socket: str, container_ids: Sequence[str]
+    ) -> Reading[tuple[Process, ...]]:
         try:
             return Seen(await self._processes.read(self._path(socket), container_ids), boottime())
         except RpcError as exc:
@@ -206,11 +246,19 @@ class LiveHost:
         problems = (getattr(source, "problem", None) for source in self.sources)
         return tuple(str(p) for p in problems if p)
 
-    async def _asked(self, question: tuple[str, ...], quiet_s: float, ask: Callable[[], Awaitable[T]],
-                     fresh_s: float = 0.0) -> Reading[T]:
-        """The last answer, where it is not too old to be given again; else a new one. No refusal is kept."""
+    async def _asked(
+        self,
+        question: tuple[str, ...],
+        quiet_s: float,
+        ask: Callable[[], Awaitable[T]],
+        fresh_s: float = 0.0,
+    ) -> Reading[T]:
+        """The last answer, where it is not too old to be given again; else a new one. No refusal is
+        kept."""
         known: Seen[T] | None = self._recent.get(question)
-        if known is not None and boottime() - known.at < max(quiet_s if self.is_quiet else self.reuse_s, fresh_s):
+        if known is not None and boottime() - known.at < max(
+            quiet_s if self.is_quiet else self.reuse_s, fresh_s
+        ):
             return known
         self._recent.pop(question, None)
         asked_at = boottime()
@@ -227,7 +275,8 @@ class LiveHost:
         return answer
 
     def _there(self, socket: str) -> str:
-        """The path of a socket that exists: gRPC would try for long to reach one that does not. OSError."""
+        """The path of a socket that exists: gRPC would try for long to reach one that does not.
+        OSError."""
         path = self._path(socket)
         os.stat(path)
         return path
@@ -237,7 +286,8 @@ class LiveHost:
             # O_NONBLOCK: a fifo in the place of a file must not hold us.
             fd = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                if from_end:  # counted from the start: from the end, a file shorter than the limit answers EINVAL
+                if from_end:
+                    # From the start: counted from the end, a short file answers EINVAL.
                     os.lseek(fd, max(os.fstat(fd).st_size - limit, 0), os.SEEK_SET)
                 return Seen(_read(fd, limit), boottime())
             finally:

@@ -22,10 +22,16 @@ def read_mark(name: str) -> Mark | None:
         return None
 
 
-def write_mark(root: str | os.PathLike[str], name: str, reason: str, word: str = "", at: float | None = None,
-               until: float | None = None) -> None:
-    """A mark under /run/gpu-gate: true for this boot only, because /run is. `at`: boottime, where it is not now;
-    `until`: boottime, where it ends by itself. HandFailed."""
+def write_mark(
+    root: str | os.PathLike[str],
+    name: str,
+    reason: str,
+    word: str = "",
+    at: float | None = None,
+    until: float | None = None,
+) -> None:
+    """A mark under /run/gpu-gate: true for this boot only, because /run is. `at`: boottime, where
+    it is not now; `until`: boottime, where it ends by itself. HandFailed."""
     path = os.path.join(root, RUN.lstrip("/"), name)
     kept = {"reason": reason, "word": word, "at": round(boottime() if at is None else at, 3)}
     if until is not None:
@@ -34,13 +40,16 @@ def write_mark(root: str | os.PathLike[str], name: str, reason: str, word: str =
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         write_whole(path, json.dumps(kept).encode())
     except OSError as exc:
-        raise HandFailed(f"{path} could not be written ({exc.strerror}): are you root, and is there room in /run?"
-                         ) from exc
+        raise HandFailed(
+            f"{path} could not be written ({exc.strerror}): are you root, and is there room in "
+            "/run?"
+        ) from exc
 
 
 def write_released(reason: str, word: str = "") -> None:
-    """The mark that lets the kubelet go. Where /run is full it is an empty one, for which a tmpfs has room all the
-    same: any file is that mark, and a kubelet does not wait until somebody has cleared up. HandFailed."""
+    """The mark that lets the kubelet go. Where /run is full it is an empty one, for which a tmpfs
+    has room all the same: any file is that mark, and a kubelet does not wait until somebody has
+    cleared up. HandFailed."""
     try:
         write_mark("/", "released", reason, word)
     except HandFailed:

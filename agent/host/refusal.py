@@ -21,8 +21,11 @@ _WHY = {
 
 
 def refusal(exc: OSError | ValueError) -> Refusal:
-    """ValueError is Python's word for a path that no file can have: with a null byte, or half of a surrogate pair."""
+    """ValueError is Python's word for a path that no file can have: with a null byte, or half of a
+    surrogate pair."""
     if isinstance(exc, ValueError):
         return Refusal(Why.MISSING, f"no file can be called so: {exc}")
-    return Refusal(_WHY.get(exc.errno or 0, Why.FAILED),
-                   f"{exc.strerror or exc}: {exc.filename or ''}".rstrip(": "))
+    return Refusal(
+        _WHY.get(exc.errno or 0, Why.FAILED),
+        f"{exc.strerror or exc}: {exc.filename or ''}".rstrip(": "),
+    )

@@ -1,4 +1,5 @@
-"""Who asked for a daemon-reload, by systemd's own line in the journal. Read only when a loss was found."""
+"""Who asked for a daemon-reload, by systemd's own line in the journal. Read only when a loss was
+found."""
 
 from __future__ import annotations
 
@@ -19,8 +20,20 @@ BEFORE_S, AFTER_S = 60.0, 2.0
 async def asked_by(reload_at: float) -> str:
     """client PID 1234 ('systemctl') (unit session-1.scope), or ""; `reload_at` is boottime."""
     at = reload_at - boottime() + time.time()
-    argv = ["journalctl", "-q", "-b", "--no-pager", "-o", "json", "--output-fields=MESSAGE", "-n", str(LINES),
-            "_PID=1", f"--since=@{at - BEFORE_S:.0f}", f"--until=@{at + AFTER_S:.0f}"]
+    argv = [
+        "journalctl",
+        "-q",
+        "-b",
+        "--no-pager",
+        "-o",
+        "json",
+        "--output-fields=MESSAGE",
+        "-n",
+        str(LINES),
+        "_PID=1",
+        f"--since=@{at - BEFORE_S:.0f}",
+        f"--until=@{at + AFTER_S:.0f}",
+    ]
     ended = await run_once(argv, WITHIN_S)
     return newest(ended.out.splitlines()) if not ended.word else ""
 

@@ -1,4 +1,5 @@
-"""The disruptive hands. Each keeps the evidence and writes the ledger before it does anything (docs/design.md §5).
+"""The disruptive hands. Each keeps the evidence and writes the ledger before it does anything
+(docs/design.md §5).
 
 They take long (a CRI stop 10 s), so they run beside the cycle, one at a time, and report by a wake.
 """
@@ -31,7 +32,8 @@ from .live import clock_now
 from .tape import Replay, Tape
 
 STOP_GRACE_S = 10
-"""As kubectl and the kubelet give a device plugin (terminationGracePeriodSeconds of its manifest)."""
+"""As kubectl and the kubelet give a device plugin (terminationGracePeriodSeconds of its
+manifest)."""
 STOP_WITHIN_S = 15.0
 REMOVE_WITHIN_S = 5.0
 UNIT_WITHIN_S = 30.0
@@ -42,7 +44,9 @@ JOURNAL_BYTES = 2 << 20
 class Mender:
     """One disruptive action at a time."""
 
-    def __init__(self, host: Host, bus: SystemdBus, on_done: Callable[[str], None], root: str = "/") -> None:
+    def __init__(
+        self, host: Host, bus: SystemdBus, on_done: Callable[[str], None], root: str = "/"
+    ) -> None:
         self._host = host
         self._bus = bus
         self._on_done = on_done
@@ -58,7 +62,9 @@ class Mender:
         if self.is_busy:
             raise HandFailed("another repair is still under way")
         if tape is None:
-            raise HandFailed("this look was not recorded, so there is no evidence of it: nothing is done")
+            raise HandFailed(
+                "this look was not recorded, so there is no evidence of it: nothing is done"
+            )
         boot_id = await self._boot_id()
         name = f"{int(clock_now().realtime)}-{action.number}"
         kept = ledger.keep_evidence(self._root, tape, name, await _journal())
@@ -66,11 +72,17 @@ class Mender:
         what, target = _named(action)
         try:
             if await self._lists_others(tape):
-                raise HandFailed("the kubelet no longer says what it said when this was decided: nothing is done; "
-                                 "the next look tells")
-            ledger.append(self._root, _entry(boot_id, action.number, what, target, action.cause, shown))
+                raise HandFailed(
+                    "the kubelet no longer says what it said when this was decided: nothing is "
+                    "done; "
+                    "the next look tells"
+                )
+            ledger.append(
+                self._root, _entry(boot_id, action.number, what, target, action.cause, shown)
+            )
         except HandFailed:
-            # Nothing was done, and it will be tried again: its bundles must not push out those of what was done.
+            # Nothing was done, and it will be tried again: its bundles must not push out those of
+            # what was done.
             shutil.rmtree(kept, ignore_errors=True)
             raise
         self._task = asyncio.get_running_loop().create_task(self._do(action, socket, shown))
@@ -80,12 +92,17 @@ class Mender:
         if isinstance(action, NoteNvmlFailed):
             ledger.append(self._root, _entry(boot_id, action.number, NVML_FAILED))
             return
-        ledger.append(self._root, _entry(boot_id, action.number, OUTCOME, evidence=action.evidence,
-                                         outcome=action.outcome))
+        ledger.append(
+            self._root,
+            _entry(
+                boot_id, action.number, OUTCOME, evidence=action.evidence, outcome=action.outcome
+            ),
+        )
         ledger.note_outcome(self._root, action.evidence, action.outcome)
 
     async def close(self) -> None:
-        """An action under way is given up where it stands: the next agent reads the ledger and looks."""
+        """An action under way is given up where it stands: the next agent reads the ledger and
+        looks."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -95,7 +112,9 @@ class Mender:
         try:
             match action:
                 case RestartUnit():
-                    result = await self._bus.start_unit(action.unit, within_s=UNIT_WITHIN_S, member="RestartUnit")
+                    result = await self._bus.start_unit(
+                        action.unit, within_s=UNIT_WITHIN_S, member="RestartUnit"
+                    )
                     said = f"{action.unit}: {result}"
                 case SendHup():
                     said = await self._hup(action)
@@ -120,23 +139,30 @@ class Mender:
         return said
 
     async def _hup(self, action: SendHup) -> str:
-        """Only to a process that is still in the container's cgroup: a pid alone may be anybody's by now."""
+        """Only to a process that is still in the container's cgroup: a pid alone may be anybody's
+        by now."""
         pidfd = os.pidfd_open(action.pid)
         try:
             cgroup = await self._host.file(f"/proc/{action.pid}/cgroup")
             if not isinstance(cgroup, Seen) or action.container_id not in parse.text(cgroup.value):
-                raise HandFailed(f"pid {action.pid} is no longer of container {action.container_id[:12]}: nothing "
-                                 "was sent")
+                raise HandFailed(
+                    f"pid {action.pid} is no longer of container {action.container_id[:12]}: "
+                    "nothing "
+                    "was sent"
+                )
             signal.pidfd_send_signal(pidfd, signal.SIGHUP)
         finally:
             os.close(pidfd)
         return f"SIGHUP sent to pid {action.pid}"
 
     async def _lists_others(self, tape: Tape) -> bool:
-        """The kubelet's word once more: to keep the evidence may take seconds, and a plugin may have registered."""
+        """The kubelet's word once more: to keep the evidence may take seconds, and a plugin may
+        have registered."""
         looked = Replay(tape)
         for question, *words in map(json.loads, tuple(tape.answers)):
-            if question == "allocatable" and isinstance(then := await looked.allocatable(*words), Seen):
+            if question == "allocatable" and isinstance(
+                then := await looked.allocatable(*words), Seen
+            ):
                 now = await self._host.allocatable(*words)
                 if not isinstance(now, Seen) or now.value != then.value:
                     return True
@@ -147,15 +173,25 @@ class Mender:
         return parse.text(found.value) if isinstance(found, Seen) else ""
 
 
-def _entry(boot_id: str, number: int, what: str, target: str = "", cause: str = "", evidence: str = "",
-           outcome: str = "") -> LedgerEntry:
+def _entry(
+    boot_id: str,
+    number: int,
+    what: str,
+    target: str = "",
+    cause: str = "",
+    evidence: str = "",
+    outcome: str = "",
+) -> LedgerEntry:
     """A line of the ledger, of now."""
     now = clock_now()
-    return LedgerEntry(now.realtime, boot_id, number, what, target, cause, evidence, outcome, now.boottime)
+    return LedgerEntry(
+        now.realtime, boot_id, number, what, target, cause, evidence, outcome, now.boottime
+    )
 
 
 async def _rebuild(action: Rebuild, socket: str) -> str:
-    """A container that was stopped is started again by the kubelet, removed or not: only the stop can fail it."""
+    """A container that was stopped is started again by the kubelet, removed or not: only the stop
+    can fail it."""
     short = action.container_id[:12]
     await cri.stop_container(socket, action.container_id, STOP_GRACE_S, STOP_WITHIN_S)
     try:
@@ -166,9 +202,26 @@ async def _rebuild(action: Rebuild, socket: str) -> str:
 
 
 async def _journal() -> dict[str, bytes]:
-    """The window of the journal that tells how it came to this; its absence is evidence too, and no obstacle."""
-    words = ["journalctl", "--no-pager", "-b", "-n", "3000", "-o", "short-iso-precise", "_TRANSPORT=kernel"]
-    for unit in (*KUBELET_UNITS, *RUNTIME_UNITS, *DRIVER_UNITS, *PLUGIN_UNITS, "gpu-gate.service", "init.scope"):
+    """The window of the journal that tells how it came to this; its absence is evidence too, and no
+    obstacle."""
+    words = [
+        "journalctl",
+        "--no-pager",
+        "-b",
+        "-n",
+        "3000",
+        "-o",
+        "short-iso-precise",
+        "_TRANSPORT=kernel",
+    ]
+    for unit in (
+        *KUBELET_UNITS,
+        *RUNTIME_UNITS,
+        *DRIVER_UNITS,
+        *PLUGIN_UNITS,
+        "gpu-gate.service",
+        "init.scope",
+    ):
         words += ["+", f"_SYSTEMD_UNIT={unit}"]
     done = await run_once(words, JOURNAL_WITHIN_S, JOURNAL_BYTES)
     return {"journal.txt": done.out or f"no journal: {done.detail or done.err}\n".encode()}

@@ -83,7 +83,9 @@ class Recorder:
         return self._keep(await self._host.runtime(socket), "runtime", socket)
 
     async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
-        return self._keep(await self._host.container(socket, container_id), "container", socket, container_id)
+        return self._keep(
+            await self._host.container(socket, container_id), "container", socket, container_id
+        )
 
     async def access(self, pid: int, path: str) -> Reading[Access]:
         return self._keep(await self._host.access(pid, path), "access", pid, path)
@@ -94,7 +96,9 @@ class Recorder:
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
         return self._keep(await self._host.allocations(socket), "allocations", socket)
 
-    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+    async def processes(
+        self, socket: str, container_ids: Sequence[str]
+    ) -> Reading[tuple[Process, ...]]:
         return self._keep(await self._host.processes(socket, container_ids), "processes", socket)
 
     async def access_state(self) -> Reading[AccessState]:
@@ -161,7 +165,8 @@ class Replay:
         found = self._reading(tuple[Unit, ...], "units", *names)
         if isinstance(found, Seen) or found.why is not Why.NOT_RECORDED:
             return found
-        # An older look asked for fewer units: of the others nothing is known, and they are not in the answer.
+        # An older look asked for fewer units: of the others nothing is known, and they are not in
+        # the answer.
         asked = [words for key in self._tape.answers if (words := json.loads(key))[0] == "units"]
         if len(asked) != 1 or not set(asked[0][1:]) <= set(names):
             return found
@@ -202,8 +207,11 @@ class Replay:
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
         return self._reading(tuple[Allocation, ...], "allocations", socket)
 
-    async def processes(self, socket: str, container_ids: Sequence[str]  # noqa: ARG002
-                        ) -> Reading[tuple[Process, ...]]:
+    async def processes(
+        self,
+        socket: str,
+        container_ids: Sequence[str],  # noqa: ARG002
+    ) -> Reading[tuple[Process, ...]]:
         return self._reading(tuple[Process, ...], "processes", socket)
 
     async def access_state(self) -> Reading[AccessState]:

@@ -1,7 +1,8 @@
 """Who holds GPUs, may they open them now, and will they after the next daemon-reload?
 
-Two kinds of words: what was read of the node (Process, Verdict, AccessState, ScopeDevices, Allocation), and what
-core/access/containers.py concludes of it, one GpuContainer for each container that holds GPUs.
+Two kinds of words: what was read of the node (Process, Verdict, AccessState, ScopeDevices,
+Allocation), and what core/access/containers.py concludes of it, one GpuContainer for each container
+that holds GPUs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from .reading import Reading
 
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
-    """A device number: what a device cgroup knows, whatever the node is called and wherever it lies."""
+    """A device number: what a device cgroup knows, whatever the node is called and wherever it
+    lies."""
 
     kind: str
     "c or b"
@@ -50,7 +52,8 @@ class Risk(str, Enum):
 
 
 class Claim(str, Enum):
-    """Why a device node counts as given to a container. What only its own /dev shows is none: a tenant can mknod."""
+    """Why a device node counts as given to a container. What only its own /dev shows is none: a
+    tenant can mknod."""
 
     ALLOCATED = "allocated"
     "the kubelet allocated a GPU to it (pod-resources)"
@@ -75,9 +78,11 @@ class LossCause(str, Enum):
     """How access was lost, as far as it was observed."""
 
     RELOAD = "reload"
-    "units were loaded anew between the last look that saw it allowed and the first that saw it denied"
+    """units were loaded anew between the last look that saw it allowed and the first that saw it
+    denied"""
     UPDATE = "update"
-    "the device programs changed and no reload was seen: a container update (cpu-manager, resize), set-property"
+    """the device programs changed and no reload was seen: a container update (cpu-manager, resize),
+    set-property"""
     NEVER_HAD = "never-had"
     "this agent never saw it allowed: lost before it started, or never given"
 
@@ -95,7 +100,8 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A running container's first process, and what governs its devices now: a cheap reading, nothing is tried."""
+    """A running container's first process, and what governs its devices now: a cheap reading,
+    nothing is tried."""
 
     container_id: str
     pid: int
@@ -107,7 +113,8 @@ class Process:
     cgroup_v1: str | None
     "its path in v1's hierarchy with the devices controller"
     rules: str
-    'what must stay equal for an old verdict to stand: ids of all device programs in force, or v1\'s list; "" unread'
+    """what must stay equal for an old verdict to stand: ids of all device programs in force, or
+    v1's list; "" unread"""
     is_fixed: bool
     "rules that stay equal are the same rules: no program reads a map, which its owner could change"
     other_until: float = 0.0
@@ -115,7 +122,8 @@ class Process:
     problem: str = ""
     "why something of this could not be read"
     spec: tuple[tuple[Device, str], ...] = ()
-    "the device rules of its OCI spec that allow, of any vendor, with their rights; -1 is every major or minor"
+    """the device rules of its OCI spec that allow, of any vendor, with their rights; -1 is every
+    major or minor"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +154,8 @@ class Verdict:
     how: str
     "scratch, no-program, devices.list, devices.list+scratch"
     all_devices: bool
-    "a number that is nobody's is allowed as well: it may open everything (privileged, or no device cgroup)"
+    """a number that is nobody's is allowed as well: it may open everything (privileged, or no
+    device cgroup)"""
     answers: tuple[tuple[Device, Now], ...]
     detail: str = ""
     "why something is unknown"
@@ -170,7 +179,8 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class ScopeDevices:
-    """A scope's device list as systemd has it (D-Bus). It holds from the next reload on, whatever holds now."""
+    """A scope's device list as systemd has it (D-Bus). It holds from the next reload on, whatever
+    holds now."""
 
     unit: str
     rules: str

@@ -13,12 +13,14 @@ class StartProbe:
     """Start one NVML probe program beside the cycle."""
 
     overlap: bool
-    "keep the process until the next one has finished, so that a driver without persistence stays initialised"
+    """keep the process until the next one has finished, so that a driver without persistence stays
+    initialised"""
 
 
 @dataclass(frozen=True, slots=True)
 class DropProbe:
-    """Let go of a probe process that was kept for overlap: nothing is held once the gate is open."""
+    """Let go of a probe process that was kept for overlap: nothing is held once the gate is
+    open."""
 
     forget: bool = False
     "the driver is gone, and what was asked of it says nothing any more"
@@ -26,7 +28,8 @@ class DropProbe:
 
 @dataclass(frozen=True, slots=True)
 class CheckAccess:
-    """Start the access program beside the cycle: what may these containers open, and what will their scopes allow?"""
+    """Start the access program beside the cycle: what may these containers open, and what will
+    their scopes allow?"""
 
     questions: tuple[Question, ...]
     scopes: tuple[tuple[str, str], ...] = ()
@@ -92,13 +95,14 @@ class Allowance:
     who: str
     "namespace/pod container"
     give: tuple[tuple[Device, str], ...]
-    "what was given to it, and is given back where it is denied; each with the name people know it by"
+    """what was given to it, and is given back where it is denied; each with the name people know it
+    by"""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowDevices:
-    """Additive: name devices in DeviceAllow= of containers' scopes, so that a daemon-reload takes nothing away, or
-    what it took comes back. What exactly is named is read when it is done."""
+    """Additive: name devices in DeviceAllow= of containers' scopes, so that a daemon-reload takes
+    nothing away, or what it took comes back. What exactly is named is read when it is done."""
 
     allowances: tuple[Allowance, ...]
     prevent: bool
@@ -139,7 +143,8 @@ class RestartUnit:
 
 @dataclass(frozen=True, slots=True)
 class SendHup:
-    """Disruptive: SIGHUP to the device plugin, which asks NVML again and registers again in place."""
+    """Disruptive: SIGHUP to the device plugin, which asks NVML again and registers again in
+    place."""
 
     number: int
     container_id: str
@@ -149,7 +154,9 @@ class SendHup:
 
     @property
     def sentence(self) -> str:
-        return f"sending SIGHUP to container {self.container_id[:12]}, pid {self.pid}: {self.because}"
+        return (
+            f"sending SIGHUP to container {self.container_id[:12]}, pid {self.pid}: {self.because}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +223,8 @@ class PlaceManifest:
 
 @dataclass(frozen=True, slots=True)
 class NoteNvmlFailed:
-    """Write down that NVML failed after an action: a plugin that fails again since then is a new case."""
+    """Write down that NVML failed after an action: a plugin that fails again since then is a new
+    case."""
 
     number: int
 
@@ -227,5 +235,22 @@ class NoteNvmlFailed:
 
 Disruptive = Union[RestartUnit, SendHup, Rebuild]
 DISRUPTIVE = (RestartUnit, SendHup, Rebuild)
-Action = Union[StartProbe, DropProbe, CheckAccess, Release, LinkDevChar, MakeNodes, LoadModule, AllowDevices, Learn,
-               RestartUnit, SendHup, Rebuild, NoteOutcome, NoteNvmlFailed, RefreshCdi, LaunchUnit, PlaceManifest]
+Action = Union[
+    StartProbe,
+    DropProbe,
+    CheckAccess,
+    Release,
+    LinkDevChar,
+    MakeNodes,
+    LoadModule,
+    AllowDevices,
+    Learn,
+    RestartUnit,
+    SendHup,
+    Rebuild,
+    NoteOutcome,
+    NoteNvmlFailed,
+    RefreshCdi,
+    LaunchUnit,
+    PlaceManifest,
+]

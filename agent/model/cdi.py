@@ -1,4 +1,5 @@
-"""What the container runtime is given GPUs by: CDI specs, the toolkit's mode, the runtime's own configuration."""
+"""What the container runtime is given GPUs by: CDI specs, the toolkit's mode, the runtime's own
+configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from .reading import Reading
 
 @dataclass(frozen=True, slots=True)
 class CdiSpec:
-    """One CDI spec of NVIDIA's, as its file says it (cncf-tags/container-device-interface, SPEC.md)."""
+    """One CDI spec of NVIDIA's, as its file says it (cncf-tags/container-device-interface,
+    SPEC.md)."""
 
     kind: str
     "nvidia.com/gpu; the plugin and the GPU Operator write kinds of their own below nvidia.com/gpu"
@@ -53,7 +55,8 @@ class Toolkit:
     absent: Reading[tuple[str, ...]]
     "paths the specs name that are not there"
     mode: Reading[str]
-    "of the NVIDIA container runtime: auto, legacy, cdi, jit-cdi, csv; MISSING without a configuration"
+    """of the NVIDIA container runtime: auto, legacy, cdi, jit-cdi, csv; MISSING without a
+    configuration"""
     handlers: tuple[str, ...] = ()
     "files of the runtime's configuration that name a handler nvidia"
     cdi_enabled: str = ""

@@ -1,4 +1,5 @@
-"""What the doctor asks beyond a look: journals, versions, sockets, CUDA. The daemon's cycle asks none of it."""
+"""What the doctor asks beyond a look: journals, versions, sockets, CUDA. The daemon's cycle asks
+none of it."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class CudaReport:
-    """What CUDA's driver library said: the last call that was made, its code, and the devices it counts."""
+    """What CUDA's driver library said: the last call that was made, its code, and the devices it
+    counts."""
 
     call: str
     code: int

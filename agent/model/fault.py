@@ -30,7 +30,8 @@ class Fault:
     cure: Cure
     next_step: str = ""
     barred: bool = False
-    "a removal could not help, would make it worse, or nobody can know which: a person's, once it is due"
+    """a removal could not help, would make it worse, or nobody can know which: a person's, once it
+    is due"""
     access_denied: bool = False
     hup_answers: bool = False
     "SIGHUP re-registers in place: its access was just verified, and its version answers"

@@ -76,7 +76,8 @@ class Pause:
 
 
 ELSEWHERE = (11, 13, 14)
-"""Links whose word the API server and the monitoring have: the node's own readiness does not hang on them."""
+"""Links whose word the API server and the monitoring have: the node's own readiness does not hang
+on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +139,13 @@ class Diagnosis:
     "how the plugin is launched, once the gate is open"
 
     def first_broken(self, own: bool = False) -> Finding | None:
-        """The first link that blocks: everything after it follows from it. `own`: of those this node answers for."""
+        """The first link that blocks: everything after it follows from it. `own`: of those this
+        node answers for."""
         for finding in self.findings:
-            if finding.blocks and finding.verdict is Verdict.FAILS and not (own and finding.link in ELSEWHERE):
+            if (
+                finding.blocks
+                and finding.verdict is Verdict.FAILS
+                and not (own and finding.link in ELSEWHERE)
+            ):
                 return finding
         return None

@@ -1,5 +1,5 @@
-"""What a GPU says of itself beyond its identity. None, or "", is "not said": the GPU, its driver or nvidia-ml-py
-does not know the question. Values and names: nvidia-ml-py 13.615.71, pynvml.py."""
+"""What a GPU says of itself beyond its identity. None, or "", is "not said": the GPU, its driver or
+nvidia-ml-py does not know the question. Values and names: nvidia-ml-py 13.615.71, pynvml.py."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ class GpuState:
     ecc_pending: bool | None = None
     "what ECC will be after a reset"
     recovery: str = ""
-    "none, gpu reset, node reboot, drain p2p, drain and reset, imex domain, bus reset, system reboot"
+    """none, gpu reset, node reboot, drain p2p, drain and reset, imex domain, bus reset, system
+    reboot"""
     virtualization: str = ""
     "none, passthrough, vgpu, host vgpu, host vsga"
     trouble: int = 0
-    "NVML's code where a question was answered with GPU_IS_LOST (15) or RESET_REQUIRED (16); 0: none was"
+    """NVML's code where a question was answered with GPU_IS_LOST (15) or RESET_REQUIRED (16); 0:
+    none was"""
 
 
 NOTHING_SAID = GpuState()

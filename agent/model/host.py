@@ -14,12 +14,14 @@ from .snapshot import Clock, Devices, Entry, Manager, ProbeState, Unit
 
 
 class Host(Protocol):
-    """A node, live or on tape. Every answer is a value or a refusal; no question changes the node."""
+    """A node, live or on tape. Every answer is a value or a refusal; no question changes the
+    node."""
 
     async def clock(self) -> Clock: ...
 
     async def machine(self) -> str:
-        """A hash that names this very machine (DMI product UUID and machine-id): a copied disk has another."""
+        """A hash that names this very machine (DMI product UUID and machine-id): a copied disk has
+        another."""
 
     async def file(self, path: str, limit: int = 65536) -> Reading[bytes]:
         """The first `limit` bytes of a file."""
@@ -42,11 +44,12 @@ class Host(Protocol):
         """The last `limit` bytes of a file."""
 
     async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
-        """A YAML or JSON file, by its name, as JSON text; FAILED where it holds neither, or more than `limit`."""
+        """A YAML or JSON file, by its name, as JSON text; FAILED where it holds neither, or more
+        than `limit`."""
 
     async def absent(self, paths: Sequence[str]) -> Reading[tuple[str, ...]]:
-        """Those of these paths that are not there. Links are followed, and nothing is opened: they may be device
-        nodes."""
+        """Those of these paths that are not there. Links are followed, and nothing is opened: they
+        may be device nodes."""
 
     async def runtime(self, socket: str) -> Reading[Runtime]:
         """Every sandbox and container of the CRI endpoint at this socket."""
@@ -55,7 +58,8 @@ class Host(Protocol):
         """One container's status and its runtime's own words about it."""
 
     async def access(self, pid: int, path: str) -> Reading[Access]:
-        """May this process open this device node? Asked without opening it, and without disturbing the process."""
+        """May this process open this device node? Asked without opening it, and without disturbing
+        the process."""
 
     async def listener(self, path: str) -> Reading[int]:
         """The pid of the process that listens on this unix socket. Nothing is sent to it."""
@@ -63,25 +67,30 @@ class Host(Protocol):
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
         """What the kubelet allocated to which container, by its pod-resources API."""
 
-    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
-        """These running containers' processes, and what governs their devices. Not yet read ones are left out."""
+    async def processes(
+        self, socket: str, container_ids: Sequence[str]
+    ) -> Reading[tuple[Process, ...]]:
+        """These running containers' processes, and what governs their devices. Not yet read ones
+        are left out."""
 
     async def access_state(self) -> Reading[AccessState]:
         """What the access program has said so far. Asking starts none."""
 
     async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
-        """The lines of this boot's kernel log that are about GPUs, oldest first. It waits for nothing."""
+        """The lines of this boot's kernel log that are about GPUs, oldest first. It waits for
+        nothing."""
 
     async def trouble(self) -> tuple[str, ...]:
         """Signal sources that are lost."""
 
 
 class Examined(Host, Protocol):
-    """A node that a doctor looks at: questions that start programs, and that no cycle of the daemon's asks."""
+    """A node that a doctor looks at: questions that start programs, and that no cycle of the
+    daemon's asks."""
 
     async def journal(self, units: Sequence[str]) -> Reading[tuple[JournalLine, ...]]:
-        """Lines of this boot's journal that tell something of GPUs, oldest first: of these units, of PID 1 and of
-        the kernel; of the boot's first quarter of an hour and of the last hour."""
+        """Lines of this boot's journal that tell something of GPUs, oldest first: of these units,
+        of PID 1 and of the kernel; of the boot's first quarter of an hour and of the last hour."""
 
     async def versions(self, programs: Sequence[str]) -> tuple[Version, ...]:
         """What these programs say when asked for their version."""

@@ -31,7 +31,8 @@ class Tells(str, Enum):
     POWER = "power"
     "a GPU's power cables are not connected"
     UNFIT = "unfit"
-    "a module was refused for it was built for another kernel, or for another version of nvidia's own"
+    """a module was refused for it was built for another kernel, or for another version of nvidia's
+    own"""
     FIRMWARE = "firmware"
     "the firmware of a GPU's own processor is not where the driver looks for it"
     GSP = "gsp"

@@ -1,4 +1,5 @@
-"""A small file under /run/gpu-gate. Apart from the scene, because `wait` reads marks and must start in a blink."""
+"""A small file under /run/gpu-gate. Apart from the scene, because `wait` reads marks and must start
+in a blink."""
 
 from __future__ import annotations
 

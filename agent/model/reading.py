@@ -11,7 +11,8 @@ D = TypeVar("D")
 
 
 class Why(str, Enum):
-    """Why there is no value. The first three are facts about the node, the others facts about us."""
+    """Why there is no value. The first three are facts about the node, the others facts about
+    us."""
 
     MISSING = "missing"
     FAILED = "failed"
@@ -30,7 +31,8 @@ class Refusal:
 
     @property
     def is_telling(self) -> bool:
-        """True where the refusal itself is a fact about the node; the silent ones leave us not knowing."""
+        """True where the refusal itself is a fact about the node; the silent ones leave us not
+        knowing."""
         return self.why in (Why.MISSING, Why.FAILED, Why.TIMED_OUT)
 
     @property

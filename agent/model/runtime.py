@@ -78,11 +78,13 @@ class ContainerDetail:
     device_rules: tuple[tuple[Device, str], ...] = ()
     "of its OCI spec, those that allow: -1 is every major or minor; rights of rwm"
     mounts: tuple[str, ...] = ()
-    "paths of the host that are mounted in it; empty: not told, for the kubelet mounts one in every container"
+    """paths of the host that are mounted in it; empty: not told, for the kubelet mounts one in
+    every container"""
 
 
 class PluginSays(str, Enum):
-    """What the last mark in a device plugin's log says it does now. Both log forms, docs/plugins.md."""
+    """What the last mark in a device plugin's log says it does now. Both log forms,
+    docs/plugins.md."""
 
     NOTHING = "nothing"
     ASKING = "asking"
@@ -163,7 +165,8 @@ class SocketOwner:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One disruptive action that was begun, or its outcome. The one thing gpu-gate remembers across boots."""
+    """One disruptive action that was begun, or its outcome. The one thing gpu-gate remembers across
+    boots."""
 
     at: float
     "realtime, seconds"

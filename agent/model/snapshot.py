@@ -1,4 +1,5 @@
-"""A scene: everything one look saw, as frozen parts. Identity of a GPU is UUID + PCI bus id, never an index."""
+"""A scene: everything one look saw, as frozen parts. Identity of a GPU is UUID + PCI bus id, never
+an index."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .runtime import LedgerEntry, PluginSight, Runtime, SocketOwner
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """One instant on three clocks, in seconds. Boottime is ours; realtime only compares with others' stamps."""
+    """One instant on three clocks, in seconds. Boottime is ours; realtime only compares with
+    others' stamps."""
 
     boottime: float
     monotonic: float
@@ -70,7 +72,8 @@ class DeviceNode:
     major: int
     minor: int
     made_at: float = field(default=0.0, compare=False)
-    "realtime, seconds, of its inode; 0.0 where nobody asked. The same device node made again is no other one"
+    """realtime, seconds, of its inode; 0.0 where nobody asked. The same device node made again is
+    no other one"""
     mode: int = field(default=0, compare=False)
     "permission bits; 0 where nobody asked"
 
@@ -185,7 +188,8 @@ class Manager:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What the kubelet lists as allocatable for one resource (pod-resources, GetAllocatableResources)."""
+    """What the kubelet lists as allocatable for one resource (pod-resources,
+    GetAllocatableResources)."""
 
     resource: str
     ids: tuple[str, ...]
@@ -250,7 +254,8 @@ class Scene:
     milestones: dict[str, Reading[Mark]] = field(default_factory=dict)
     "marks of what came true for the first time in this boot, by name; read by no rule"
     run_files: Reading[tuple[Entry, ...]] = NOT_ASKED
-    "/run/gpu-gate: a mark's own instant beside its file's time tells whether the clock was set since"
+    """/run/gpu-gate: a mark's own instant beside its file's time tells whether the clock was set
+    since"""
     allow_stopped: Reading[Mark] = NOT_ASKED
     "adding to a device list took something away, and is done no more in this boot"
     control_plane: bool = False
@@ -272,7 +277,8 @@ class Scene:
     "of running containers, while the driver is loaded"
     access: Reading[AccessState] = NOT_ASKED
     dra_driver: Reading[str] = NOT_ASKED
-    "name of a running container of NVIDIA's DRA driver whose socket is there; asked where no plugin was found"
+    """name of a running container of NVIDIA's DRA driver whose socket is there; asked where no
+    plugin was found"""
     checkpoint: Reading[dict[str, int]] = NOT_ASKED
     "devices by resource in kubelet_internal_checkpoint: a hint that outlives every truth"
     ledger: Reading[tuple[LedgerEntry, ...]] = NOT_ASKED

@@ -1,5 +1,5 @@
-"""`gpu-gate access`: who holds GPUs, may they open them now, and after the next daemon-reload, as the agent sees
-it."""
+"""`gpu-gate access`: who holds GPUs, may they open them now, and after the next daemon-reload, as
+the agent sees it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,37 @@ def rows(holders: Sequence[GpuContainer], now: float) -> list[dict[str, Any]]:
 def _row(holder: GpuContainer, now: float) -> dict[str, Any]:
     process = holder.process
     return {
-        "namespace": holder.namespace, "pod": holder.pod, "pod_uid": holder.pod_uid, "container": holder.name,
-        "id": holder.id, "pid": process.pid if process else 0, "cgroup_driver": holder.driver.value,
-        "cgroup": (process.cgroup_v2 or process.cgroup_v1 or "") if process else "", "unit": holder.unit,
-        "is_plugin": holder.is_plugin, "opens_everything": holder.all_devices, "gpus": list(holder.gpus),
-        "now": now_of(holder).value, "after_reload": after_of(holder), "why": why_of(holder),
-        "loss": holder.loss.value if holder.loss else None, "cure": holder.cure,
+        "namespace": holder.namespace,
+        "pod": holder.pod,
+        "pod_uid": holder.pod_uid,
+        "container": holder.name,
+        "id": holder.id,
+        "pid": process.pid if process else 0,
+        "cgroup_driver": holder.driver.value,
+        "cgroup": (process.cgroup_v2 or process.cgroup_v1 or "") if process else "",
+        "unit": holder.unit,
+        "is_plugin": holder.is_plugin,
+        "opens_everything": holder.all_devices,
+        "gpus": list(holder.gpus),
+        "now": now_of(holder).value,
+        "after_reload": after_of(holder),
+        "why": why_of(holder),
+        "loss": holder.loss.value if holder.loss else None,
+        "cure": holder.cure,
         "how": holder.verdict.how if holder.verdict else "",
         "age_s": round(now - holder.verdict.at, 3) if holder.verdict else None,
-        "devices": [{
-            "device": d.device.word, "path": d.path, "given": [c.value for c in d.claims], "now": d.access.value,
-            "at_risk": d.risk.value, "detail": d.detail,
-            "denied_for_s": round(now - d.denied_since, 1) if d.denied_since else None} for d in holder.devices],
+        "devices": [
+            {
+                "device": d.device.word,
+                "path": d.path,
+                "given": [c.value for c in d.claims],
+                "now": d.access.value,
+                "at_risk": d.risk.value,
+                "detail": d.detail,
+                "denied_for_s": round(now - d.denied_since, 1) if d.denied_since else None,
+            }
+            for d in holder.devices
+        ],
     }
 
 
@@ -52,7 +71,13 @@ def after_of(holder: GpuContainer) -> str:
     if now_of(holder) is Now.DENIED:
         return "denied"
     risks = {d.risk for d in holder.devices}
-    return "lost" if Risk.YES in risks else "unknown" if Risk.UNKNOWN in risks else now_of(holder).value
+    return (
+        "lost"
+        if Risk.YES in risks
+        else "unknown"
+        if Risk.UNKNOWN in risks
+        else now_of(holder).value
+    )
 
 
 def why_of(holder: GpuContainer) -> str:
@@ -64,14 +89,19 @@ def why_of(holder: GpuContainer) -> str:
 
 
 def run(settings: Settings, as_json: bool) -> int:
-    """0: all may open what they were given; 1: one may not; 3: no agent answers; 4: of one it is not known."""
+    """0: all may open what they were given; 1: one may not; 3: no agent answers; 4: of one it is
+    not known."""
     try:
         status = ask.status(listen=settings.listen)
     except ask.NoAgent as exc:
         print(f"gpu-gate: {exc}", file=sys.stderr)
         return 3
     found = [row for row in status.get("access", ()) if isinstance(row, dict)]
-    print(json.dumps({"version": 1, "containers": found}, indent=1) if as_json else "\n".join(table(found)))
+    print(
+        json.dumps({"version": 1, "containers": found}, indent=1)
+        if as_json
+        else "\n".join(table(found))
+    )
     now = {row.get("now") for row in found}
     return 1 if "denied" in now else 4 if now - {"allowed"} else 0
 
@@ -79,17 +109,46 @@ def run(settings: Settings, as_json: bool) -> int:
 def table(found: Sequence[dict[str, Any]]) -> list[str]:
     if not found:
         return ["No running container holds GPUs."]
-    cells = [HEAD, *(tuple(printable(str(cell)) for cell in (
-        f"{row.get('namespace')}/{row.get('pod')}", row.get("container"), len(row.get("gpus") or ()) or "-",
-        str(row.get("now")).upper() if row.get("now") != "allowed" else "allowed",
-        str(row.get("after_reload")).upper() if row.get("after_reload") != "allowed" else "allowed",
-        row.get("why", ""))) for row in found)]
+    cells = [
+        HEAD,
+        *(
+            tuple(
+                printable(str(cell))
+                for cell in (
+                    f"{row.get('namespace')}/{row.get('pod')}",
+                    row.get("container"),
+                    len(row.get("gpus") or ()) or "-",
+                    str(row.get("now")).upper() if row.get("now") != "allowed" else "allowed",
+                    str(row.get("after_reload")).upper()
+                    if row.get("after_reload") != "allowed"
+                    else "allowed",
+                    row.get("why", ""),
+                )
+            )
+            for row in found
+        ),
+    ]
     widths = [max(len(line[n]) for line in cells) for n in range(len(HEAD) - 1)]
     lines = []
     for line in cells:
-        head = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)) + "  "
-        why = textwrap.wrap(line[-1], WHY_WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
+        head = (
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)) + "  "
+        )
+        why = textwrap.wrap(
+            line[-1], WHY_WIDTH, break_long_words=False, break_on_hyphens=False
+        ) or [""]
         lines += [(head + why[0]).rstrip(), *(" " * len(head) + part for part in why[1:])]
     cures = dict.fromkeys(printable(str(row["cure"])) for row in found if row.get("cure"))
-    return [*lines, *(part for cure in cures for part in ("", *textwrap.wrap(
-        f"For good: {cure}.", 100, break_long_words=False, break_on_hyphens=False)))]
+    return [
+        *lines,
+        *(
+            part
+            for cure in cures
+            for part in (
+                "",
+                *textwrap.wrap(
+                    f"For good: {cure}.", 100, break_long_words=False, break_on_hyphens=False
+                ),
+            )
+        ),
+    ]

@@ -20,7 +20,8 @@ class NoAgent(Exception):
 
 
 def get(path: str, within_s: float = 2.0, listen: str = "") -> tuple[int, bytes]:
-    """(HTTP status, body) of a GET to the agent: by its root-only socket, else by the configured address."""
+    """(HTTP status, body) of a GET to the agent: by its root-only socket, else by the configured
+    address."""
     try:
         return _get(socket.AF_UNIX, SOCKET, path, within_s)
     except OSError as exc:
@@ -42,23 +43,36 @@ def status(within_s: float = 2.0, listen: str = "") -> dict[str, Any]:
     except ValueError as exc:
         raise NoAgent(f"the agent answered {code} with something else than JSON") from exc
     gate = found.get("gate") if isinstance(found, dict) else None
-    if code != 200 or not isinstance(gate, dict) or not {"ready", "released_why", "deadline_in_s"} <= gate.keys():
-        raise NoAgent("the agent does not answer there, something else does: ss -ltnp; systemctl status gpu-gate")
+    if (
+        code != 200
+        or not isinstance(gate, dict)
+        or not {"ready", "released_why", "deadline_in_s"} <= gate.keys()
+    ):
+        raise NoAgent(
+            "the agent does not answer there, something else does: ss -ltnp; systemctl status "
+            "gpu-gate"
+        )
     return dict(found)
 
 
 def _check_owner(port: int) -> None:
-    """Anybody may listen on a port of 127.0.0.1 that the agent has not taken yet, or has let go of while it is
-    restarted: what is not root's, or our own, is not believed. OSError.
+    """Anybody may listen on a port of 127.0.0.1 that the agent has not taken yet, or has let go of
+    while it is restarted: what is not root's, or our own, is not believed. OSError.
 
-    /proc/self/net/tcp lists what listens first (Linux net/ipv4/tcp_ipv4.c, tcp_seq_start), each with its user, and
-    is there under ProcSubset=pid too, which /proc/net is not.
+    /proc/self/net/tcp lists what listens first (Linux net/ipv4/tcp_ipv4.c, tcp_seq_start), each
+    with its user, and is there under ProcSubset=pid too, which /proc/net is not.
     """
-    owners = {int(fields[7]) for name in ("tcp", "tcp6") for fields in _listening(f"/proc/self/net/{name}")
-              if int(fields[1].rpartition(":")[2], 16) == port}
+    owners = {
+        int(fields[7])
+        for name in ("tcp", "tcp6")
+        for fields in _listening(f"/proc/self/net/{name}")
+        if int(fields[1].rpartition(":")[2], 16) == port
+    }
     if not owners or owners - {0, os.geteuid()}:
         who = ", ".join(f"user {uid}" for uid in sorted(owners)) or "nobody known"
-        raise PermissionError(errno.EPERM, f"port {port} is held by {who} and not by root: ss -ltnp")
+        raise PermissionError(
+            errno.EPERM, f"port {port} is held by {who} and not by root: ss -ltnp"
+        )
 
 
 def _listening(path: str) -> Iterator[list[str]]:

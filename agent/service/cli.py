@@ -1,7 +1,7 @@
 """`gpu-gate VERB`. Every verb imports only what it needs: `run` and `wait` start without argparse.
 
-Exit status: 0 yes · 1 no (not ready, a broken link, a problem) · 2 wrong usage · 3 the agent does not answer ·
-4 unknown (doctor, access, image-check). `wait` always ends with 0.
+Exit status: 0 yes · 1 no (not ready, a broken link, a problem) · 2 wrong usage ·
+3 the agent does not answer · 4 unknown (doctor, access, image-check). `wait` always ends with 0.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ VERBS = """
   image-check         will a machine that boots from this image be guarded?
   run, wait, node     for gpu-gate.service, gpu-gate-wait.service and gpu-gate-node.service
 """
-ENDS = """exit status: 0 yes; 1 no (not ready, a broken link, a problem); 2 wrong usage; 3 the agent does
-not answer; 4 not known (doctor, access, image-check). wait always ends with 0.
+ENDS = """exit status: 0 yes; 1 no (not ready, a broken link, a problem); 2 wrong usage;
+3 the agent does not answer; 4 not known (doctor, access, image-check). wait always ends with 0.
 
 To let a waiting kubelet start now: systemctl stop gpu-gate.target. All of it: man gpu-gate"""
 TAKES_JSON = ("access", "config", "doctor", "image-check", "probe", "status", "timeline")
@@ -46,13 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         _parser().print_help(sys.stderr)
         return 2
-    # As the units say it: argparse would stay in the agent, half a MiB, and stand between the wait and the kubelet.
-    # Intermixed: before Python 3.12 an option between verb and folder made the folder an unknown word.
+    # As the units say it: argparse would stay in the agent, half a MiB, and stand between the wait
+    # and the kubelet. Intermixed: before Python 3.12 an option between verb and folder made the
+    # folder an unknown word.
     options = None if words in (["run"], ["wait"]) else _parser().parse_intermixed_args(words)
     config = configuration.load()
     try:
         status = _run(options, config) if options else _of_unit(words[0], config)
-        sys.stdout.flush()  # here: as Python ends, a reader that went away is a complaint and status 120
+        # Here: as Python ends, a reader that went away is a complaint and status 120.
+        sys.stdout.flush()
         return status
     except GateError as exc:
         from .chain import printable
@@ -70,28 +72,76 @@ def _parser() -> argparse.ArgumentParser:
     import argparse
 
     parser = argparse.ArgumentParser(
-        prog="gpu-gate", usage="gpu-gate VERB [BUNDLE|TO] [OPTION...]",
-        description="May GPU work start on this node, and if not, which link is broken?\n\nverbs:" + VERBS,
-        epilog=ENDS, formatter_class=argparse.RawDescriptionHelpFormatter)
+        prog="gpu-gate",
+        usage="gpu-gate VERB [BUNDLE|TO] [OPTION...]",
+        description="May GPU work start on this node, and if not, which link is broken?\n\nverbs:"
+        + VERBS,
+        epilog=ENDS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"gpu-gate {__version__}")
-    parser.add_argument("verb", metavar="VERB", help="one of the above", choices=(
-        "run", "status", "doctor", "access", "evidence", "timeline", "probe", "wait", "config", "pause", "resume",
-        "node", "forget", "image-check"))
-    parser.add_argument("target", nargs="?", default="", metavar="BUNDLE|TO",
-                        help="a folder or a .tar, .tar.gz, .tar.zst")
-    parser.add_argument("--json", action="store_true", help="JSON, versioned: " + ", ".join(TAKES_JSON))
-    parser.add_argument("--deep", action="store_true",
-                        help="doctor, evidence: ask CUDA as well, which opens every GPU")
-    parser.add_argument("--cluster", action="store_true",
-                        help="doctor: ask the metric store and the alert manager of [Cluster] as well")
-    parser.add_argument("--check", action="store_true", help="config: exit 1 where something is wrong")
-    parser.add_argument("--prevent", action="store_true",
-                        help="access: make what containers with GPUs may open outlive a daemon-reload")
-    parser.add_argument("--for", dest="span", metavar="30m", help="pause: it ends by itself after this")
+    parser.add_argument(
+        "verb",
+        metavar="VERB",
+        help="one of the above",
+        choices=(
+            "run",
+            "status",
+            "doctor",
+            "access",
+            "evidence",
+            "timeline",
+            "probe",
+            "wait",
+            "config",
+            "pause",
+            "resume",
+            "node",
+            "forget",
+            "image-check",
+        ),
+    )
+    parser.add_argument(
+        "target",
+        nargs="?",
+        default="",
+        metavar="BUNDLE|TO",
+        help="a folder or a .tar, .tar.gz, .tar.zst",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="JSON, versioned: " + ", ".join(TAKES_JSON)
+    )
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="doctor, evidence: ask CUDA as well, which opens every GPU",
+    )
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="doctor: ask the metric store and the alert manager of [Cluster] as well",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="config: exit 1 where something is wrong"
+    )
+    parser.add_argument(
+        "--prevent",
+        action="store_true",
+        help="access: make what containers with GPUs may open outlive a daemon-reload",
+    )
+    parser.add_argument(
+        "--for", dest="span", metavar="30m", help="pause: it ends by itself after this"
+    )
     parser.add_argument("--why", metavar="TEXT", help="pause: said wherever the pause is shown")
-    parser.add_argument("--root", metavar="DIR", help="image-check: the image's folder; / unless given")
-    parser.add_argument("--sealed", action="store_true", help="image-check: judge a running machine as an image")
-    parser.add_argument("--npd", action="store_true", help="status: as node-problem-detector wants it")
+    parser.add_argument(
+        "--root", metavar="DIR", help="image-check: the image's folder; / unless given"
+    )
+    parser.add_argument(
+        "--sealed", action="store_true", help="image-check: judge a running machine as an image"
+    )
+    parser.add_argument(
+        "--npd", action="store_true", help="status: as node-problem-detector wants it"
+    )
     parser.add_argument("--verbose", action="store_true", help="run, node: debug lines as well")
     return parser
 
@@ -100,16 +150,25 @@ def _misused(options: argparse.Namespace) -> str:
     """What was given to a verb that does not take it."""
     if options.target and options.verb not in ("doctor", "evidence", "timeline", "node"):
         return f"{options.verb} takes no {options.target!r}"
-    for owners, words, given in ((("pause",), "--for and --why", options.span or options.why),
-                                 (("image-check",), "--root and --sealed", options.root or options.sealed),
-                                 (("config",), "--check", options.check), (("access",), "--prevent", options.prevent),
-                                 (("status",), "--npd", options.npd), (("run", "node"), "--verbose", options.verbose),
-                                 (TAKES_JSON, "--json", options.json)):
+    for owners, words, given in (
+        (("pause",), "--for and --why", options.span or options.why),
+        (("image-check",), "--root and --sealed", options.root or options.sealed),
+        (("config",), "--check", options.check),
+        (("access",), "--prevent", options.prevent),
+        (("status",), "--npd", options.npd),
+        (("run", "node"), "--verbose", options.verbose),
+        (TAKES_JSON, "--json", options.json),
+    ):
         if given and options.verb not in owners:
             return f"{words}: of {', '.join(owners)}, not of {options.verb}"
     if options.cluster and (options.verb != "doctor" or options.target):
-        return "--cluster is of doctor, and not of a bundle: what a cluster says now is no word of last week"
-    if options.deep and (options.verb not in ("doctor", "evidence") or (options.verb == "doctor" and options.target)):
+        return (
+            "--cluster is of doctor, and not of a bundle: what a cluster says now is no "
+            "word of last week"
+        )
+    if options.deep and (
+        options.verb not in ("doctor", "evidence") or (options.verb == "doctor" and options.target)
+    ):
         return "--deep asks this node's GPUs: it is of doctor and evidence, and not of a bundle"
     return ""
 
@@ -154,7 +213,9 @@ def _one_look(options: argparse.Namespace, config: configuration.Config) -> int:
     from .commands import doctor
 
     if verb == "doctor":
-        return doctor.doctor(config.settings, options.target, options.json, options.deep, options.cluster)
+        return doctor.doctor(
+            config.settings, options.target, options.json, options.deep, options.cluster
+        )
     return doctor.probe(config.settings, options.json)
 
 
@@ -182,8 +243,8 @@ def _daemon(config: configuration.Config, verbose: bool) -> int:
     if keep_quiet(config.settings):
         config = configuration.load()  # a reload may have been asked for meanwhile
     first = first_probe(config.settings)
-    # asyncio takes OpenSSL along where it is there, 6 MiB, and lives without: the agent speaks no TLS,
-    # and Python has hashes of its own.
+    # asyncio takes OpenSSL along where it is there, 6 MiB, and lives without: the agent speaks no
+    # TLS, and Python has hashes of its own.
     for unused in ("ssl", "_hashlib"):
         sys.modules.setdefault(unused, None)  # type: ignore[arg-type]
     import asyncio
@@ -201,11 +262,14 @@ def _daemon(config: configuration.Config, verbose: bool) -> int:
 
 
 def _node(config: configuration.Config, boot_id: str, verbose: bool) -> int:
-    """`boot_id` comes from systemd (%b): in a /proc of its own, a container node's unit sees its host's."""
+    """`boot_id` comes from systemd (%b): in a /proc of its own, a container node's unit sees its
+    host's."""
     try:
         from ..barrier.barrier import Agent, run
     except ModuleNotFoundError as exc:
-        raise GateError(f"this wants the Kubernetes client library ({exc}): apt-get install gpu-gate-node") from exc
+        raise GateError(
+            f"this wants the Kubernetes client library ({exc}): apt-get install gpu-gate-node"
+        ) from exc
     from uuid import UUID
 
     from . import ask, log
@@ -213,12 +277,20 @@ def _node(config: configuration.Config, boot_id: str, verbose: bool) -> int:
     try:
         boot_id = str(UUID(boot_id))
     except ValueError as exc:
-        raise GateError("gpu-gate node BOOT_ID is run by gpu-gate-node.service: systemctl start it") from exc
+        raise GateError(
+            "gpu-gate node BOOT_ID is run by gpu-gate-node.service: systemctl start it"
+        ) from exc
     log.set_up(verbose, "gpu-gate-node")
     settings = config.settings
-    return run(settings, Agent(
-        lambda: ask.get("/readyz", listen=settings.listen), lambda: ask.status(listen=settings.listen),
-        ask.NoAgent), boot_id)
+    return run(
+        settings,
+        Agent(
+            lambda: ask.get("/readyz", listen=settings.listen),
+            lambda: ask.status(listen=settings.listen),
+            ask.NoAgent,
+        ),
+        boot_id,
+    )
 
 
 NPD_CHARS = 80
@@ -252,7 +324,9 @@ def _status(config: configuration.Config, as_json: bool) -> int:
         print(json.dumps(status, indent=1))
     else:
         left = gate["deadline_in_s"]
-        released = gate["released_why"] or (f"no, {left:.0f} s to the deadline" if left is not None else "no")
+        released = gate["released_why"] or (
+            f"no, {left:.0f} s to the deadline" if left is not None else "no"
+        )
         print(verdict_line(gate))
         print(printable(f"kubelet released: {released}") + "\n")
         print("\n".join(chain(status["findings"], wants_colour(), status.get("first_broken"))))
@@ -264,10 +338,21 @@ def _status(config: configuration.Config, as_json: bool) -> int:
 def _config(config: configuration.Config, as_json: bool, check: bool) -> int:
     rows = configuration.rows(config)
     if as_json:
-        print(json.dumps({"version": 1, "settings": [
-            {"section": s, "key": k, "value": v, "from": o} for s, k, v, o in rows],
-            "problems": [{"where": p.where, "sentence": p.sentence, "error": p.is_error}
-                         for p in config.problems]}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "version": 1,
+                    "settings": [
+                        {"section": s, "key": k, "value": v, "from": o} for s, k, v, o in rows
+                    ],
+                    "problems": [
+                        {"where": p.where, "sentence": p.sentence, "error": p.is_error}
+                        for p in config.problems
+                    ],
+                },
+                indent=1,
+            )
+        )
     elif not check:
         section = ""
         for row_section, key, value, origin in rows:

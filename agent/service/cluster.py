@@ -1,7 +1,9 @@
-"""Asks the metric store and the alert manager about this node: `gpu-gate doctor --cluster`, and nobody else.
+"""Asks the metric store and the alert manager about this node: `gpu-gate doctor --cluster`, and
+nobody else.
 
-Prometheus and VictoriaMetrics answer /api/v1/query alike. Alerts come from Alertmanager's /api/v2/alerts, or from
-Nightingale (n9e), which evaluates its own rules: /api/n9e/alert-cur-events/list (center/router of ccfos/nightingale).
+Prometheus and VictoriaMetrics answer /api/v1/query alike. Alerts come from Alertmanager's
+/api/v2/alerts, or from Nightingale (n9e), which evaluates its own rules:
+/api/n9e/alert-cur-events/list (center/router of ccfos/nightingale).
 """
 
 from __future__ import annotations
@@ -25,9 +27,18 @@ from ..transport.clock import boottime
 T = TypeVar("T")
 
 WITHIN_S = 3.0
-"""To connect, and between two parts of an answer: the doctor of a node must not wait long for a cluster."""
+"""To connect, and between two parts of an answer: the doctor of a node must not wait long for a
+cluster."""
 MOST_BYTES = 4 << 20
-_NODE_LABELS = ("node", "instance", "ident", "hostname", "nodename", "kubernetes_node", "target_ident")
+_NODE_LABELS = (
+    "node",
+    "instance",
+    "ident",
+    "hostname",
+    "nodename",
+    "kubernetes_node",
+    "target_ident",
+)
 
 
 def ask(settings: Settings) -> ClusterWord:
@@ -41,10 +52,19 @@ def _samples(settings: Settings, node: str) -> Reading[Sequence[Sample]]:
 
     def both() -> list[Sample]:
         selector = f'kube_node_status_allocatable{{node="{_quoted(node)}"}}'
-        scraped = {_key(row): _finite(row["value"][1]) for row in _query(settings, f"timestamp({selector})")}
+        scraped = {
+            _key(row): _finite(row["value"][1])
+            for row in _query(settings, f"timestamp({selector})")
+        }
         rows = _query(settings, selector)
-        return [Sample(row["metric"]["resource"], _finite(row["value"][1]),
-                       scraped.get(_key(row), _finite(row["value"][0]))) for row in rows]
+        return [
+            Sample(
+                row["metric"]["resource"],
+                _finite(row["value"][1]),
+                scraped.get(_key(row), _finite(row["value"][0])),
+            )
+            for row in rows
+        ]
 
     return _reading(both)
 
@@ -78,8 +98,11 @@ def _alerts(settings: Settings, node: str) -> Reading[Sequence[Alert]]:
 
 def _of_alertmanager(address: str, node: str) -> list[Alert]:
     rows = _get(f"{address.rstrip('/')}/api/v2/alerts?active=true&silenced=true&inhibited=true", "")
-    return [Alert(str(row["labels"].get("alertname", "?")), str(row["startsAt"]))
-            for row in rows if _is_ours(row["labels"], node)]
+    return [
+        Alert(str(row["labels"].get("alertname", "?")), str(row["startsAt"]))
+        for row in rows
+        if _is_ours(row["labels"], node)
+    ]
 
 
 def _of_n9e(settings: Settings, node: str) -> list[Alert]:
@@ -101,14 +124,18 @@ def _of_n9e(settings: Settings, node: str) -> list[Alert]:
 
 def _is_ours(labels: dict[str, Any], node: str) -> bool:
     """instance is often host:port."""
-    return any(str(labels.get(name, "")).rsplit(":", 1)[0] == node or str(labels.get(name, "")) == node
-               for name in _NODE_LABELS)
+    return any(
+        str(labels.get(name, "")).rsplit(":", 1)[0] == node or str(labels.get(name, "")) == node
+        for name in _NODE_LABELS
+    )
 
 
 def _get(address: str, token: str) -> Any:
     headers = {"Accept": "application/json", **({"X-User-Token": token} if token else {})}
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=WITHIN_S) as answer:  # noqa: S310
+        # The owner's own configuration names this address.
+        request = urllib.request.Request(address, headers=headers)  # noqa: S310
+        with urllib.request.urlopen(request, timeout=WITHIN_S) as answer:  # noqa: S310
             data = answer.read(MOST_BYTES + 1)
     except urllib.error.HTTPError as refused:
         refused.close()  # it is an answer as well, and open
@@ -126,9 +153,18 @@ def _reading(ask_it: Callable[[], Sequence[T]]) -> Reading[Sequence[T]]:
         return Refusal(Why.TIMED_OUT, str(exc))
     except OSError as exc:  # urllib's errors are OSErrors
         reason = getattr(exc, "reason", None) or (os.strerror(exc.errno) if exc.errno else exc)
-        return Refusal(Why.TIMED_OUT if isinstance(reason, TimeoutError) else Why.FAILED, str(reason))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError,
-            http.client.HTTPException) as exc:  # which is neither an OSError nor a ValueError
+        return Refusal(
+            Why.TIMED_OUT if isinstance(reason, TimeoutError) else Why.FAILED, str(reason)
+        )
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        http.client.HTTPException,
+    ) as exc:  # which is neither an OSError nor a ValueError
         return Refusal(Why.FAILED, f"no answer of that API: {type(exc).__name__} {exc}"[:200])
 
 

@@ -1,7 +1,8 @@
 """/etc/gpu-gate/gpu-gate.conf and its drop-ins, in systemd's manner: [Gate] DeadlineSec=180s.
 
-A typo must not hold a fleet: an unknown key warns with file and line, a bad value is reported and the default
-(or, at a reload, the last good value) stays in force. `gpu-gate config --check` turns both into an exit status.
+A typo must not hold a fleet: an unknown key warns with file and line, a bad value is reported and
+the default (or, at a reload, the last good value) stays in force. `gpu-gate config --check` turns
+both into an exit status.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Config:
 
 
 def load(root: str = "/", last_good: Settings | None = None) -> Config:
-    """Read the configuration. Never raises: what cannot be used is a problem, and the last good value stays."""
+    """Read the configuration. Never raises: what cannot be used is a problem, and the last good
+    value stays."""
     reading = _Reading()
     for path in _files(root):
         shown = path.removeprefix(root.rstrip("/"))
@@ -57,17 +59,25 @@ def load(root: str = "/", last_good: Settings | None = None) -> Config:
             with open(path, "rb") as file:
                 data = file.read(FILE_BYTES + 1)
         except OSError as exc:
-            reading.problem(shown, f"could not be read ({exc.strerror}); its lines are not in force", True)
+            reading.problem(
+                shown, f"could not be read ({exc.strerror}); its lines are not in force", True
+            )
             reading.is_whole = False
             continue
         if len(data) > FILE_BYTES:
-            reading.problem(shown, f"is larger than {FILE_BYTES >> 20} MiB: the rest is not read", True)
+            reading.problem(
+                shown, f"is larger than {FILE_BYTES >> 20} MiB: the rest is not read", True
+            )
         _read(data[:FILE_BYTES].decode("utf-8-sig", "replace"), shown, reading)
     good = last_good or Settings()
     kept = {n: getattr(good, n) for n in _NAMES if n in reading.rejected or not reading.is_whole}
-    settings, more = _contradictions(replace(Settings(), **{**kept, **reading.values}), reading.origins)
-    more += [Problem(reading.origins.get("launch", "defaults"), sentence, True)
-             for sentence in launching.problems(settings, root)]
+    settings, more = _contradictions(
+        replace(Settings(), **{**kept, **reading.values}), reading.origins
+    )
+    more += [
+        Problem(reading.origins.get("launch", "defaults"), sentence, True)
+        for sentence in launching.problems(settings, root)
+    ]
     return Config(settings, reading.origins, tuple(reading.problems[:PROBLEMS] + more))
 
 
@@ -85,13 +95,19 @@ class _Reading:
         if len(self.problems) < PROBLEMS:
             self.problems.append(Problem(where, sentence, is_error))
         elif len(self.problems) == PROBLEMS:
-            self.problems[-1] = Problem(where, "and more of the kind: is that a configuration file?", True)
+            self.problems[-1] = Problem(
+                where, "and more of the kind: is that a configuration file?", True
+            )
 
 
 def _files(root: str) -> list[str]:
     """The files there are, in the order in which they count."""
     main = os.path.join(root, MAIN)
-    return [path for path in (main, *sorted(glob.glob(f"{glob.escape(main)}.d/*.conf"))) if _is_file(path)]
+    return [
+        path
+        for path in (main, *sorted(glob.glob(f"{glob.escape(main)}.d/*.conf")))
+        if _is_file(path)
+    ]
 
 
 def _is_file(path: str) -> bool:
@@ -111,8 +127,12 @@ def _read(text: str, shown: str, reading: _Reading) -> None:
         if line.startswith("[") and line.endswith("]"):
             section = line[1:-1]
             if section not in _SECTIONS:
-                reading.problem(where, f"unknown section [{section}]; known: "
-                                + ", ".join(f"[{s}]" for s in _SECTIONS), False)
+                reading.problem(
+                    where,
+                    f"unknown section [{section}]; known: "
+                    + ", ".join(f"[{s}]" for s in _SECTIONS),
+                    False,
+                )
             continue
         key, equals, value = (part.strip() for part in line.partition("="))
         name = _KEYS.get((section, key))
@@ -126,7 +146,9 @@ def _read(text: str, shown: str, reading: _Reading) -> None:
 
 def _take(name: str, value: str, where: str, reading: _Reading) -> None:
     try:
-        reading.values[name] = _EMPTY.get(name, _DEFAULTS[name]) if value == "" else PARSERS[name](value)
+        reading.values[name] = (
+            _EMPTY.get(name, _DEFAULTS[name]) if value == "" else PARSERS[name](value)
+        )
     except ValueError as exc:
         reading.values.pop(name, None)
         reading.origins.pop(name, None)
@@ -141,23 +163,37 @@ def _unknown(section: str, key: str) -> str:
     elsewhere = [s for s, k in _KEYS if k == key]
     if elsewhere:
         return f"{key}= belongs into [{elsewhere[0]}], not [{section}]; it is not in force"
-    return f"unknown key {key}= in [{section}]; it is not in force (gpu-gate config lists the known ones)"
+    return (
+        f"unknown key {key}= in [{section}]; it is not in force (gpu-gate config lists "
+        "the known ones)"
+    )
 
 
 def _contradictions(settings: Settings, origins: dict[str, str]) -> tuple[Settings, list[Problem]]:
-    """Values that are right one by one and wrong together. The safe one wins: nobody is held longer."""
+    """Values that are right one by one and wrong together. The safe one wins: nobody is held
+    longer."""
     problems = []
     if settings.deadline_s > settings.hold_s:
-        problems.append(Problem(
-            origins.get("deadline_s") or origins.get("hold_s") or "defaults",
-            f"DeadlineSec={settings.deadline_s:g}s is longer than HoldSec={settings.hold_s:g}s; "
-            f"{settings.hold_s:g}s is in force", True))
+        problems.append(
+            Problem(
+                origins.get("deadline_s") or origins.get("hold_s") or "defaults",
+                f"DeadlineSec={settings.deadline_s:g}s is longer than "
+                f"HoldSec={settings.hold_s:g}s; "
+                f"{settings.hold_s:g}s is in force",
+                True,
+            )
+        )
         settings = replace(settings, deadline_s=settings.hold_s)
     if settings.heartbeat_s > WATCHDOG_S / 2:
-        problems.append(Problem(
-            origins.get("heartbeat_s", "defaults"),
-            f"HeartbeatSec={settings.heartbeat_s:g}s would starve the watchdog ({WATCHDOG_S:g} s); "
-            f"{WATCHDOG_S / 2:g}s is in force", True))
+        problems.append(
+            Problem(
+                origins.get("heartbeat_s", "defaults"),
+                f"HeartbeatSec={settings.heartbeat_s:g}s would starve the watchdog "
+                f"({WATCHDOG_S:g} s); "
+                f"{WATCHDOG_S / 2:g}s is in force",
+                True,
+            )
+        )
         settings = replace(settings, heartbeat_s=WATCHDOG_S / 2)
     return settings, problems
 
@@ -185,5 +221,12 @@ def written(value: Any) -> str:
 
 def rows(config: Config) -> list[tuple[str, str, str, str]]:
     """(section, key, value, where it came from) of every setting."""
-    return [(f.metadata["section"], f.metadata["key"], written(getattr(config.settings, f.name)),
-             config.origins.get(f.name, "default")) for f in fields(Settings)]
+    return [
+        (
+            f.metadata["section"],
+            f.metadata["key"],
+            written(getattr(config.settings, f.name)),
+            config.origins.get(f.name, "default"),
+        )
+        for f in fields(Settings)
+    ]

@@ -13,8 +13,8 @@ CONNECT_S, CONNECT_TRIES = 0.1, 20
 
 @asynccontextmanager
 async def systemd() -> AsyncIterator[SystemdBus]:
-    """A connection; where there is none, its `problem` says why. Tried once: where no bus is, none will be while a
-    person waits."""
+    """A connection; where there is none, its `problem` says why. Tried once: where no bus is, none
+    will be while a person waits."""
     connected = asyncio.Event()
     bus = SystemdBus(lambda kind, _: connected.set() if kind == "connected" else None)
     untried = bus.problem

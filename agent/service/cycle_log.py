@@ -32,15 +32,23 @@ def tell(seen: Snapshot, decided: Step, reasons: dict[str, int], diagnosis: Diag
     before, gate = seen.gate, decided.gate
     wake = ", ".join(reasons)
     values: dict[str, Any] = {
-        "phase": gate.phase.value, "reason": gate.reason, "released": "yes" if gate.released else "no",
-        "ready": "yes" if gate.ready else "no", "wake": wake}
+        "phase": gate.phase.value,
+        "reason": gate.reason,
+        "released": "yes" if gate.released else "no",
+        "ready": "yes" if gate.ready else "no",
+        "wake": wake,
+    }
     if gate.released and not before.released:
         log.info("kubelet released: %s", gate.released, extra=facts(KUBELET_RELEASED, **values))
     if before.paused != gate.paused:
         log.info("%s", gate.paused or "no longer paused", extra=facts(**values))
     _tell_access(seen.diagnosis, diagnosis)
     is_worse = not gate.ready and len(gate.troubles) > len(before.troubles)
-    same = not is_worse and (before.phase, before.reason, before.ready) == (gate.phase, gate.reason, gate.ready)
+    same = not is_worse and (before.phase, before.reason, before.ready) == (
+        gate.phase,
+        gate.reason,
+        gate.ready,
+    )
     if same and before.why != gate.why and diagnosis.report and before.counted != gate.counted:
         log.debug("probe %d: %s", gate.counted, gate.why, extra=facts(**values))
     elif not same:
@@ -49,54 +57,113 @@ def tell(seen: Snapshot, decided: Step, reasons: dict[str, int], diagnosis: Diag
             readiness += f": {gate.ready_why}"
         text = f"{gate.phase.value}: {gate.why}"
         level = logging.WARNING if gate.phase is Phase.HELD else logging.INFO
-        log.log(level, "%s (%s; woken by %s)", text, readiness, wake, extra=facts(_message_id(gate), **values))
+        log.log(
+            level,
+            "%s (%s; woken by %s)",
+            text,
+            readiness,
+            wake,
+            extra=facts(_message_id(gate), **values),
+        )
 
 
 def _tell_access(before: Diagnosis | None, now: Diagnosis) -> None:
-    """Each container that loses its devices is said once, with what was observed; and when it has them again."""
+    """Each container that loses its devices is said once, with what was observed; and when it has
+    them again."""
     lost = {h.id for h in before.gpu_containers if h.denied} if before else set()
     for holder in now.gpu_containers:
-        values = {"pod": f"{holder.namespace}/{holder.pod}", "container": holder.name, "container_id": holder.id}
+        values = {
+            "pod": f"{holder.namespace}/{holder.pod}",
+            "container": holder.name,
+            "container_id": holder.id,
+        }
         if holder.denied and holder.id not in lost:
-            log.warning("%s/%s %s may not open %s: %s; for good: %s", holder.namespace, holder.pod, holder.name,
-                        ", ".join(d.name for d in holder.denied), holder.loss_why, holder.cure,
-                        extra=facts(ACCESS_LOST, reason="AccessDenied", **values))
+            log.warning(
+                "%s/%s %s may not open %s: %s; for good: %s",
+                holder.namespace,
+                holder.pod,
+                holder.name,
+                ", ".join(d.name for d in holder.denied),
+                holder.loss_why,
+                holder.cure,
+                extra=facts(ACCESS_LOST, reason="AccessDenied", **values),
+            )
         elif holder.id in lost and holder.verdict and not holder.denied:
-            log.info("%s/%s %s may open its GPUs again", holder.namespace, holder.pod, holder.name,
-                     extra=facts(ACCESS_BACK, **values))
+            log.info(
+                "%s/%s %s may open its GPUs again",
+                holder.namespace,
+                holder.pod,
+                holder.name,
+                extra=facts(ACCESS_BACK, **values),
+            )
 
 
 def tell_added(done: tuple[Allowed, ...]) -> None:
-    """What came of adding to the device lists of scopes; the first surprise is said as loudly as can be."""
+    """What came of adding to the device lists of scopes; the first surprise is said as loudly as
+    can be."""
     for one in done:
-        values = {"pod": one.who.partition(" ")[0], "container": one.who.rpartition(" ")[2],
-                  "container_id": one.container_id, "unit": one.scope}
+        values = {
+            "pod": one.who.partition(" ")[0],
+            "container": one.who.rpartition(" ")[2],
+            "container_id": one.container_id,
+            "unit": one.scope,
+        }
         if one.lost:
-            log.error("%s LOST %s when devices were added to its scope: nothing is added to any scope until the next "
-                      "boot%s", one.who, ", ".join(one.lost), f"; {one.problem}" if one.problem else "",
-                      extra=facts(ALLOW_SURPRISE, reason="AllowStopped", **values))
+            log.error(
+                "%s LOST %s when devices were added to its scope: nothing is added to any "
+                "scope until the next "
+                "boot%s",
+                one.who,
+                ", ".join(one.lost),
+                f"; {one.problem}" if one.problem else "",
+                extra=facts(ALLOW_SURPRISE, reason="AllowStopped", **values),
+            )
         elif one.problem:
-            log.warning("the device list of %s could not be helped: %s", one.who, one.problem,
-                        extra=facts(reason="AccessDenied" if one.still_denied else "AccessUnknown", **values))
+            log.warning(
+                "the device list of %s could not be helped: %s",
+                one.who,
+                one.problem,
+                extra=facts(
+                    reason="AccessDenied" if one.still_denied else "AccessUnknown", **values
+                ),
+            )
         elif one.given_back:
-            log.warning("%s had lost %s and has it back after %.3f s: its scope's DeviceAllow= names it",
-                        one.who, ", ".join(one.given_back), one.took_s,
-                        extra=facts(ACCESS_BACK, reason="AccessDenied", **values))
+            log.warning(
+                "%s had lost %s and has it back after %.3f s: its scope's DeviceAllow= names it",
+                one.who,
+                ", ".join(one.given_back),
+                one.took_s,
+                extra=facts(ACCESS_BACK, reason="AccessDenied", **values),
+            )
         elif one.named:
-            log.info("%s keeps its devices at a daemon-reload: %s named in its scope's DeviceAllow=", one.who,
-                     ", ".join(one.named), extra=facts(reason="AccessAtRisk", **values))
+            log.info(
+                "%s keeps its devices at a daemon-reload: %s named in its scope's DeviceAllow=",
+                one.who,
+                ", ".join(one.named),
+                extra=facts(reason="AccessAtRisk", **values),
+            )
 
 
 def tell_config(config: configuration.Config, known: Sequence[configuration.Problem] = ()) -> None:
-    """What is in force, and what is wrong with it. `known`: problems that were told at the last load. They are
-    counted only: a hundred lines at each of a hundred reloads would cost the journal what else it holds."""
+    """What is in force, and what is wrong with it. `known`: problems that were told at the last
+    load. They are counted only: a hundred lines at each of a hundred reloads would cost the journal
+    what else it holds."""
     for problem in config.problems:
         if problem not in known:
             log.warning("configuration: %s", problem)
-    changed = [f"{key}={value}" for _, key, value, origin in configuration.rows(config) if origin != "default"]
+    changed = [
+        f"{key}={value}"
+        for _, key, value, origin in configuration.rows(config)
+        if origin != "default"
+    ]
     wrong = f"; {len(config.problems)} problems: gpu-gate config --check" if config.problems else ""
-    log.info("gpu-gate %s, %s%s", __version__, " ".join(changed) or "every setting at its default", wrong,
-             extra=facts(version=__version__))
+    log.info(
+        "gpu-gate %s, %s%s",
+        __version__,
+        " ".join(changed) or "every setting at its default",
+        wrong,
+        extra=facts(version=__version__),
+    )
 
 
 def tell_troubles(before: tuple[str, ...], now: tuple[str, ...]) -> None:

@@ -1,4 +1,5 @@
-"""The cycle: look, diagnose, step, act. One at a time, each bounded; what takes longer runs beside it."""
+"""The cycle: look, diagnose, step, act. One at a time, each bounded; what takes longer runs beside
+it."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ VERDICT_S = 5.0
 CONNECT_S = 0.5
 """The first look waits so long for systemd's answer to be had."""
 RELOADED = {"systemd reloading false", "systemd owner"}
-"""What systemd says after a daemon-reload; after a daemon-reexec its name has changed hands besides."""
+"""What systemd says after a daemon-reload; after a daemon-reexec its name has changed hands
+besides."""
 
 
 class Daemon:
@@ -75,17 +77,26 @@ class Daemon:
         self.wakes = Wakes()
         self.sources = Sources(self.wakes)
         settings = config.settings
-        self.probes = Probes(self.wakes.wake, settings.probe_timeout_s, settings.driver_root, first=first)
+        self.probes = Probes(
+            self.wakes.wake, settings.probe_timeout_s, settings.driver_root, first=first
+        )
         self.checks = AccessChecks(self.wakes.wake, self.sources.bus)
         self.host = LiveHost(self.sources.bus, self.probes, checks=self.checks)
         self.mender = Mender(self.host, self.sources.bus, self._hand_ended)
         self.launcher = Launcher(self.sources.bus, self._hand_ended)
         self.allow = Allow(self.sources.bus, self.checks, self._added)
-        self.hands = Hands(self.host, self.probes, self.mender, self.launcher, self.checks, self.allow)
+        self.hands = Hands(
+            self.host, self.probes, self.mender, self.launcher, self.checks, self.allow
+        )
         self.examination = Examination()
         self.http = Http(self)
         self.systemd = Notify()
-        self.host.sources = [self.sources.bus, self.sources.uevents, self.sources.inotify, self.http]
+        self.host.sources = [
+            self.sources.bus,
+            self.sources.uevents,
+            self.sources.inotify,
+            self.http,
+        ]
         self.seen = Snapshot(Gate(started_at=boottime(), since=boottime()))
         self.doings = Doings()
         self.counts = Counts(actions=self.doings.counts)
@@ -101,8 +112,8 @@ class Daemon:
         return self.config.settings
 
     async def run(self) -> None:
-        """Until SIGTERM. An unforeseen exception ends the agent: systemd restarts it, the next look finds the
-        truth."""
+        """Until SIGTERM. An unforeseen exception ends the agent: systemd restarts it, the next look
+        finds the truth."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -137,7 +148,10 @@ class Daemon:
         self.systemd.reloading()
         known, self.config = self.config.problems, configuration.load(last_good=self.settings)
         tell_config(self.config, known)
-        self.probes.timeout_s, self.probes.driver_root = self.settings.probe_timeout_s, self.settings.driver_root
+        self.probes.timeout_s, self.probes.driver_root = (
+            self.settings.probe_timeout_s,
+            self.settings.driver_root,
+        )
         self._rewatch = True
         self.wakes.wake("reload")
         self.systemd.ready()
@@ -148,26 +162,31 @@ class Daemon:
         self.wakes.wake("access added")
 
     def _hurry(self, reasons: dict[str, int]) -> None:
-        """A reload has just ended, or a scope's properties were set: what that took is given back before the look
-        that will tell of it."""
+        """A reload has just ended, or a scope's properties were set: what that took is given back
+        before the look that will tell of it."""
         diagnosis = self.seen.diagnosis
         if diagnosis is None or diagnosis.paused:
             return
         everyone = not reasons.keys().isdisjoint(RELOADED)
-        of = tuple(a for a in diagnosis.guarded if everyone or f"inotify {scope_folder(a.scope)}" in reasons)
+        of = tuple(
+            a
+            for a in diagnosis.guarded
+            if everyone or f"inotify {scope_folder(a.scope)}" in reasons
+        )
         if of:
             self.allow.begin(AllowDevices(of, prevent=False))
 
     async def _follow_scopes(self, guarded: tuple[Allowance, ...]) -> None:
-        """systemd sends no signal when a scope's properties are set, which makes its device program anew (252, 257);
-        but it writes them down."""
+        """systemd sends no signal when a scope's properties are set, which makes its device program
+        anew (252, 257); but it writes them down."""
         scopes = tuple(allowance.scope for allowance in guarded)
         if self._rewatch:
             await self.sources.bus.watch(watched_units(self.settings))
         if self._rewatch or scopes != self._scopes:
             self._rewatch, self._scopes = False, scopes
-            self.sources.inotify.watch({**watched_folders(self.settings),
-                                        **{scope_folder(scope): () for scope in scopes}})
+            self.sources.inotify.watch(
+                {**watched_folders(self.settings), **{scope_folder(scope): () for scope in scopes}}
+            )
 
     def _hand_ended(self, said: str) -> None:
         log.info("%s", said)
@@ -186,15 +205,22 @@ class Daemon:
                 reasons[reason] = reasons.get(reason, 0) + count
 
     async def cycle(self, reasons: dict[str, int]) -> None:
-        """One cycle. A look that takes too long leaves the last diagnosis in force, and the deadline counts on."""
+        """One cycle. A look that takes too long leaves the last diagnosis in force, and the
+        deadline counts on."""
         began = boottime()
         lag_s = max(0.0, began - self._wake_at) if "timer" in reasons and self._wake_at else 0.0
         await self._follow_scopes(self.seen.diagnosis.guarded if self.seen.diagnosis else ())
         self.sources.refresh()
         await self.http.keep()
-        self.host.is_quiet = reasons.keys() <= {"timer"} and self.seen.gate.ready \
-            and self.seen.gate.phase is Phase.OPEN and not await self.host.trouble()
-        self.host.reuse_s = VERDICT_S if all(reason.startswith("access") for reason in reasons) else 0.0
+        self.host.is_quiet = (
+            reasons.keys() <= {"timer"}
+            and self.seen.gate.ready
+            and self.seen.gate.phase is Phase.OPEN
+            and not await self.host.trouble()
+        )
+        self.host.reuse_s = (
+            VERDICT_S if all(reason.startswith("access") for reason in reasons) else 0.0
+        )
         scene, diagnosis, tape, stalled = await self._look()
         now = boottime()
         if diagnosis is None:
@@ -208,23 +234,38 @@ class Daemon:
                 self._wake_at = min(self._wake_at, now + 0.1)
             if decided.gate.mend.is_armed and not was_armed and scene is not None:
                 self.examination.begin(self.settings, scene)
-        self.seen = replace(self.seen, diagnosis=diagnosis, scene=scene, cycles=self.seen.cycles + 1,
-                            cycle_ended_at=boottime(), cycle_took_s=boottime() - began, cycle_lag_s=lag_s,
-                            wakes=reasons)
+        self.seen = replace(
+            self.seen,
+            diagnosis=diagnosis,
+            scene=scene,
+            cycles=self.seen.cycles + 1,
+            cycle_ended_at=boottime(),
+            cycle_took_s=boottime() - began,
+            cycle_lag_s=lag_s,
+            wakes=reasons,
+        )
         self._feed(reasons)
 
     async def _look(self) -> tuple[Scene | None, Diagnosis | None, Tape | None, bool]:
-        """What is seen, what it means, its tape, and whether the look stalled: then all of it is the last one's.
-        A look that may lead to a repair is recorded: it is the evidence of it."""
+        """What is seen, what it means, its tape, and whether the look stalled: then all of it is
+        the last one's. A look that may lead to a repair is recorded: it is the evidence of it."""
         recorder = Recorder(self.host) if self.seen.gate.mend.is_armed else None
         try:
             scene = await asyncio.wait_for(look(recorder or self.host, self.settings), CYCLE_S)
         except asyncio.TimeoutError:
             log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
             diagnosis = self.seen.diagnosis
-            if diagnosis is not None:  # the deadline counts on; nothing else may be begun on an old look
-                diagnosis = replace(diagnosis, probe_busy=True, additive=(), mending=None, access_check=None,
-                                    allow=None)
+            if (
+                diagnosis is not None
+            ):  # the deadline counts on; nothing else may be begun on an old look
+                diagnosis = replace(
+                    diagnosis,
+                    probe_busy=True,
+                    additive=(),
+                    mending=None,
+                    access_check=None,
+                    allow=None,
+                )
             return self.seen.scene, diagnosis, None, True
         tell_troubles(self.seen.scene.trouble if self.seen.scene else (), scene.trouble)
         return scene, diagnose(scene, self.settings), recorder.tape if recorder else None, False
@@ -234,8 +275,12 @@ class Daemon:
         self.counts.woken(reasons)
         self.counts.probed(self.probes.state)
         if self.seen.diagnosis is not None and self.seen.scene is not None:
-            self.milestones.note(self.seen.gate, self.seen.diagnosis, self.seen.scene.clock.boottime,
-                                 self.settings.stable_probes)
+            self.milestones.note(
+                self.seen.gate,
+                self.seen.diagnosis,
+                self.seen.scene.clock.boottime,
+                self.settings.stable_probes,
+            )
         gate = self.seen.gate
         if self.seen.cycles == 1:
             self.systemd.ready()
@@ -243,18 +288,28 @@ class Daemon:
         self.systemd.watchdog()
         self.http.cycled()
 
-    async def _act(self, decided: Step, scene: Scene | None, tape: Tape | None, stalled: bool) -> bool:
-        """True where a hand changed the node: look again soon, what we did is learned by looking."""
+    async def _act(
+        self, decided: Step, scene: Scene | None, tape: Tape | None, stalled: bool
+    ) -> bool:
+        """True where a hand changed the node: look again soon, what we did is learned by
+        looking."""
         changed = False
         self.seen.gate = decided.gate
         due, in_vain = self._rests.due(decided.actions, stalled, boottime())
         for action in in_vain:
-            log.warning("a hand had no effect, and rests for %d s: %s", RETRY_S, type(action).__name__,
-                        extra=facts(action=type(action).__name__, detail=action))
+            log.warning(
+                "a hand had no effect, and rests for %d s: %s",
+                RETRY_S,
+                type(action).__name__,
+                extra=facts(action=type(action).__name__, detail=action),
+            )
         for action in due:
             try:
                 if isinstance(action, DISRUPTIVE) and tape is not None:
-                    self.host.reuse_s, self.host.is_quiet = 0.0, False  # its hand asks the kubelet once more
+                    self.host.reuse_s, self.host.is_quiet = (
+                        0.0,
+                        False,
+                    )  # its hand asks the kubelet once more
                     await self.examination.add_to(tape)
                 await self.hands.act(action, tape, scene.runtime_socket if scene else "")
             except HandFailed as failed:
@@ -274,9 +329,15 @@ class Daemon:
         self._rests.failed(action, boottime())
         if isinstance(action, DISRUPTIVE):
             self.seen.gate = replace(gate, mend=refuse(gate.mend, failed.sentence, boottime()))
-        is_news = is_new and failed.sentence != gate.mend.held  # what goes on failing, and what is held, is said once
-        log.log(logging.WARNING if is_news else logging.DEBUG, "a hand did not take: %s", failed.sentence,
-                extra=facts(action=type(action).__name__))
+        is_news = (
+            is_new and failed.sentence != gate.mend.held
+        )  # what goes on failing, and what is held, is said once
+        log.log(
+            logging.WARNING if is_news else logging.DEBUG,
+            "a hand did not take: %s",
+            failed.sentence,
+            extra=facts(action=type(action).__name__),
+        )
 
     def is_overdue(self) -> bool:
         """True where the cycle has not ended when it should have: the agent is not healthy."""
@@ -292,10 +353,28 @@ class Daemon:
         return self.seen.gate.ready, self.seen.gate.ready_why
 
     def status(self) -> dict[str, Any]:
-        return status(Told(self.seen, self.settings, self.probes.state, self.config.problems, self.milestones.at,
-                           self.doings.recent, clock_now()))
+        return status(
+            Told(
+                self.seen,
+                self.settings,
+                self.probes.state,
+                self.config.problems,
+                self.milestones.at,
+                self.doings.recent,
+                clock_now(),
+            )
+        )
 
     def metrics(self) -> str:
         clock = clock_now()
-        return render(View(self.seen, self.counts, self.settings, self.probes.state, self.milestones.at,
-                           len(self.config.problems), clock.realtime - clock.boottime))
+        return render(
+            View(
+                self.seen,
+                self.counts,
+                self.settings,
+                self.probes.state,
+                self.milestones.at,
+                len(self.config.problems),
+                clock.realtime - clock.boottime,
+            )
+        )

@@ -1,8 +1,9 @@
-"""/events: /status as server-sent events, for whoever has the page open. Nobody listens: it costs nothing.
+"""/events: /status as server-sent events, for whoever has the page open. Nobody listens: it costs
+nothing.
 
-    event: status   the whole of /status, after a cycle that changed something; at most one a second
-    event: cycle    {"age_s": …}: a cycle ended and changed nothing
-    :               a comment every 15 s, so that a dead connection is noticed
+event: status   the whole of /status, after a cycle that changed something; at most one a second
+event: cycle    {"age_s": …}: a cycle ended and changed nothing :               a comment every 15
+s, so that a dead connection is noticed
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ class Events:
 
     def answer(self) -> Answer:
         if len(self._listeners) >= MOST_LISTENERS:
-            return Answer(503, f"{MOST_LISTENERS} pages are listening already: close one\n".encode(),
-                          headers=(("Retry-After", "30"),))
+            return Answer(
+                503,
+                f"{MOST_LISTENERS} pages are listening already: close one\n".encode(),
+                headers=(("Retry-After", "30"),),
+            )
         return Answer(200, f"retry: {RETRY_MS}\n\n".encode(), KIND, stream=self._join)
 
     def cycled(self) -> None:
@@ -106,8 +110,12 @@ def _event(name: str, body: Any) -> bytes:
 
 
 def _without_times(body: Any) -> Any:
-    """What is left of a status when nothing happens: ages grow and the cycle's number, and that is no news."""
+    """What is left of a status when nothing happens: ages grow and the cycle's number, and that is
+    no news."""
     if isinstance(body, dict):
-        return {key: _without_times(value) for key, value in body.items()
-                if key != "cycle" and not key.endswith(("_s", "_ago"))}
+        return {
+            key: _without_times(value)
+            for key, value in body.items()
+            if key != "cycle" and not key.endswith(("_s", "_ago"))
+        }
     return [_without_times(value) for value in body] if isinstance(body, list) else body

@@ -1,5 +1,5 @@
-"""A doctor's questions with the evidence of a repair: journal, versions, sockets. Begun beside the cycle when a
-repair is near, so that it need not wait for programs."""
+"""A doctor's questions with the evidence of a repair: journal, versions, sockets. Begun beside the
+cycle when a repair is near, so that it need not wait for programs."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ class Examination:
             self._task = asyncio.get_running_loop().create_task(examine(host, settings, scene))
 
     async def add_to(self, tape: Tape) -> None:
-        """What has been answered, to the tape of the look that leads to the repair, whose own answers stay."""
+        """What has been answered, to the tape of the look that leads to the repair, whose own
+        answers stay."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=WAIT_S)
-        tape.answers.update({key: said for key, said in self._tape.answers.items() if key not in tape.answers})
+        tape.answers.update(
+            {key: said for key, said in self._tape.answers.items() if key not in tape.answers}
+        )
 
     async def close(self) -> None:
         if self._task is not None:

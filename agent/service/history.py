@@ -1,4 +1,5 @@
-"""What this agent did, as far as people ask for it: the last actions that changed the node, and what came of them."""
+"""What this agent did, as far as people ask for it: the last actions that changed the node, and
+what came of them."""
 
 from __future__ import annotations
 
@@ -45,13 +46,19 @@ class Doings:
         self.recent: deque[Done] = deque(maxlen=MOST_ACTIONS)
 
     def note(self, action: Action, at: float, failed: str = "") -> bool:
-        """`failed`: why it did not take. False where the last one of its kind came to the very same."""
+        """`failed`: why it did not take. False where the last one of its kind came to the very
+        same."""
         kind = type(action).__name__
         self.counts[kind, "failed" if failed else "done"] += 1
         if isinstance(action, _QUIET):
             return True
-        done = Done(round(at, 3), kind, action.sentence, f"failed: {failed}" if failed else "done",
-                    action.number if isinstance(action, DISRUPTIVE) else 0)
+        done = Done(
+            round(at, 3),
+            kind,
+            action.sentence,
+            f"failed: {failed}" if failed else "done",
+            action.number if isinstance(action, DISRUPTIVE) else 0,
+        )
         last = next((earlier for earlier in reversed(self.recent) if earlier.kind == kind), None)
         self._keep(done)
         return last is None or replace(last, at=done.at) != done
@@ -60,7 +67,9 @@ class Doings:
         """Devices were named in scopes' lists."""
         for one in done:
             if one.lost:
-                outcome = f"failed: lost {', '.join(one.lost)}; nothing is added any more in this boot"
+                outcome = (
+                    f"failed: lost {', '.join(one.lost)}; nothing is added any more in this boot"
+                )
             elif one.problem:
                 outcome = f"failed: {one.problem}"
             elif one.given_back:
@@ -69,11 +78,20 @@ class Doings:
                 outcome = f"done: {len(one.named)} device nodes named"
             else:
                 continue
-            self._keep(Done(round(at, 3), AllowDevices.__name__, f"named what {one.who} may open in its scope's "
-                            "DeviceAllow=, so that a daemon-reload takes nothing away", outcome,
-                            target=one.container_id))
+            self._keep(
+                Done(
+                    round(at, 3),
+                    AllowDevices.__name__,
+                    f"named what {one.who} may open in its scope's "
+                    "DeviceAllow=, so that a daemon-reload takes nothing away",
+                    outcome,
+                    target=one.container_id,
+                )
+            )
 
     def _keep(self, done: Done) -> None:
-        if self.recent and replace(self.recent[-1], at=done.at) == done:  # tried again and again: said once
+        if (
+            self.recent and replace(self.recent[-1], at=done.at) == done
+        ):  # tried again and again: said once
             self.recent.pop()
         self.recent.append(done)

@@ -1,11 +1,10 @@
-"""The faces over HTTP: GET only, answered from memory. TCP on loopback, and a root-only unix socket.
+"""The faces over HTTP: GET only, answered from memory. TCP on loopback, and a root-only unix
+socket.
 
-/         a page: the chain as a picture, live
-/healthz  200 while cycles run on time, else 503
-/readyz   200 only while GPU work may start, else 503; one line says why
-/status   the whole of the last cycle as JSON, versioned (docs/status.schema.json)
-/metrics  the same for Prometheus
-/events   the same as it changes (server-sent events)
+/         a page: the chain as a picture, live /healthz  200 while cycles run on time, else 503
+/readyz   200 only while GPU work may start, else 503; one line says why /status   the whole of the
+last cycle as JSON, versioned (docs/status.schema.json) /metrics  the same for Prometheus /events
+the same as it changes (server-sent events)
 """
 
 from __future__ import annotations
@@ -30,9 +29,16 @@ log = logging.getLogger(__name__)
 
 FRESH_S = 0.2
 """/status and /metrics of one cycle are written once in so long: ages in them are older by that."""
-HEADERS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer"),
-           ("Cross-Origin-Resource-Policy", "same-origin"))
-LOW_PORT = "the agent's unit lacks CAP_NET_BIND_SERVICE, for ports below 1024: name a higher one in [Http] Listen="
+HEADERS = (
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+)
+LOW_PORT = (
+    "the agent's unit lacks CAP_NET_BIND_SERVICE, for ports below 1024: name a "
+    "higher one in [Http] Listen="
+)
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
@@ -63,14 +69,21 @@ class Http:
         self._listening = ""
         self._written: dict[str, tuple[int, float, bytes]] = {}
         self._faces: dict[str, Callable[[], Answer]] = {
-            "/": page.answer, "/healthz": self._healthz, "/readyz": self._readyz, "/status": self._status,
-            "/metrics": self._metrics, "/events": self._events.answer}
+            "/": page.answer,
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/status": self._status,
+            "/metrics": self._metrics,
+            "/events": self._events.answer,
+        }
         self._problem: str | None = None
 
     @property
     def problem(self) -> str | None:
         """Why a face does not answer, as a sentence; None while they do."""
-        shut = next((s.problem for s in (self._tcp, self._unix) if s is not None and s.problem), None)
+        shut = next(
+            (s.problem for s in (self._tcp, self._unix) if s is not None and s.problem), None
+        )
         return self._problem or (f"HTTP: {shut}" if shut else None)
 
     async def start(self) -> None:
@@ -97,7 +110,9 @@ class Http:
             return
         self._tcp, self._listening = server, wanted
         if not _is_loopback(host):
-            log.warning("HTTP listens on %s: whoever reaches it can read this node's GPU state", wanted)
+            log.warning(
+                "HTTP listens on %s: whoever reaches it can read this node's GPU state", wanted
+            )
 
     def cycled(self) -> None:
         """A cycle has ended: whoever listens is told."""
@@ -116,20 +131,29 @@ class Http:
             await server.listen_unix(str(path))
             path.chmod(0o600)
         except OSError as exc:
-            log.warning("%s could not be opened (%s): gpu-gate status asks over HTTP", SOCKET, exc.strerror)
+            log.warning(
+                "%s could not be opened (%s): gpu-gate status asks over HTTP", SOCKET, exc.strerror
+            )
             return None
         return server
 
     def _answer(self, path: str, host: str) -> Answer:
-        """A web page must not read this node through a name that resolves to 127.0.0.1 (DNS rebinding)."""
+        """A web page must not read this node through a name that resolves to 127.0.0.1 (DNS
+        rebinding)."""
         if not _is_known_host(host):
             answer = _line(421, "ask by address or as localhost")
         elif path in self._faces:
             answer = self._faces[path]()
         else:
             answer = _line(404, f"not here; there is {' '.join(self._faces)}")
-        csp = () if any(name == page.POLICY for name, _ in answer.headers) else ((page.POLICY, NOTHING),)
-        return Answer(answer.code, answer.body, answer.kind, (*HEADERS, *csp, *answer.headers), answer.stream)
+        csp = (
+            ()
+            if any(name == page.POLICY for name, _ in answer.headers)
+            else ((page.POLICY, NOTHING),)
+        )
+        return Answer(
+            answer.code, answer.body, answer.kind, (*HEADERS, *csp, *answer.headers), answer.stream
+        )
 
     def _healthz(self) -> Answer:
         return _line(503, "a cycle is overdue") if self._answers.is_overdue() else _line(200, "ok")
@@ -141,14 +165,18 @@ class Http:
         return _line(200 if ready else 503, printable(" ".join(why.split())))
 
     def _status(self) -> Answer:
-        return Answer(200, self._fresh("/status", lambda: json.dumps(self._answers.status(), indent=1) + "\n"),
-                      "application/json; charset=utf-8")
+        return Answer(
+            200,
+            self._fresh("/status", lambda: json.dumps(self._answers.status(), indent=1) + "\n"),
+            "application/json; charset=utf-8",
+        )
 
     def _metrics(self) -> Answer:
         return Answer(200, self._fresh("/metrics", self._answers.metrics), CONTENT_TYPE)
 
     def _fresh(self, path: str, write: Callable[[], str]) -> bytes:
-        """A thousand requests a second must not cost a thousand renderings, nor a memory of each."""
+        """A thousand requests a second must not cost a thousand renderings, nor a memory of
+        each."""
         cycles, now = self._answers.cycles(), time.monotonic()
         number, at, body = self._written.get(path, (-1, 0.0, b""))
         if number != cycles or now - at > FRESH_S:

@@ -6,7 +6,12 @@ import glob
 import os
 import re
 
-UNIT_FOLDERS = ("etc/systemd/system", "usr/local/lib/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+UNIT_FOLDERS = (
+    "etc/systemd/system",
+    "usr/local/lib/systemd/system",
+    "usr/lib/systemd/system",
+    "lib/systemd/system",
+)
 """Of them that outlive a boot, the first wins (systemd.unit(5))."""
 STATUS = "var/lib/dpkg/status"
 STATUS_BYTES = 32 << 20
@@ -16,17 +21,23 @@ MOST_LINKS = 40
 
 
 class Image:
-    """Paths are given without the leading slash; a link to /x leads to the image's /x, not to this machine's."""
+    """Paths are given without the leading slash; a link to /x leads to the image's /x, not to this
+    machine's."""
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     def is_running_machine(self) -> bool:
-        """Booted by systemd, and this folder is what PID 1 calls /: a build may have been given its host's /run."""
+        """Booted by systemd, and this folder is what PID 1 calls /: a build may have been given its
+        host's /run."""
         try:
             with open("/proc/1/comm", encoding="ascii") as file:
                 is_systemd = file.read().strip() in ("systemd", "init")
-            return is_systemd and os.path.isdir("/run/systemd/system") and os.path.samefile("/proc/1/root", self.root)
+            return (
+                is_systemd
+                and os.path.isdir("/run/systemd/system")
+                and os.path.samefile("/proc/1/root", self.root)
+            )
         except (OSError, ValueError):
             return False
 
@@ -51,15 +62,24 @@ class Image:
         for pattern in patterns:
             fixed = re.split(r"/[^/]*[*?\[]", pattern)[0]
             real = self._inside(fixed)
-            rest = pattern[len(fixed):]
-            found |= {f"/{fixed}{path[len(real):]}" for path in glob.glob(glob.escape(real) + rest)}
+            rest = pattern[len(fixed) :]
+            found |= {
+                f"/{fixed}{path[len(real) :]}" for path in glob.glob(glob.escape(real) + rest)
+            }
         return sorted(found)
 
     def unit_file(self, name: str) -> str:
-        """Where a unit, or `unit.d/drop-in`, lies that is in force, be it a link to /dev/null; "" where none does."""
+        """Where a unit, or `unit.d/drop-in`, lies that is in force, be it a link to /dev/null; ""
+        where none does."""
         folder, slash, base = name.rpartition("/")
-        return next((f"{where}/{name}" for where in UNIT_FOLDERS
-                     if os.path.lexists(os.path.join(self._inside(f"{where}{slash}{folder}"), base))), "")
+        return next(
+            (
+                f"{where}/{name}"
+                for where in UNIT_FOLDERS
+                if os.path.lexists(os.path.join(self._inside(f"{where}{slash}{folder}"), base))
+            ),
+            "",
+        )
 
     def is_masked(self, unit: str) -> bool:
         path = os.path.join(self._inside("etc/systemd/system"), unit)
@@ -70,8 +90,11 @@ class Image:
     def is_enabled(self, unit: str) -> bool:
         """By a link in some target's folder."""
         folder = self._inside("etc/systemd/system")
-        return any(os.path.lexists(path) for kind in ("wants", "requires")
-                   for path in glob.glob(f"{glob.escape(folder)}/*.{kind}/{unit}"))
+        return any(
+            os.path.lexists(path)
+            for kind in ("wants", "requires")
+            for path in glob.glob(f"{glob.escape(folder)}/*.{kind}/{unit}")
+        )
 
     def package(self, name: str) -> str:
         """The version of an installed Debian package; "" where there is none."""

@@ -1,4 +1,5 @@
-"""What a node lacks for Launch= to work: said by `gpu-gate config --check` and at the agent's start."""
+"""What a node lacks for Launch= to work: said by `gpu-gate config --check` and at the agent's
+start."""
 
 from __future__ import annotations
 
@@ -20,16 +21,28 @@ def problems(settings: Settings, root: str) -> Iterator[str]:
     if settings.launch != "manifest":
         return
     if not os.path.isfile(os.path.join(root, settings.launch_manifest.lstrip("/"))):
-        yield f"LaunchManifest={settings.launch_manifest} is no file: put the plugin's static pod there"
+        yield (
+            f"LaunchManifest={settings.launch_manifest} is no file: put the plugin's "
+            "static pod there"
+        )
     folder = settings.manifest_dir
-    if folder and folder not in manifest_folders(Settings()) and not _is_removed(f"{folder}/{MANIFEST_NAME}", root):
-        yield (f"ManifestDir={folder}: nothing removes {MANIFEST_NAME} there at the next boot: echo 'r! {folder}/"
-               f"{MANIFEST_NAME}' >/etc/tmpfiles.d/gpu-gate-manifest.conf; and the agent may write there only with "
-               f"ReadWritePaths={folder} (systemctl edit gpu-gate)")
+    if (
+        folder
+        and folder not in manifest_folders(Settings())
+        and not _is_removed(f"{folder}/{MANIFEST_NAME}", root)
+    ):
+        yield (
+            f"ManifestDir={folder}: nothing removes {MANIFEST_NAME} there at the next boot: "
+            f"echo 'r! {folder}/"
+            f"{MANIFEST_NAME}' >/etc/tmpfiles.d/gpu-gate-manifest.conf; and the agent may "
+            "write there only with "
+            f"ReadWritePaths={folder} (systemctl edit gpu-gate)"
+        )
 
 
 def _is_removed(target: str, root: str) -> bool:
-    """Some r! line names it: systemd-tmpfiles-setup.service reads those before sysinit.target (tmpfiles.d(5))."""
+    """Some r! line names it: systemd-tmpfiles-setup.service reads those before sysinit.target
+    (tmpfiles.d(5))."""
     for folder in TMPFILES:
         for path in glob.glob(os.path.join(glob.escape(root), folder, "*.conf")):
             try:

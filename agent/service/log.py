@@ -19,7 +19,16 @@ ACCESS_LOST = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e506"
 ACCESS_BACK = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e507"
 ALLOW_SURPRISE = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e508"
 
-_LEVELS = {"emerg": 50, "alert": 50, "crit": 50, "err": 40, "warning": 30, "notice": 20, "info": 20, "debug": 10}
+_LEVELS = {
+    "emerg": 50,
+    "alert": 50,
+    "crit": 50,
+    "err": 40,
+    "warning": 30,
+    "notice": 20,
+    "info": 20,
+    "debug": 10,
+}
 
 
 def facts(message_id: str = "", **values: Any) -> dict[str, Any]:
@@ -31,15 +40,16 @@ def facts(message_id: str = "", **values: Any) -> dict[str, Any]:
 
 
 class Plain(logging.Formatter):
-    """One line a record, whatever a pod, a log or a bundle is called: nobody writes a second line, or a terminal's
-    escape sequence, by our hand. A traceback keeps its lines."""
+    """One line a record, whatever a pod, a log or a bundle is called: nobody writes a second line,
+    or a terminal's escape sequence, by our hand. A traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
 
 
 def set_up(verbose: bool = False, identifier: str = "gpu-gate") -> None:
-    """Log to journald where systemd connected us to it, else to stderr. SYSTEMD_LOG_LEVEL is honoured."""
+    """Log to journald where systemd connected us to it, else to stderr. SYSTEMD_LOG_LEVEL is
+    honoured."""
     root = logging.getLogger()
     level = _LEVELS.get(os.environ.get("SYSTEMD_LOG_LEVEL", "").lower(), 20)
     root.setLevel(10 if verbose else level)

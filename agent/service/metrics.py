@@ -1,8 +1,10 @@
-"""/metrics: the last cycle as Prometheus reads it (text format 0.0.4; every series is named in docs/metrics.md).
+"""/metrics: the last cycle as Prometheus reads it (text format 0.0.4; every series is named in
+docs/metrics.md).
 
-The text is written here: prometheus_client takes urllib and OpenSSL along, 9 MiB that an agent without TLS has no
-use for. Its parser and promtool read what is written in the tests. Labels hold words of our own and resource names,
-never a pod, a container or a GPU: the number of series does not grow with the node's work.
+The text is written here: prometheus_client takes urllib and OpenSSL along, 9 MiB that an agent
+without TLS has no use for. Its parser and promtool read what is written in the tests. Labels hold
+words of our own and resource names, never a pod, a container or a GPU: the number of series does
+not grow with the node's work.
 """
 
 from __future__ import annotations
@@ -85,19 +87,52 @@ def render(view: View) -> str:
 def families(view: View) -> Iterator[Family]:
     """Every family, also those without a sample yet: a dashboard finds their names."""
     seen, gate = view.seen, view.seen.gate
-    yield "gpu_gate_build_info", "gauge", "Always 1; the agent's version.", [((("version", __version__),), 1)]
-    yield "gpu_gate_phase", "gauge", "Phase of the gate: 0 WAITING 1 PROBING 2 SETTLING 3 OPEN 4 REVALIDATING " \
-        "5 REPAIRING 6 HELD 7 NOT_APPLICABLE.", [((), gate.phase.number)]
-    yield "gpu_gate_ready", "gauge", "1 while GPU work may start on this node.", [((), int(gate.ready))]
-    yield "gpu_gate_released", "gauge", "1 once the kubelet may start; it stays 1 for the boot.", \
-        [((), int(bool(gate.released)))]
-    yield "gpu_gate_paused", "gauge", "1 while no probe and no action is made.", [((), int(bool(gate.paused)))]
-    yield "gpu_gate_reason_info", "gauge", "Always 1; the reason word of the phase (docs/reasons.md).", \
-        [((("reason", gate.reason),), 1)] if gate.reason else []
+    yield (
+        "gpu_gate_build_info",
+        "gauge",
+        "Always 1; the agent's version.",
+        [((("version", __version__),), 1)],
+    )
+    yield (
+        "gpu_gate_phase",
+        "gauge",
+        "Phase of the gate: 0 WAITING 1 PROBING 2 SETTLING 3 OPEN 4 REVALIDATING "
+        "5 REPAIRING 6 HELD 7 NOT_APPLICABLE.",
+        [((), gate.phase.number)],
+    )
+    yield (
+        "gpu_gate_ready",
+        "gauge",
+        "1 while GPU work may start on this node.",
+        [((), int(gate.ready))],
+    )
+    yield (
+        "gpu_gate_released",
+        "gauge",
+        "1 once the kubelet may start; it stays 1 for the boot.",
+        [((), int(bool(gate.released)))],
+    )
+    yield (
+        "gpu_gate_paused",
+        "gauge",
+        "1 while no probe and no action is made.",
+        [((), int(bool(gate.paused)))],
+    )
+    yield (
+        "gpu_gate_reason_info",
+        "gauge",
+        "Always 1; the reason word of the phase (docs/reasons.md).",
+        [((("reason", gate.reason),), 1)] if gate.reason else [],
+    )
     yield from _links(seen.diagnosis)
     yield from _gpus(seen.diagnosis, seen.scene)
-    yield "gpu_gate_boot_seconds", "gauge", "Seconds from boot until NVML was first complete, stable, the gate " \
-        "open, the GPUs registered.", [((("milestone", name),), at) for name, at in view.milestones.items()]
+    yield (
+        "gpu_gate_boot_seconds",
+        "gauge",
+        "Seconds from boot until NVML was first complete, stable, the gate "
+        "open, the GPUs registered.",
+        [((("milestone", name),), at) for name, at in view.milestones.items()],
+    )
     yield from _containers(seen.diagnosis)
     yield from _repairs(view)
     yield from _agent(view)
@@ -109,28 +144,56 @@ def _links(diagnosis: Diagnosis | None) -> Iterator[Family]:
         key, value = (finding.link, finding.condition), _VERDICTS[finding.verdict]
         # One condition may have several findings: one that fails counts before one that is unknown.
         worst[key] = min(worst.get(key, value), value, key=lambda v: (v != 0, v != -1))
-    yield "gpu_gate_condition", "gauge", "A condition of a link: 1 holds, 0 fails, -1 unknown.", [
-        ((("link", link), ("condition", condition)), value) for (link, condition), value in sorted(worst.items())]
+    yield (
+        "gpu_gate_condition",
+        "gauge",
+        "A condition of a link: 1 holds, 0 fails, -1 unknown.",
+        [
+            ((("link", link), ("condition", condition)), value)
+            for (link, condition), value in sorted(worst.items())
+        ],
+    )
 
 
 def _gpus(diagnosis: Diagnosis | None, scene: Scene | None) -> Iterator[Family]:
     report = diagnosis.report if diagnosis else None
-    yield "gpu_gate_gpus_expected", "gauge", "GPUs that this host must show.", \
-        [((), len(diagnosis.expected))] if diagnosis else []
-    yield "gpu_gate_gpus_enumerated", "gauge", "GPUs that the last NVML probe enumerated.", \
-        [((), len(report.gpus))] if report else []
+    yield (
+        "gpu_gate_gpus_expected",
+        "gauge",
+        "GPUs that this host must show.",
+        [((), len(diagnosis.expected))] if diagnosis else [],
+    )
+    yield (
+        "gpu_gate_gpus_enumerated",
+        "gauge",
+        "GPUs that the last NVML probe enumerated.",
+        [((), len(report.gpus))] if report else [],
+    )
     listed = scene.allocatable.value if scene and isinstance(scene.allocatable, Seen) else ()
-    yield "gpu_gate_devices_registered", "gauge", "Devices that the kubelet lists as allocatable, by resource.", \
-        [((("resource", d.resource),), len(d.ids)) for d in listed[:MOST_RESOURCES]]
+    yield (
+        "gpu_gate_devices_registered",
+        "gauge",
+        "Devices that the kubelet lists as allocatable, by resource.",
+        [((("resource", d.resource),), len(d.ids)) for d in listed[:MOST_RESOURCES]],
+    )
 
 
 def _containers(diagnosis: Diagnosis | None) -> Iterator[Family]:
     holders = diagnosis.gpu_containers if diagnosis else ()
     now = Counter(now_of(h) for h in holders)
-    yield "gpu_gate_gpu_containers", "gauge", "Running containers that hold GPUs, by whether they may open them " \
-        "now: allowed, denied, unknown.", [((("access", w.value),), now[w]) for w in Now] if diagnosis else []
-    yield "gpu_gate_gpu_containers_at_risk", "gauge", "Containers that lose a GPU at the next daemon-reload.", \
-        [((), sum(1 for h in holders if after_of(h) == "lost"))] if diagnosis else []
+    yield (
+        "gpu_gate_gpu_containers",
+        "gauge",
+        "Running containers that hold GPUs, by whether they may open them "
+        "now: allowed, denied, unknown.",
+        [((("access", w.value),), now[w]) for w in Now] if diagnosis else [],
+    )
+    yield (
+        "gpu_gate_gpu_containers_at_risk",
+        "gauge",
+        "Containers that lose a GPU at the next daemon-reload.",
+        [((), sum(1 for h in holders if after_of(h) == "lost"))] if diagnosis else [],
+    )
 
 
 def _repairs(view: View) -> Iterator[Family]:
@@ -139,12 +202,23 @@ def _repairs(view: View) -> Iterator[Family]:
     boot_id = scene.boot_id if scene else ""
     done = ledger.actions(entries, boot_id)
     by: Counter[Labels] = Counter(
-        (("action", e.what), ("outcome", ledger.outcome_of(entries, e) or "awaited")) for e in done)
-    yield "gpu_gate_repairs", "gauge", "Disruptive actions of this boot, by what was done and what came of it.", \
-        [(labels, count) for labels, count in sorted(by.items())]
+        (("action", e.what), ("outcome", ledger.outcome_of(entries, e) or "awaited")) for e in done
+    )
+    yield (
+        "gpu_gate_repairs",
+        "gauge",
+        "Disruptive actions of this boot, by what was done and what came of it.",
+        [(labels, count) for labels, count in sorted(by.items())],
+    )
     now = view.seen.cycle_ended_at + view.offset
-    yield "gpu_gate_repair_budget_left", "gauge", "Disruptive actions that are still allowed now.", \
-        [((), _budget_left(done, now, settings))] if scene and isinstance(scene.ledger, Seen) else []
+    yield (
+        "gpu_gate_repair_budget_left",
+        "gauge",
+        "Disruptive actions that are still allowed now.",
+        [((), _budget_left(done, now, settings))]
+        if scene and isinstance(scene.ledger, Seen)
+        else [],
+    )
 
 
 def _budget_left(done: tuple[LedgerEntry, ...], now: float, settings: Settings) -> int:
@@ -154,30 +228,83 @@ def _budget_left(done: tuple[LedgerEntry, ...], now: float, settings: Settings) 
 
 def _agent(view: View) -> Iterator[Family]:
     seen, counts, scene = view.seen, view.counts, view.seen.scene
-    yield "gpu_gate_actions_total", "counter", "Actions since the agent's start, by kind; failed: it did not take.", [
-        ((("action", kind), ("result", result)), n) for (kind, result), n in sorted(counts.actions.items())]
-    yield "gpu_gate_probes_total", "counter", "NVML probes by how they ended: answered, error, hung, broken.", [
-        ((("end", end),), n) for end, n in sorted(counts.probes.items())]
+    yield (
+        "gpu_gate_actions_total",
+        "counter",
+        "Actions since the agent's start, by kind; failed: it did not take.",
+        [
+            ((("action", kind), ("result", result)), n)
+            for (kind, result), n in sorted(counts.actions.items())
+        ],
+    )
+    yield (
+        "gpu_gate_probes_total",
+        "counter",
+        "NVML probes by how they ended: answered, error, hung, broken.",
+        [((("end", end),), n) for end, n in sorted(counts.probes.items())],
+    )
     last = view.probe.last
-    yield "gpu_gate_probe_duration_seconds", "gauge", "How long the last NVML probe took.", \
-        [((), last.ended_at - last.started_at)] if last else []
-    yield "gpu_gate_probe_remains", "gauge", "1 while a probe that cannot be killed still exists (D state).", \
-        [((), int(view.probe.remains is not None))]
-    yield "gpu_gate_wakes_total", "counter", "Why the agent looked, by source of the signal.", [
-        ((("source", source),), n) for source, n in sorted(counts.wakes.items())]
-    yield "gpu_gate_cycles_total", "counter", "Cycles: one look, one diagnosis, one step.", [((), seen.cycles)]
-    yield "gpu_gate_cycle_duration_seconds", "gauge", "How long the last cycle took.", [((), seen.cycle_took_s)]
-    yield "gpu_gate_cycle_lag_seconds", "gauge", "How much later than due the last cycle began.", \
-        [((), seen.cycle_lag_s)]
-    yield "gpu_gate_last_cycle_timestamp_seconds", "gauge", "Unix time at which the last cycle ended.", \
-        [((), seen.cycle_ended_at + view.offset)] if seen.cycles else []
+    yield (
+        "gpu_gate_probe_duration_seconds",
+        "gauge",
+        "How long the last NVML probe took.",
+        [((), last.ended_at - last.started_at)] if last else [],
+    )
+    yield (
+        "gpu_gate_probe_remains",
+        "gauge",
+        "1 while a probe that cannot be killed still exists (D state).",
+        [((), int(view.probe.remains is not None))],
+    )
+    yield (
+        "gpu_gate_wakes_total",
+        "counter",
+        "Why the agent looked, by source of the signal.",
+        [((("source", source),), n) for source, n in sorted(counts.wakes.items())],
+    )
+    yield (
+        "gpu_gate_cycles_total",
+        "counter",
+        "Cycles: one look, one diagnosis, one step.",
+        [((), seen.cycles)],
+    )
+    yield (
+        "gpu_gate_cycle_duration_seconds",
+        "gauge",
+        "How long the last cycle took.",
+        [((), seen.cycle_took_s)],
+    )
+    yield (
+        "gpu_gate_cycle_lag_seconds",
+        "gauge",
+        "How much later than due the last cycle began.",
+        [((), seen.cycle_lag_s)],
+    )
+    yield (
+        "gpu_gate_last_cycle_timestamp_seconds",
+        "gauge",
+        "Unix time at which the last cycle ended.",
+        [((), seen.cycle_ended_at + view.offset)] if seen.cycles else [],
+    )
     manager = scene.manager.value if scene and isinstance(scene.manager, Seen) else None
-    yield "gpu_gate_last_reload_timestamp_seconds", "gauge", "Unix time of systemd's last daemon-reload or " \
-        "daemon-reexec.", [((), manager.last_reload_at + view.offset)] if manager and manager.last_reload_at else []
-    yield "gpu_gate_signal_sources_lost", "gauge", "Signal sources that are lost: each costs seconds, never truth.", \
-        [((), len(scene.trouble) if scene else 0)]
-    yield "gpu_gate_config_problems", "gauge", "Problems of the configuration: gpu-gate config --check.", \
-        [((), view.config_problems)]
+    yield (
+        "gpu_gate_last_reload_timestamp_seconds",
+        "gauge",
+        "Unix time of systemd's last daemon-reload or daemon-reexec.",
+        [((), manager.last_reload_at + view.offset)] if manager and manager.last_reload_at else [],
+    )
+    yield (
+        "gpu_gate_signal_sources_lost",
+        "gauge",
+        "Signal sources that are lost: each costs seconds, never truth.",
+        [((), len(scene.trouble) if scene else 0)],
+    )
+    yield (
+        "gpu_gate_config_problems",
+        "gauge",
+        "Problems of the configuration: gpu-gate config --check.",
+        [((), view.config_problems)],
+    )
 
 
 def _escaped(text: str) -> str:

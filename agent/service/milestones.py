@@ -1,6 +1,8 @@
-"""The instants of this boot that people ask for afterwards: marks under /run, written once, read at every start.
+"""The instants of this boot that people ask for afterwards: marks under /run, written once, read at
+every start.
 
-They are faces' memory, not the gate's: no decision is made by them, and a mark that cannot be written costs a figure.
+They are faces' memory, not the gate's: no decision is made by them, and a mark that cannot be
+written costs a figure.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from ..model.finding import Diagnosis
 log = logging.getLogger(__name__)
 
 NAMES = ("look", "seen", "stable", "open", "registered")
-"""The agent looked · NVML showed every GPU · did so often enough · the gate opened · the node was ready, its GPUs
-listed by the kubelet."""
+"""The agent looked · NVML showed every GPU · did so often enough · the gate opened · the node was
+ready, its GPUs listed by the kubelet."""
 
 
 class Milestones:
@@ -31,9 +33,15 @@ class Milestones:
                 self.at[name] = found.at
 
     def note(self, gate: Gate, diagnosis: Diagnosis, now: float, stable_probes: int) -> None:
-        """After a cycle, whose look was at `now`: what came true for the first time is written down."""
-        true = {"look": True, "seen": bool(diagnosis.fingerprint), "stable": gate.good >= stable_probes,
-                "open": gate.phase is Phase.OPEN, "registered": gate.ready and diagnosis.registered is not None}
+        """After a cycle, whose look was at `now`: what came true for the first time is written
+        down."""
+        true = {
+            "look": True,
+            "seen": bool(diagnosis.fingerprint),
+            "stable": gate.good >= stable_probes,
+            "open": gate.phase is Phase.OPEN,
+            "registered": gate.ready and diagnosis.registered is not None,
+        }
         for name in NAMES:
             if not true[name] or name in self.at:
                 continue

@@ -1,4 +1,5 @@
-"""One look at a live node, as the agent looks, without the agent: doctor, evidence and timeline share it."""
+"""One look at a live node, as the agent looks, without the agent: doctor, evidence and timeline
+share it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ FRESH_S = 10.0
 
 
 class _OneLook(ExaminedHost):
-    """A live host whose NVML word is the agent's, where that stands: one probe at a time is enough."""
+    """A live host whose NVML word is the agent's, where that stands: one probe at a time is
+    enough."""
 
     def __init__(self, bus: SystemdBus, probes: Probes, agents: ProbeState | None) -> None:
         self.checks = AccessChecks(lambda _: None, bus)
@@ -63,7 +65,8 @@ async def one_look(settings: Settings, deep: bool = False) -> tuple[Scene, FullR
 
 
 async def _cuda(host: _OneLook, settings: Settings) -> Reading[CudaReport]:
-    """Never where the driver is not loaded, nor where NVML hangs: CUDA would hang in the same place."""
+    """Never where the driver is not loaded, nor where NVML hangs: CUDA would hang in the same
+    place."""
     if not isinstance(await host.file(DRIVER_VERSION), Seen):
         return Refusal(Why.NOT_ASKED, "the nvidia module is not loaded")
     probed = await host.probe()
@@ -74,7 +77,8 @@ async def _cuda(host: _OneLook, settings: Settings) -> Reading[CudaReport]:
 
 
 async def _check_access(host: _OneLook, settings: Settings) -> None:
-    """What the agent does beside its cycle, done before the one look: the verdicts, then the scopes' device lists."""
+    """What the agent does beside its cycle, done before the one look: the verdicts, then the
+    scopes' device lists."""
     for _ in range(2):
         wanted = diagnose(await look(host, settings), settings).access_check
         if wanted is None:
@@ -84,8 +88,8 @@ async def _check_access(host: _OneLook, settings: Settings) -> None:
 
 
 def _agents_probe(settings: Settings) -> ProbeState | None:
-    """The agent's word; None where no agent runs, and where its word is old and NVML may well be asked once more:
-    nobody has paused, nothing hangs, and the agent is not asking now."""
+    """The agent's word; None where no agent runs, and where its word is old and NVML may well be
+    asked once more: nobody has paused, nothing hangs, and the agent is not asking now."""
     try:
         status = ask.status(listen=settings.listen)
         found: ProbeState = decode(ProbeState, status.get("probe"))
@@ -93,7 +97,9 @@ def _agents_probe(settings: Settings) -> ProbeState | None:
         return None
     if status["gate"].get("paused") or found.running_since is not None or found.remains:
         return found
-    stands = found.last and (found.last.end is ProbeEnd.HUNG or boottime() - found.last.ended_at <= FRESH_S)
+    stands = found.last and (
+        found.last.end is ProbeEnd.HUNG or boottime() - found.last.ended_at <= FRESH_S
+    )
     return found if stands else None
 
 

@@ -1,4 +1,5 @@
-"""What the doctor says of one look: a verdict in one line, its cause, the chain, what else fits, what it lacks."""
+"""What the doctor says of one look: a verdict in one line, its cause, the chain, what else fits,
+what it lacks."""
 
 from __future__ import annotations
 
@@ -38,26 +39,40 @@ class Opinion:
 
     @property
     def exit_code(self) -> int:
-        """0: every link that was asked holds; 1: one is broken; 4: the first trouble is that we do not know."""
+        """0: every link that was asked holds; 1: one is broken; 4: the first trouble is that we do
+        not know."""
         return 1 if self.broken else 4 if self.unknown else 0
 
 
 def judge(scene: Scene, diagnosis: Diagnosis, witness: Witness) -> Opinion:
     found = links(scene, diagnosis, witness)
     shown, broken = suspects(scene, diagnosis, witness), first_broken(found)
-    return Opinion(scene, diagnosis, witness, found, broken, first_unknown(found), shown,
-                   causes(broken, shown) if broken else ())
+    return Opinion(
+        scene,
+        diagnosis,
+        witness,
+        found,
+        broken,
+        first_unknown(found),
+        shown,
+        causes(broken, shown) if broken else (),
+    )
 
 
 def report(opinion: Opinion) -> dict[str, Any]:
     return {
-        "version": 1, "gpu_gate": __version__, "verdict": verdict(opinion), "exit_code": opinion.exit_code,
-        "scope": opinion.diagnosis.scope.value, "scope_because": opinion.diagnosis.scope_because,
+        "version": 1,
+        "gpu_gate": __version__,
+        "verdict": verdict(opinion),
+        "exit_code": opinion.exit_code,
+        "scope": opinion.diagnosis.scope.value,
+        "scope_because": opinion.diagnosis.scope_because,
         "first_broken": encode(opinion.broken) if opinion.broken else None,
         "causes": [s.id for s in opinion.causes],
         "findings": [encode(f) for f in opinion.findings],
         "faults": [encode(s) for s in opinion.suspects],
-        "versions": dict(_versions(opinion)), "not_asked": _not_asked(opinion),
+        "versions": dict(_versions(opinion)),
+        "not_asked": _not_asked(opinion),
     }
 
 
@@ -76,9 +91,18 @@ def verdict(opinion: Opinion) -> str:
 def text(opinion: Opinion, colour: bool = False) -> list[str]:
     line = printable(verdict(opinion))
     broken = {**encode(opinion.broken), "next_step": ""} if opinion.broken else None
-    return [painted(line, BOLD) if colour else line, *_why(opinion), "",
-            *chain([broken if broken and f is opinion.broken else encode(f) for f in opinion.findings], colour,
-                   broken), *_others(opinion), *_foot(opinion)]
+    return [
+        painted(line, BOLD) if colour else line,
+        *_why(opinion),
+        "",
+        *chain(
+            [broken if broken and f is opinion.broken else encode(f) for f in opinion.findings],
+            colour,
+            broken,
+        ),
+        *_others(opinion),
+        *_foot(opinion),
+    ]
 
 
 def _why(opinion: Opinion) -> Iterator[str]:
@@ -92,8 +116,15 @@ def _why(opinion: Opinion) -> Iterator[str]:
         yield from _row("next", opinion.broken.next_step)
     if not first:
         return
-    yield from _row("cause", first.title + (
-        " (its mark was seen)" if first.strength is Strength.CONFIRMED else " (fits; its mark was not seen)"))
+    yield from _row(
+        "cause",
+        first.title
+        + (
+            " (its mark was seen)"
+            if first.strength is Strength.CONFIRMED
+            else " (fits; its mark was not seen)"
+        ),
+    )
     yield from _row("seen", first.seen)
     if first.decide:
         yield from _row("decide", first.decide)
@@ -109,7 +140,9 @@ def _others(opinion: Opinion) -> Iterator[str]:
         yield ""
         yield "Known faults that this look shows besides:"
     for one in others:
-        yield from wrapped(f"   {WORDS[one.strength]:<13}", f"{one.id} (link {one.link}): {one.seen}", 16)
+        yield from wrapped(
+            f"   {WORDS[one.strength]:<13}", f"{one.id} (link {one.link}): {one.seen}", 16
+        )
         if one.decide:
             yield from wrapped(" " * 16, f"to decide: {one.decide}", 16)
             yield from _command(one.capture, 16)
@@ -122,7 +155,9 @@ def _others(opinion: Opinion) -> Iterator[str]:
 
 def _foot(opinion: Opinion) -> Iterator[str]:
     yield ""
-    yield from wrapped("", "Versions: " + ", ".join(f"{name} {said}" for name, said in _versions(opinion)), 0)
+    yield from wrapped(
+        "", "Versions: " + ", ".join(f"{name} {said}" for name, said in _versions(opinion)), 0
+    )
     for number, sentence in enumerate(_not_asked(opinion)):
         yield from wrapped(" " * 11 if number else "Not asked: ", sentence, 11)
 
@@ -156,7 +191,8 @@ def _versions(opinion: Opinion) -> Iterator[tuple[str, str]]:
 
 
 def _number(program: str, said: str) -> str:
-    """containerd github.com/containerd/containerd v1.7.24 …, NVIDIA Container Toolkit CLI version 1.17.8."""
+    """containerd github.com/containerd/containerd v1.7.24 …, NVIDIA Container Toolkit CLI version
+    1.17.8."""
     words = said.removeprefix(program).split()
     return next((w.removeprefix("v") for w in words if w.removeprefix("v")[:1].isdigit()), said)
 
@@ -164,13 +200,21 @@ def _number(program: str, said: str) -> str:
 def _not_asked(opinion: Opinion) -> list[str]:
     """What could not be asked, and why: silence of ours, never of the node."""
     scene, witness = opinion.scene, opinion.witness
-    asked = {"the journal": witness.journal, "the kernel's log": scene.kernel, "systemd": scene.units,
-             "the container runtime": scene.runtime, "pod-resources": scene.allocatable,
-             "containers' device access": scene.access}
-    found = [f"{name} ({reading.why.value if reading.why is Why.NOT_PERMITTED else reading})"
-             for name, reading in asked.items()
-             if isinstance(reading, Refusal) and reading.why is not Why.NOT_ASKED
-             and (reading is witness.journal or not reading.is_missing)]
+    asked = {
+        "the journal": witness.journal,
+        "the kernel's log": scene.kernel,
+        "systemd": scene.units,
+        "the container runtime": scene.runtime,
+        "pod-resources": scene.allocatable,
+        "containers' device access": scene.access,
+    }
+    found = [
+        f"{name} ({reading.why.value if reading.why is Why.NOT_PERMITTED else reading})"
+        for name, reading in asked.items()
+        if isinstance(reading, Refusal)
+        and reading.why is not Why.NOT_ASKED
+        and (reading is witness.journal or not reading.is_missing)
+    ]
     if any("not-permitted" in sentence for sentence in found):
         found.append("run it as root: what it may not read it cannot judge")
     return found

@@ -1,5 +1,5 @@
-"""What a value in the configuration may look like: one parser per setting, each raising ValueError with what would
-be right."""
+"""What a value in the configuration may look like: one parser per setting, each raising ValueError
+with what would be right."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from typing import Any
 
 from ..core.common import parse
 
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*"
-                   r"(us|ms|seconds|second|sec|s|minutes|minute|min|m|hours|hour|hr|h|days|day|d|)\s*")
+_SPAN = re.compile(
+    r"(\d+(?:\.\d+)?)\s*"
+    r"(us|ms|seconds|second|sec|s|minutes|minute|min|m|hours|hour|hr|h|days|day|d|)\s*"
+)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _GPU_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.service")
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_QUALIFIED = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_QUALIFIED = re.compile(
+    r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+)
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]+(/[A-Za-z0-9._~/-]*)?")
 _LABEL = "[0-9A-Za-z-]{1,63}"
-"""Of a host's name. Python raises UnicodeError where one is empty or longer, and nobody looks for that one."""
+"""Of a host's name. Python raises UnicodeError where one is empty or longer, and nobody looks for
+that one."""
 _LISTEN = re.compile(rf"(\[[0-9a-fA-F:.]+\]|{_LABEL}(?:\.{_LABEL})*\.?):(\d{{1,5}})")
 
 
@@ -42,6 +47,7 @@ def _span(least: float, most: float) -> Callable[[str], float]:
         if not least <= seconds <= most:
             raise ValueError(f"must lie between {least:g}s and {most:g}s")
         return seconds
+
     return parser
 
 
@@ -64,6 +70,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
         if value not in words:
             raise ValueError(" or ".join(words))
         return value
+
     return parser
 
 
@@ -120,7 +127,9 @@ def _node_name(value: str) -> str:
 
 def _qualified(value: str) -> str:
     if not _QUALIFIED.fullmatch(value):
-        raise ValueError("a name as Kubernetes takes it, such as gpu-gate.io/ready, without value and effect")
+        raise ValueError(
+            "a name as Kubernetes takes it, such as gpu-gate.io/ready, without value and effect"
+        )
     return value
 
 

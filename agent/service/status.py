@@ -1,4 +1,5 @@
-"""What the faces answer from: the last cycle in memory, and /status, which is the whole truth of it."""
+"""What the faces answer from: the last cycle in memory, and /status, which is the whole truth of
+it."""
 
 from __future__ import annotations
 
@@ -55,20 +56,29 @@ class Told:
 
 
 def status(told: Told) -> dict[str, Any]:
-    """The whole truth of the last cycle, as /status and `gpu-gate status --json` give it (docs/status.schema.json).
-    Additions keep the version; nothing is renamed or taken away within one."""
+    """The whole truth of the last cycle, as /status and `gpu-gate status --json` give it
+    (docs/status.schema.json). Additions keep the version; nothing is renamed or taken away within
+    one."""
     seen, now = told.seen, told.clock.boottime
     diagnosis, scene = seen.diagnosis, seen.scene
     containers = diagnosis.gpu_containers if diagnosis else ()
     broken = first_broken(diagnosis.findings) if diagnosis else None
     return {
         "version": STATUS_VERSION,
-        "agent": {"version": __version__, "pid": os.getpid(), "up_s": round(now - seen.gate.started_at, 1)},
+        "agent": {
+            "version": __version__,
+            "pid": os.getpid(),
+            "up_s": round(now - seen.gate.started_at, 1),
+        },
         "node": os.uname().nodename,
         "gate": _gate(seen.gate, told.settings, now),
-        "cycle": {"number": seen.cycles, "age_s": round(now - seen.cycle_ended_at, 2),
-                  "took_ms": round(seen.cycle_took_s * 1000, 1), "wakes": seen.wakes,
-                  "overdue_after_s": told.settings.heartbeat_s + OVERDUE_S},
+        "cycle": {
+            "number": seen.cycles,
+            "age_s": round(now - seen.cycle_ended_at, 2),
+            "took_ms": round(seen.cycle_took_s * 1000, 1),
+            "wakes": seen.wakes,
+            "overdue_after_s": told.settings.heartbeat_s + OVERDUE_S,
+        },
         "findings": [encode(f) for f in diagnosis.findings[:MOST_FINDINGS]] if diagnosis else [],
         "first_broken": encode(broken) if broken else None,
         "access": access.rows(containers[:MOST_CONTAINERS], now),
@@ -87,13 +97,21 @@ def status(told: Told) -> dict[str, Any]:
 
 def _gate(gate: Gate, settings: Settings, now: float) -> dict[str, Any]:
     return {
-        "phase": gate.phase.value, "phase_number": gate.phase.number, "for_s": round(now - gate.since, 1),
-        "why": gate.why, "reason": gate.reason, "released": bool(gate.released),
-        "released_why": gate.released, "ready": gate.ready, "ready_why": gate.ready_why,
+        "phase": gate.phase.value,
+        "phase_number": gate.phase.number,
+        "for_s": round(now - gate.since, 1),
+        "why": gate.why,
+        "reason": gate.reason,
+        "released": bool(gate.released),
+        "released_why": gate.released,
+        "ready": gate.ready,
+        "ready_why": gate.ready_why,
         "paused": gate.paused,
         "paused_for_s": round(max(0.0, gate.paused_until - now), 1) if gate.paused_until else None,
-        "good_probes": gate.good, "wanted_probes": settings.stable_probes,
+        "good_probes": gate.good,
+        "wanted_probes": settings.stable_probes,
         "deadline_in_s": round(max(0.0, gate.deadline_at - now), 1)
-        if gate.deadline_at and not gate.released else None,
+        if gate.deadline_at and not gate.released
+        else None,
         "validated_s_ago": round(now - gate.validated_at, 1) if gate.validated_at else None,
     }

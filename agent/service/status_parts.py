@@ -1,4 +1,5 @@
-"""Parts of /status beside gate and findings: this boot, its services, the plugin, and what was done.
+"""Parts of /status beside gate and findings: this boot, its services, the plugin, and what was
+done.
 
 Whatever the node's work can make long is cut here; what was left out is counted.
 """
@@ -23,43 +24,76 @@ LINE_CHARS = 300
 
 
 def actions(scene: Scene | None, recent: Iterable[Done]) -> list[dict[str, Any]]:
-    """The last ones, oldest first: the disruptive ones of this boot, from the ledger, and what this agent added."""
+    """The last ones, oldest first: the disruptive ones of this boot, from the ledger, and what this
+    agent added."""
     entries = scene.ledger.value if scene and isinstance(scene.ledger, Seen) else ()
     disruptive = ledger.actions(entries, scene.boot_id) if scene else ()
     written, recent = {e.number for e in disruptive}, tuple(recent)
     said = {d.number: d.why for d in recent if d.number}
-    rows = [{"at": e.at, "kind": e.what, "disruptive": True, "target": e.target,
-             "why": said.get(e.number) or e.cause, "evidence": e.evidence,
-             "outcome": ledger.outcome_of(entries, e) or "awaited"} for e in disruptive[-MOST_ACTIONS:]]
-    rows += [{"at": d.at, "kind": d.kind, "disruptive": bool(d.number), "target": d.target, "why": d.why,
-              "evidence": "", "outcome": d.outcome} for d in recent if d.number not in written]
+    rows = [
+        {
+            "at": e.at,
+            "kind": e.what,
+            "disruptive": True,
+            "target": e.target,
+            "why": said.get(e.number) or e.cause,
+            "evidence": e.evidence,
+            "outcome": ledger.outcome_of(entries, e) or "awaited",
+        }
+        for e in disruptive[-MOST_ACTIONS:]
+    ]
+    rows += [
+        {
+            "at": d.at,
+            "kind": d.kind,
+            "disruptive": bool(d.number),
+            "target": d.target,
+            "why": d.why,
+            "evidence": "",
+            "outcome": d.outcome,
+        }
+        for d in recent
+        if d.number not in written
+    ]
     return sorted(rows, key=lambda row: float(str(row["at"])))[-MOST_ACTIONS:]
 
 
-def boot(scene: Scene | None, milestones: Mapping[str, float], now: float, realtime: float) -> dict[str, Any]:
+def boot(
+    scene: Scene | None, milestones: Mapping[str, float], now: float, realtime: float
+) -> dict[str, Any]:
     """This boot: its instants are seconds after its begin."""
     manager = scene.manager.value if scene and isinstance(scene.manager, Seen) else None
-    return {"id": scene.boot_id if scene else "", "at_s": round(realtime - now, 1), "up_s": round(now, 1),
-            "milestones": {name: round(at, 2) for name, at in milestones.items()},
-            "reloaded_s": _rounded(manager.last_reload_at) if manager else None}
+    return {
+        "id": scene.boot_id if scene else "",
+        "at_s": round(realtime - now, 1),
+        "up_s": round(now, 1),
+        "milestones": {name: round(at, 2) for name, at in milestones.items()},
+        "reloaded_s": _rounded(manager.last_reload_at) if manager else None,
+    }
 
 
 def services(scene: Scene | None) -> list[dict[str, Any]]:
     """The units that are followed and are there."""
     units = scene.units.value if scene and isinstance(scene.units, Seen) else ()
-    return [{"name": u.name, "active": u.active, "since_s": _rounded(u.active_since)}
-            for u in units if u.load != "not-found"]
+    return [
+        {"name": u.name, "active": u.active, "since_s": _rounded(u.active_since)}
+        for u in units
+        if u.load != "not-found"
+    ]
 
 
 def registered(scene: Scene | None, settings: Settings) -> list[dict[str, Any]]:
-    """Device ids that the kubelet lists, by resource, and how many GPUs or parts of them each should hold."""
+    """Device ids that the kubelet lists, by resource, and how many GPUs or parts of them each
+    should hold."""
     if scene is None or not isinstance(scene.allocatable, Seen):
         return []
     offers = listing(scene, effective(settings, scene.plugins)).offers
     expected = {offer.resource: len(offer.expected) for offer in offers}
     listed = {d.resource: len(d.ids) for d in scene.allocatable.value}
-    return [{"resource": name, "listed": listed.get(name, 0), "expected": expected.get(name)}
-            for name in sorted({**listed, **expected})[:MOST_RESOURCES]]
+    return [
+        {"resource": name, "listed": listed.get(name, 0), "expected": expected.get(name)}
+        for name in sorted({**listed, **expected})[:MOST_RESOURCES]
+    ]
 
 
 def plugins(scene: Scene | None) -> list[dict[str, Any]]:
@@ -69,15 +103,22 @@ def plugins(scene: Scene | None) -> list[dict[str, Any]]:
         detail = sight.detail.value_or(None)
         log = sight.log.value_or(None)
         access = sight.access.value_or(None)
-        rows.append({
-            "namespace": sight.sandbox.namespace if sight.sandbox else "",
-            "pod": sight.sandbox.name if sight.sandbox else "", "container": sight.container.name,
-            "id": sight.container.id, "image": detail.image if detail else sight.container.image,
-            "state": sight.container.state.value, "attempt": sight.container.attempt,
-            "started_at": detail.started_at if detail and detail.started_at else None,
-            "says": log.says.value if log else None, "line": log.line[:LINE_CHARS] if log else "",
-            "plugin_version": log.version[:LINE_CHARS] if log else "",
-            "may_open_gpus": access.allowed if access else None})
+        rows.append(
+            {
+                "namespace": sight.sandbox.namespace if sight.sandbox else "",
+                "pod": sight.sandbox.name if sight.sandbox else "",
+                "container": sight.container.name,
+                "id": sight.container.id,
+                "image": detail.image if detail else sight.container.image,
+                "state": sight.container.state.value,
+                "attempt": sight.container.attempt,
+                "started_at": detail.started_at if detail and detail.started_at else None,
+                "says": log.says.value if log else None,
+                "line": log.line[:LINE_CHARS] if log else "",
+                "plugin_version": log.version[:LINE_CHARS] if log else "",
+                "may_open_gpus": access.allowed if access else None,
+            }
+        )
     return rows
 
 

@@ -1,9 +1,10 @@
-"""A listening socket whose clients are let in one by one, also where the system has nothing left for one.
+"""A listening socket whose clients are let in one by one, also where the system has nothing left
+for one.
 
-asyncio's own servers cannot do the latter (Python 3.11, Lib/asyncio/selector_events.py, _accept_connection): where
-accept(2) answers EMFILE or ENFILE, they write a traceback, try as often as the backlog is long, and from each try
-again a second later. A client that waits then costs a whole processor and a million lines in two minutes: the
-journal forgets everything else.
+asyncio's own servers cannot do the latter (Python 3.11, Lib/asyncio/selector_events.py,
+_accept_connection): where accept(2) answers EMFILE or ENFILE, they write a traceback, try as often
+as the backlog is long, and from each try again a second later. A client that waits then costs a
+whole processor and a million lines in two minutes: the journal forgets everything else.
 """
 
 from __future__ import annotations
@@ -69,12 +70,17 @@ class Door:
             client.close()
 
     def _trouble(self, exc: OSError) -> None:
-        self.problem = f"nobody is let in ({exc.strerror}): sysctl fs.file-nr; ls /proc/$(pgrep -o gpu-gate)/fd"
+        self.problem = (
+            f"nobody is let in ({exc.strerror}): sysctl fs.file-nr; ls "
+            "/proc/$(pgrep -o gpu-gate)/fd"
+        )
 
 
 async def tcp(host: str, port: int) -> list[socket.socket]:
     """Bound sockets, one for each address of the host. OSError."""
-    bound = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    bound = await asyncio.get_running_loop().create_server(
+        asyncio.Protocol, host, port, start_serving=False
+    )
     try:
         return [one.dup() for one in bound.sockets]
     finally:

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 
 def write_whole(path: str, data: bytes, mode: int = 0o644) -> None:
-    """The whole file or the old one, never half of it, on disk when this returns; `mode` holds whatever the umask
-    says. OSError, and nothing left behind."""
+    """The whole file or the old one, never half of it, on disk when this returns; `mode` holds
+    whatever the umask says. OSError, and nothing left behind."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
     try:

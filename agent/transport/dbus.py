@@ -1,12 +1,17 @@
-"""One connection to a D-Bus message bus: every call has a deadline, and the loss of the bus is an answer.
+"""One connection to a D-Bus message bus: every call has a deadline, and the loss of the bus is an
+answer.
 
-Only the low-level half of dbus-next is used (or of dbus-fast, which has the same names): no proxies, no
-introspection. Facts about dbus-next 0.2.3 that this file lives with:
+Only the low-level half of dbus-next is used (or of dbus-fast, which has the same names): no
+proxies, no introspection. Facts about dbus-next 0.2.3 that this file lives with:
 
-* Its own call() never returns when made after the bus was lost, so replies are matched by serial here.
-* A failed write leaves "exception was never retrieved" behind unless the write's future is looked at.
-* A bus that closes the connection during authentication sends it into an endless loop without a yield.
-* It connects with a blocking socket, which waits for ever on a full backlog (a stopped dbus-daemon).
+* Its own call() never returns when made after the bus was lost, so replies are matched by serial
+  here.
+* A failed write leaves "exception was never retrieved" behind unless the write's future is looked
+  at.
+* A bus that closes the connection during authentication sends it into an endless loop without a
+  yield.
+* It connects with a blocking socket, which waits for ever on a full backlog (a stopped
+  dbus-daemon).
 * It never closes its socket.
 * It imports `gi` where that is installed: 3 MiB that nobody here uses.
 """
@@ -26,7 +31,8 @@ from typing import Any, cast
 
 
 def _import_library() -> tuple[Any, Any]:
-    """dbus_next, else dbus_fast, with its asyncio half; a None in sys.modules hides `gi` meanwhile."""
+    """dbus_next, else dbus_fast, with its asyncio half; a None in sys.modules hides `gi`
+    meanwhile."""
     modules = cast("dict[str, Any]", sys.modules)
     hide = "gi" not in modules
     if hide:
@@ -81,12 +87,14 @@ _ESCAPED = re.compile(rb"^[0-9]|[^0-9A-Za-z]")
 
 
 def escape_label(text: str) -> str:
-    """Text as one element of an object path, as sd-bus escapes it (bus_label_escape, systemd v252)."""
+    """Text as one element of an object path, as sd-bus escapes it (bus_label_escape, systemd
+    v252)."""
     return _ESCAPED.sub(lambda byte: b"_%02x" % byte[0][0], text.encode()).decode() or "_"
 
 
 async def all_of(waits: Iterable[Awaitable[Any]], *, at_once: int = 100) -> list[Any]:
-    """Every result in order; an error is raised when its batch is done, so that no call is left behind."""
+    """Every result in order; an error is raised when its batch is done, so that no call is left
+    behind."""
     results: list[Any] = []
     todo = iter(waits)
     while batch := list(itertools.islice(todo, at_once)):
@@ -113,8 +121,11 @@ class Link:
         self._end.add_done_callback(self._on_end)
 
     @classmethod
-    async def open(cls, address: str | None, on_signal: Callable[[Any], None], within_s: float) -> Link:
-        """A greeted connection; `address` None is the system bus. BusError when there is no bus to be had."""
+    async def open(
+        cls, address: str | None, on_signal: Callable[[Any], None], within_s: float
+    ) -> Link:
+        """A greeted connection; `address` None is the system bus. BusError when there is no bus to
+        be had."""
         try:
             link = cls(_new_bus(address), on_signal)
         except (OSError, ValueError) as exc:
@@ -143,7 +154,9 @@ class Link:
             self._send(message)
             answer = await asyncio.wait_for(reply, within_s)
         except asyncio.TimeoutError:
-            raise BusError("timed-out", f"{message.member}: no answer within {within_s:g} s") from None
+            raise BusError(
+                "timed-out", f"{message.member}: no answer within {within_s:g} s"
+            ) from None
         finally:
             self._replies.pop(message.serial, None)
         if answer.message_type is _lib.MessageType.ERROR:
@@ -151,12 +164,16 @@ class Link:
         return list(answer.body)
 
     async def ask_bus(self, member: str, argument: str, within_s: float) -> list[Any]:
-        """A call with one string to the message bus itself (AddMatch, RemoveMatch, GetNameOwner)."""
+        """A call with one string to the message bus itself (AddMatch, RemoveMatch,
+        GetNameOwner)."""
         to = {"destination": _DBUS, "path": _DBUS_PATH, "interface": _DBUS}
-        return await self.call(Message(**to, member=member, signature="s", body=[argument]), within_s)
+        return await self.call(
+            Message(**to, member=member, signature="s", body=[argument]), within_s
+        )
 
     def give_up(self, why: str) -> None:
-        """Count the bus as lost from now on; calls in flight end at once. Whoever waits on `lost` closes."""
+        """Count the bus as lost from now on; calls in flight end at once. Whoever waits on `lost`
+        closes."""
         if not self.lost.done():
             self.lost.set_result(why)
         for reply in self._replies.values():
@@ -198,7 +215,8 @@ class Link:
 
 
 def _new_bus(address: str | None) -> Any:
-    """The library's bus object. In dbus-next and older dbus-fast this connects: kept from blocking."""
+    """The library's bus object. In dbus-next and older dbus-fast this connects: kept from
+    blocking."""
     bus = _aio.MessageBus.__new__(_aio.MessageBus)
     usual_s = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_CONNECT_WITHIN_S)

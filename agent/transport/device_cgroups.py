@@ -1,4 +1,5 @@
-"""Device cgroups of both versions: what is in force for a process. Nothing is tried here; transport/scratch_cgroup.py does that.
+"""Device cgroups of both versions: what is in force for a process. Nothing is tried here;
+transport/scratch_cgroup.py does that.
 
 Nothing but the standard library is imported: programs that are exec'd by path use this.
 """
@@ -44,7 +45,9 @@ def bpf(command: int, attr: ctypes.Array[ctypes.c_char]) -> int:
     number = SYS_BPF.get(os.uname().machine)
     if number is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    result = libc.syscall(ctypes.c_long(number), ctypes.c_long(command), attr, ctypes.c_long(ATTR_BYTES))
+    result = libc.syscall(
+        ctypes.c_long(number), ctypes.c_long(command), attr, ctypes.c_long(ATTR_BYTES)
+    )
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return int(result)
@@ -55,17 +58,28 @@ def attr_of(*words: int) -> ctypes.Array[ctypes.c_char]:
 
 
 def programs(cgroup_fd: int) -> list[int]:
-    """Ids of the device programs in force for a cgroup; those of the levels above it are among them."""
+    """Ids of the device programs in force for a cgroup; those of the levels above it are among
+    them."""
     ids = (ctypes.c_uint32 * MOST_PROGRAMS)()
     attr = ctypes.create_string_buffer(ATTR_BYTES)
-    struct.pack_into("=IIIIQI", attr, 0, cgroup_fd, BPF_CGROUP_DEVICE, BPF_F_QUERY_EFFECTIVE, 0,
-                     ctypes.addressof(ids), MOST_PROGRAMS)
+    struct.pack_into(
+        "=IIIIQI",
+        attr,
+        0,
+        cgroup_fd,
+        BPF_CGROUP_DEVICE,
+        BPF_F_QUERY_EFFECTIVE,
+        0,
+        ctypes.addressof(ids),
+        MOST_PROGRAMS,
+    )
     bpf(BPF_PROG_QUERY, attr)
     return list(ids[: struct.unpack_from("=I", attr, 24)[0]])
 
 
 def reads_maps(number: int) -> bool:
-    """Whether a program uses maps: its text never changes, what they hold may. OSError where it cannot be told."""
+    """Whether a program uses maps: its text never changes, what they hold may. OSError where it
+    cannot be told."""
     fd = bpf(BPF_PROG_GET_FD_BY_ID, attr_of(number))
     try:
         info = ctypes.create_string_buffer(ATTR_BYTES)  # struct bpf_prog_info, nr_map_ids at 52
@@ -78,7 +92,8 @@ def reads_maps(number: int) -> bool:
 
 
 class Cgroups:
-    """Where a process sits: its path in the v2 hierarchy, and in v1's with the devices controller; None for none."""
+    """Where a process sits: its path in the v2 hierarchy, and in v1's with the devices controller;
+    None for none."""
 
     def __init__(self, text: str) -> None:
         self.v2: str | None = None
@@ -103,7 +118,8 @@ class Cgroups:
 
 
 class Mounts:
-    """Where this host shows the v2 hierarchy and v1's devices: (mount point, which cgroup it is the root of)."""
+    """Where this host shows the v2 hierarchy and v1's devices: (mount point, which cgroup it is the
+    root of)."""
 
     def __init__(self, text: str) -> None:
         self.v2: tuple[str, str] | None = None
@@ -112,7 +128,10 @@ class Mounts:
             if " - cgroup" not in line:
                 continue
             left, _, right = line.partition(" - ")
-            place = [part.encode().decode("unicode_escape") if "\\" in part else part for part in left.split(" ")]
+            place = [
+                part.encode().decode("unicode_escape") if "\\" in part else part
+                for part in left.split(" ")
+            ]
             kind, _, options = right.split(" ", 2)
             if kind == "cgroup2" and self.v2 is None:
                 self.v2 = (place[4], place[3])
@@ -129,11 +148,12 @@ class Mounts:
         point, root = mount[0], mount[1].rstrip("/")
         if ".." in path.split("/") or not (path + "/").startswith(root + "/"):
             raise Unsure(errno.EXDEV, f"Its cgroup {path} lies outside of what is seen at {point}.")
-        return point + path[len(root):]
+        return point + path[len(root) :]
 
 
 def started(pid: int | str) -> str:
-    """When a process started, in ticks, so that a pid used again is told apart; "" where it is gone or a zombie."""
+    """When a process started, in ticks, so that a pid used again is told apart; "" where it is gone
+    or a zombie."""
     try:
         fields = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
@@ -142,11 +162,12 @@ def started(pid: int | str) -> str:
 
 
 def governing(cgroups: Cgroups, mounts: Mounts, own: Cgroups) -> tuple[bool, bool]:
-    """Which govern a process: v1's list, v2's programs. Unsure where it is in no cgroup that can be seen."""
+    """Which govern a process: v1's list, v2's programs. Unsure where it is in no cgroup that can be
+    seen."""
     if cgroups.v1 is None and cgroups.v2 is None:
         raise Unsure(errno.EPROTO, "It is in no cgroup that can be seen.")
-    # Where the machine around a container node has v1, its cgroup is listed here and shown nowhere. It is ours too
-    # then, and governs us as it governs the process.
+    # Where the machine around a container node has v1, its cgroup is listed here and shown nowhere.
+    # It is ours too then, and governs us as it governs the process.
     has_list = cgroups.v1 is not None and (mounts.v1 is not None or cgroups.v1 != own.v1)
     has_programs = cgroups.v2 is not None and not (mounts.v2 is None and cgroups.v2 == "/")
     if not has_list and not has_programs:
@@ -155,7 +176,8 @@ def governing(cgroups: Cgroups, mounts: Mounts, own: Cgroups) -> tuple[bool, boo
 
 
 def rules_word(text: str | None, ids: list[int] | None) -> str:
-    """What must stay equal for a verdict to stand: v1's list, the ids of the programs in force; None: governs not."""
+    """What must stay equal for a verdict to stand: v1's list, the ids of the programs in force;
+    None: governs not."""
     words = [] if text is None else [f"list {text}"]
     return "".join(words if ids is None else [*words, f"programs {','.join(map(str, ids))}"])
 
@@ -166,7 +188,9 @@ def rules(cgroups: Cgroups, mounts: Mounts, own: Cgroups) -> tuple[str, list[int
     text = read(f"{mounts.folder(mounts.v1, cgroups.v1 or '/')}/devices.list") if has_list else None
     if not has_programs:
         return rules_word(text, None), []
-    fd = os.open(mounts.folder(mounts.v2, cgroups.v2 or "/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(
+        mounts.folder(mounts.v2, cgroups.v2 or "/"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    )
     try:
         ids = programs(fd)
     finally:

@@ -1,11 +1,12 @@
 """gRPC over unix sockets: one question, one answer, one deadline.
 
-The synchronous API is used, in a thread of the loop's own pool: once closed, its channel leaves one sleeping
-thread and no wake-ups, where grpc.aio leaves nine threads and 2-6 wake-ups a second (grpcio 1.51.1).
-grpc and protobuf are imported at the first call: 10 MiB that `status` and `wait` do not need.
+The synchronous API is used, in a thread of the loop's own pool: once closed, its channel leaves one
+sleeping thread and no wake-ups, where grpc.aio leaves nine threads and 2-6 wake-ups a second
+(grpcio 1.51.1). grpc and protobuf are imported at the first call: 10 MiB that `status` and `wait`
+do not need.
 
-A channel is kept no longer than one look needs it. Nothing is tried twice: a request to stop a container that was
-sent again behind our back would be an act without evidence.
+A channel is kept no longer than one look needs it. Nothing is tried twice: a request to stop a
+container that was sent again behind our back would be an act without evidence.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 """The kubelet's own limit (pkg/kubelet/apis/podresources/constants.go)."""
 
 BACKSTOP_S = 1.0
-"""What is waited beyond gRPC's own deadline: it only counts where the loop's pool has no thread left."""
+"""What is waited beyond gRPC's own deadline: it only counts where the loop's pool has no thread
+left."""
 
 _WORDS = {
     "UNAVAILABLE": "missing",
@@ -39,8 +41,9 @@ _WORDS = {
 class RpcError(Exception):
     """A call that gave no answer.
 
-    `word` is missing (nobody serves this socket), not-found (the thing asked about is not there), busy (rate limit),
-    unimplemented, timed-out, not-permitted, failed, or not-asked (no thread of ours was left to ask with).
+    `word` is missing (nobody serves this socket), not-found (the thing asked about is not there),
+    busy (rate limit), unimplemented, timed-out, not-permitted, failed, or not-asked (no thread of
+    ours was left to ask with).
     """
 
     def __init__(self, word: str, detail: str, code: str = "") -> None:
@@ -71,8 +74,8 @@ class AllocatedRow:
 
 
 class Channel:
-    """One connection for the few calls of one look: `with Channel(socket) as ch:` and unary(ch, …) as often as it
-    needs. It is made at the first call, and in the pool's thread."""
+    """One connection for the few calls of one look: `with Channel(socket) as ch:` and unary(ch, …)
+    as often as it needs. It is made at the first call, and in the pool's thread."""
 
     def __init__(self, socket: str) -> None:
         self.socket = socket
@@ -83,8 +86,12 @@ class Channel:
     def __enter__(self) -> Channel:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -96,7 +103,8 @@ class Channel:
             made.close()
 
     def call(self, method: str, data: bytes, within_s: float) -> bytes:
-        """One call, blocking; bytes for bytes. The deadline is gRPC's, and holds for connecting as well."""
+        """One call, blocking; bytes for bytes. The deadline is gRPC's, and holds for connecting as
+        well."""
         import grpc
 
         try:
@@ -104,7 +112,10 @@ class Channel:
             answer: bytes = ask(data, timeout=max(within_s, 0.001))
         except grpc.RpcError as exc:
             raise _error(method, exc) from exc
-        except (ValueError, RuntimeError) as exc:  # a channel that was closed meanwhile; no thread for grpc
+        except (
+            ValueError,
+            RuntimeError,
+        ) as exc:  # a channel that was closed meanwhile; no thread for grpc
             raise RpcError("failed", f"{method}: {exc}"[:300]) from exc
         return answer
 
@@ -113,34 +124,47 @@ class Channel:
             if self._closed:
                 raise ValueError("the channel was closed")
             if self._made is None:
-                self._made = grpc.insecure_channel(f"unix://{self.socket}", options=[
-                    # grpcio before 1.57 and after send different authorities for unix sockets; Rust and Java
-                    # servers mind.
-                    ("grpc.default_authority", "localhost"),
-                    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                    ("grpc.enable_retries", 0),
-                    # Else a new channel may inherit an old one's back-off, and not try a socket that is there again.
-                    ("grpc.use_local_subchannel_pool", 1),
-                ])
+                self._made = grpc.insecure_channel(
+                    f"unix://{self.socket}",
+                    options=[
+                        # grpcio before 1.57 and after send different authorities for unix sockets;
+                        # Rust and Java servers mind.
+                        ("grpc.default_authority", "localhost"),
+                        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                        ("grpc.enable_retries", 0),
+                        # Else a new channel may inherit an old one's back-off, and not try a socket
+                        # that is there again.
+                        ("grpc.use_local_subchannel_pool", 1),
+                    ],
+                )
             return self._made
 
 
-async def unary(over: str | Channel, method: str, request: Any, response_class: Any, within_s: float) -> Any:
-    """The answer to one request, over an open channel, or over one of its own to this socket. RpcError."""
+async def unary(
+    over: str | Channel, method: str, request: Any, response_class: Any, within_s: float
+) -> Any:
+    """The answer to one request, over an open channel, or over one of its own to this socket.
+    RpcError."""
     if isinstance(over, str):
         with Channel(over) as own:
             return await unary(own, method, request, response_class, within_s)
     call = functools.partial(over.call, method, request.SerializeToString(), within_s)
     try:
         running = asyncio.get_running_loop().run_in_executor(None, call)
-    except RuntimeError as exc:  # pids.max, kernel.pid_max: no thread for us. What was asked waits in the pool for
+    except (
+        RuntimeError
+    ) as exc:  # pids.max, kernel.pid_max: no thread for us. What was asked waits in the pool for
         # the next one, so the channel is closed: nothing is done later, behind our back.
         over.close()
-        raise RpcError("not-asked", f"{method}: {exc}: sysctl kernel.pid_max; systemctl status gpu-gate") from exc
+        raise RpcError(
+            "not-asked", f"{method}: {exc}: sysctl kernel.pid_max; systemctl status gpu-gate"
+        ) from exc
     try:
         data = await asyncio.wait_for(running, within_s + BACKSTOP_S)
     except asyncio.TimeoutError as exc:
-        raise RpcError("timed-out", f"{method}: no thread was free for it in {within_s + BACKSTOP_S:g} s") from exc
+        raise RpcError(
+            "timed-out", f"{method}: no thread was free for it in {within_s + BACKSTOP_S:g} s"
+        ) from exc
     return _parsed(method, response_class, data)
 
 
@@ -158,12 +182,28 @@ async def get_allocatable(socket: str, within_s: float) -> list[AllocatableRow]:
 
 
 async def list_allocated(socket: str, within_s: float) -> list[AllocatedRow]:
-    """What the kubelet behind this pod-resources socket allocated; some list pods that have ended. RpcError."""
+    """What the kubelet behind this pod-resources socket allocated; some list pods that have ended.
+    RpcError."""
     types = pod_resources()
-    answer = await unary(socket, "/v1.PodResourcesLister/List", types["ListPodResourcesRequest"](),
-                         types["ListPodResourcesResponse"], within_s)
-    return [AllocatedRow(pod.namespace, pod.name, container.name, devices.resource_name, tuple(devices.device_ids))
-            for pod in answer.pod_resources for container in pod.containers for devices in container.devices]
+    answer = await unary(
+        socket,
+        "/v1.PodResourcesLister/List",
+        types["ListPodResourcesRequest"](),
+        types["ListPodResourcesResponse"],
+        within_s,
+    )
+    return [
+        AllocatedRow(
+            pod.namespace,
+            pod.name,
+            container.name,
+            devices.resource_name,
+            tuple(devices.device_ids),
+        )
+        for pod in answer.pod_resources
+        for container in pod.containers
+        for devices in container.devices
+    ]
 
 
 def _parsed(method: str, response_class: Any, data: bytes) -> Any:
@@ -172,7 +212,10 @@ def _parsed(method: str, response_class: Any, data: bytes) -> Any:
     message = response_class()
     try:
         message.ParseFromString(data)
-    except (DecodeError, UnicodeDecodeError) as exc:  # the pure Python implementation lets the latter through
+    except (
+        DecodeError,
+        UnicodeDecodeError,
+    ) as exc:  # the pure Python implementation lets the latter through
         what = response_class.DESCRIPTOR.name
         raise RpcError("failed", f"{method}: {len(data)} bytes that are no {what}") from exc
     return message
@@ -181,7 +224,9 @@ def _parsed(method: str, response_class: Any, data: bytes) -> Any:
 def _error(method: str, exc: Any) -> RpcError:
     code, details = exc.code().name, str(exc.details() or "")
     word = _WORDS.get(code, "failed")
-    if word == "busy" and "larger than max" in details:  # our own limit speaks with the server's code
+    if (
+        word == "busy" and "larger than max" in details
+    ):  # our own limit speaks with the server's code
         word = "failed"
     if word == "missing" and "Permission denied" in details:  # connect(2) answered EACCES
         word = "not-permitted"

@@ -1,12 +1,17 @@
-"""GET over HTTP/1.1, answered at once from memory, on TCP or a unix socket; and streams of server-sent events.
+"""GET over HTTP/1.1, answered at once from memory, on TCP or a unix socket; and streams of
+server-sent events.
 
-No library: aiohttp brings 8 MiB into an agent of 40 that may take 45 (3.8.4 on Python 3.11; docs/design.md §9), and
-bounds neither the number of connections nor the time a client may take for its first line.
+No library: aiohttp brings 8 MiB into an agent of 40 that may take 45 (3.8.4 on Python 3.11;
+docs/design.md §9), and bounds neither the number of connections nor the time a client may take for
+its first line.
 
 What a client may cost is bounded here, whoever it is:
-- so many connections; the one that was quiet longest makes room for a new one, so that nobody is shut out;
-- a request must be whole in IDLE_S from the connection's start or the last answer, however it drips (slowloris);
-- no body, no other method, no folded header: whatever is not plain is refused, and the connection ends;
+- so many connections; the one that was quiet longest makes room for a new one, so that nobody is
+  shut out;
+- a request must be whole in IDLE_S from the connection's start or the last answer, however it drips
+  (slowloris);
+- no body, no other method, no folded header: whatever is not plain is refused, and the connection
+  ends;
 - pipelined requests take turns with everybody else's, and wait while their answers are not read.
 """
 
@@ -29,7 +34,8 @@ IDLE_S = 10.0
 UNREAD_S = 30.0
 "An answer must be read within it: a phone at the end of a thin line is slow, and no attack."
 LINGER_S = 2.0
-"A connection that we end is read on for so long: closed with bytes unread, the kernel would tear our answer."
+"""A connection that we end is read on for so long: closed with bytes unread, the kernel would tear
+our answer."""
 SWEEP_S = 1.0
 HEAD_BYTES = 8192
 HEAD_LINES = 64
@@ -65,8 +71,11 @@ class Refusal(Exception):
 
     def __init__(self, code: int, why: str, is_head: bool = False) -> None:
         super().__init__(why)
-        self.answer = Answer(code, b"" if is_head else f"{why}\n".encode(),
-                             headers=(("Allow", "GET"),) if code == HTTPStatus.METHOD_NOT_ALLOWED else ())
+        self.answer = Answer(
+            code,
+            b"" if is_head else f"{why}\n".encode(),
+            headers=(("Allow", "GET"),) if code == HTTPStatus.METHOD_NOT_ALLOWED else (),
+        )
 
 
 class Server:
@@ -83,7 +92,9 @@ class Server:
         """OSError, and nothing listens."""
         try:
             for bound in await door.tcp(host, port):
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)  # what it accepts inherits it
+                bound.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES
+                )  # what it accepts inherits it
                 self._doors.append(Door(bound, lambda: Connection(self)))
         except OSError:
             self.close()
@@ -200,7 +211,8 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def send(self, data: bytes) -> bool:
-        """One more piece of a stream; False, and nothing is sent, to a client that does not read."""
+        """One more piece of a stream; False, and nothing is sent, to a client that does not
+        read."""
         if self._is_full or self._is_ended:
             return False
         if not self.unsent_bytes:
@@ -216,11 +228,13 @@ class Connection(asyncio.Protocol):
             end = self._head.find(b"\r\n\r\n", 0, HEAD_BYTES)
             if end < 0:
                 if len(self._head) >= HEAD_BYTES:
-                    self._write(Refusal(431, "a request here is 8 KiB at most").answer, is_last=True)
+                    self._write(
+                        Refusal(431, "a request here is 8 KiB at most").answer, is_last=True
+                    )
                 self._transport.resume_reading()
                 return
             head = bytes(self._head[:end])
-            del self._head[:end + 4]
+            del self._head[: end + 4]
             self._answer(head)
         if not self._is_due:
             self._is_due = True
@@ -239,9 +253,12 @@ class Connection(asyncio.Protocol):
     def _write(self, answer: Answer, is_last: bool) -> None:
         self._since = self._loop.time()
         self.is_stream = answer.stream is not None
-        lines = [f"HTTP/1.1 {answer.code} {HTTPStatus(answer.code).phrase}",
-                 f"Date: {time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}",
-                 f"Content-Type: {answer.kind}", *(f"{name}: {value}" for name, value in answer.headers)]
+        lines = [
+            f"HTTP/1.1 {answer.code} {HTTPStatus(answer.code).phrase}",
+            f"Date: {time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}",
+            f"Content-Type: {answer.kind}",
+            *(f"{name}: {value}" for name, value in answer.headers),
+        ]
         if not self.is_stream:
             lines.append(f"Content-Length: {len(answer.body)}")
         if is_last or self.is_stream:
@@ -256,13 +273,16 @@ class Connection(asyncio.Protocol):
 
 
 def _read(head: bytes) -> tuple[str, str, bool]:
-    """(path without its query, Host header, this is the last request); Refusal for what is not plain."""
+    """(path without its query, Host header, this is the last request); Refusal for what is not
+    plain."""
     first, *rest = head.split(b"\r\n")
     found = _FIRST.fullmatch(first)
     if found is None:
         raise Refusal(400, "this is no HTTP/1.1 request")
     if found[1] != b"GET":
-        raise Refusal(405, "only GET is answered; nothing can be changed here", is_head=found[1] == b"HEAD")
+        raise Refusal(
+            405, "only GET is answered; nothing can be changed here", is_head=found[1] == b"HEAD"
+        )
     if len(rest) > HEAD_LINES:
         raise Refusal(431, f"a request here has {HEAD_LINES} headers at most")
     headers: dict[bytes, bytes] = {}
@@ -278,4 +298,8 @@ def _read(head: bytes) -> tuple[str, str, bool]:
     if not found[2].startswith(b"/"):
         raise Refusal(400, "ask for a path")
     is_last = found[3] == b"0" or b"close" in headers.get(b"connection", b"").lower()
-    return (found[2].split(b"?", 1)[0].decode("latin-1"), headers.get(b"host", b"").decode("latin-1"), is_last)
+    return (
+        found[2].split(b"?", 1)[0].decode("latin-1"),
+        headers.get(b"host", b"").decode("latin-1"),
+        is_last,
+    )

@@ -2,19 +2,26 @@
 
 uevent hard facts:
 
-* Of the two netlink groups, "udev" speaks after udevd's rules, and not at all without udevd; "kernel" always
-  does. Since we re-read anyway, we take the one that cannot be missing. Its filter works in libudev, not in
+* Of the two netlink groups, "udev" speaks after udevd's rules, and not at all without udevd;
+  "kernel" always
+  does. Since we re-read anyway, we take the one that cannot be missing. Its filter works in
+  libudev, not in
   the kernel.
-* After an overrun (ENOBUFS) pyudev 0.24 raises OSError without an errno, again and again, until SO_ERROR has
+* After an overrun (ENOBUFS) pyudev 0.24 raises OSError without an errno, again and again, until
+  SO_ERROR has
   been read from the socket: a busy loop under add_reader. What was lost is not known: look again.
 
 inotify hard facts:
 
-* A watch is on an inode, not on a path: a folder made anew is another one, one moved away keeps its watch.
-* add_watch on an inode already watched returns the same number, so it may be repeated; it replaces the mask
+* A watch is on an inode, not on a path: a folder made anew is another one, one moved away keeps its
+  watch.
+* add_watch on an inode already watched returns the same number, so it may be repeated; it replaces
+  the mask
   (or widens it, with IN_MASK_ADD).
-* No event tells of a mount on top of a watched folder or of a moved grandparent: mountinfo and a MOVE_SELF
-  watch on every parent do. A deleted folder that somebody still has open says nothing: `refresh` finds out.
+* No event tells of a mount on top of a watched folder or of a moved grandparent: mountinfo and a
+  MOVE_SELF
+  watch on every parent do. A deleted folder that somebody still has open says nothing: `refresh`
+  finds out.
 * What happens between looking for a folder and watching its parent is lost: watch first, then look.
 """
 
@@ -38,7 +45,8 @@ _DRAIN_AT_MOST, _READS_AT_MOST = 1000, 16
 
 
 class Uevents:
-    """The kernel's uevents of a few subsystems; deaf, with a `problem`, where there is no netlink."""
+    """The kernel's uevents of a few subsystems; deaf, with a `problem`, where there is no
+    netlink."""
 
     def __init__(
         self,
@@ -111,28 +119,36 @@ _EVENT = struct.Struct("iIII")
 
 
 class Inotify:
-    """Changes in a set of folders, wherever their paths lead now; a missing one is awaited at its parent."""
+    """Changes in a set of folders, wherever their paths lead now; a missing one is awaited at its
+    parent."""
 
     def __init__(self, on_change: Callable[[str], None], on_overflow: Callable[[], None]) -> None:
-        """`on_change(folder)`: once for many changes; also when the folder itself comes, goes, is replaced."""
+        """`on_change(folder)`: once for many changes; also when the folder itself comes, goes, is
+        replaced."""
         self.problem: str | None = None
         """Why some folder is not watched, as a sentence; None while all are."""
         self._on_change, self._on_overflow = on_change, on_overflow
         self._prefixes: dict[str, tuple[str, ...]] = {}
         self._seats: dict[str, tuple[int, str]] = {}
-        """By folder: the watch that speaks for it, and the path of that watch (the folder, or a parent)."""
+        """By folder: the watch that speaks for it, and the path of that watch (the folder, or a
+        parent)."""
         self._masks: dict[int, int] = {}
         self._fd = -1
         self._mounts: tuple[int, select.epoll] | None = None
 
     def watch(self, folders: Iterable[str] | Mapping[str, Sequence[str]]) -> None:
-        """Exactly these folders from now on; a mapping adds, per folder, the beginnings of names that count.
+        """Exactly these folders from now on; a mapping adds, per folder, the beginnings of names
+        that count.
 
         Absolute paths. Never fails: see `problem`. Read after it returns.
         """
         named = folders if isinstance(folders, Mapping) else dict.fromkeys(folders, ())
-        self._prefixes = {str(PurePosixPath(folder)): tuple(names) for folder, names in named.items()}
-        self._seats = {folder: seat for folder, seat in self._seats.items() if folder in self._prefixes}
+        self._prefixes = {
+            str(PurePosixPath(folder)): tuple(names) for folder, names in named.items()
+        }
+        self._seats = {
+            folder: seat for folder, seat in self._seats.items() if folder in self._prefixes
+        }
         for folder in self._prefixes:
             self._seats.setdefault(folder, (-1, ""))
         self._walk()
@@ -164,7 +180,8 @@ class Inotify:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._fd, self._read)
         with suppress(OSError):
-            # mountinfo is always readable and tells of a change by EPOLLPRI, which asyncio cannot wait for.
+            # mountinfo is always readable and tells of a change by EPOLLPRI, which asyncio cannot
+            # wait for.
             file, poll = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC), select.epoll()
             poll.register(file, select.EPOLLPRI)
             self._mounts = (file, poll)
@@ -202,7 +219,8 @@ class Inotify:
         return changed
 
     def _seat(self, folder: str, needed: dict[int, tuple[int, str]]) -> tuple[int, str]:
-        """Watch the folder or its nearest parent for what comes, and every parent for being moved away."""
+        """Watch the folder or its nearest parent for what comes, and every parent for being moved
+        away."""
         seat = (-1, "")
         for path in (*(str(parent) for parent in reversed(PurePosixPath(folder).parents)), folder):
             mask = _FOLDER if path == folder else _PARENT
@@ -216,12 +234,18 @@ class Inotify:
         return seat
 
     def _add(self, path: str, mask: int, needed: dict[int, tuple[int, str]]) -> int:
-        """The watch's number, or -1 where there is no such folder. The mask is only ever widened here."""
+        """The watch's number, or -1 where there is no such folder. The mask is only ever widened
+        here."""
         wd: int = _libc.inotify_add_watch(self._fd, os.fsencode(path), mask | _ONLYDIR | _MASK_ADD)
         if wd >= 0:
             self._masks[wd] = self._masks.get(wd, 0) | mask
             needed[wd] = (needed.get(wd, (0, ""))[0] | mask, path)
-        elif (code := ctypes.get_errno()) not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP):
+        elif (code := ctypes.get_errno()) not in (
+            errno.ENOENT,
+            errno.ENOTDIR,
+            errno.EACCES,
+            errno.ELOOP,
+        ):
             hint = " (see fs.inotify.max_user_watches)" if code == errno.ENOSPC else ""
             raise OSError(code, f"{path}: {os.strerror(code)}{hint}")
         return wd
@@ -254,7 +278,9 @@ class Inotify:
                 if not prefixes or name.startswith(prefixes):
                     changed[folder] = None
             elif seat == wd and name:
-                leads_elsewhere = leads_elsewhere or f"{folder}/".startswith(f"{path.rstrip('/')}/{name}/")
+                leads_elsewhere = leads_elsewhere or f"{folder}/".startswith(
+                    f"{path.rstrip('/')}/{name}/"
+                )
         return leads_elsewhere
 
 

@@ -1,13 +1,17 @@
-"""A Kubernetes API server: read one Node, patch it, watch it. Credentials are what a kubeconfig names, read by
-python3-kubernetes; requests are urllib3's, as that library's own are.
+"""A Kubernetes API server: read one Node, patch it, watch it. Credentials are what a kubeconfig
+names, read by python3-kubernetes; requests are urllib3's, as that library's own are.
 
 Facts this file lives with:
 
-* `import kubernetes` of 22.6 (Debian 12) and 30.1 (Debian 13) loads some 600 models and takes 80 MiB; its kubeconfig
+* `import kubernetes` of 22.6 (Debian 12) and 30.1 (Debian 13) loads some 600 models and takes 80
+  MiB; its kubeconfig
   loader needs none of them. So the packages above it are entered here as bare names.
-* urllib3 sleeps by itself for a Retry-After, unless retries are off: how long to wait is the caller's to decide.
-* A watch that is cut without a word looks like a quiet one. The server sends a bookmark about once a minute
-  (kubernetes apiserver/pkg/storage/cacher: bookmarkFrequency), so a longer silence is taken for the end.
+* urllib3 sleeps by itself for a Retry-After, unless retries are off: how long to wait is the
+  caller's to decide.
+* A watch that is cut without a word looks like a quiet one. The server sends a bookmark about once
+  a minute
+  (kubernetes apiserver/pkg/storage/cacher: bookmarkFrequency), so a longer silence is taken for the
+  end.
 * A watch may end with 410 inside a 200: an ERROR event, whose object is a Status.
 """
 
@@ -47,16 +51,21 @@ class ApiTrouble(Exception):
 
 
 def _kubeconfig_loader() -> tuple[Any, Any, type[Exception]]:
-    """(KubeConfigLoader, Configuration, ConfigException) of the library, and no more of it than they need."""
+    """(KubeConfigLoader, Configuration, ConfigException) of the library, and no more of it than
+    they need."""
     if "kubernetes" not in sys.modules:
         found = importlib.util.find_spec("kubernetes")
         if found is None or not found.submodule_search_locations:
-            raise ApiTrouble("the Kubernetes client library is not there: apt-get install gpu-gate-node")
+            raise ApiTrouble(
+                "the Kubernetes client library is not there: apt-get install gpu-gate-node"
+            )
         places = list(found.submodule_search_locations)
         _bare("kubernetes", places)
         client = _bare("kubernetes.client", [f"{place}/client" for place in places])
         client["ApiClient"] = None
-        client["Configuration"] = importlib.import_module("kubernetes.client.configuration").Configuration
+        client["Configuration"] = importlib.import_module(
+            "kubernetes.client.configuration"
+        ).Configuration
     loader = importlib.import_module("kubernetes.config.kube_config")
     return loader.KubeConfigLoader, loader.Configuration, loader.ConfigException
 
@@ -68,7 +77,8 @@ def _bare(name: str, places: list[str]) -> dict[str, Any]:
 
 
 class ApiServer:
-    """One API server and one credential, as a kubeconfig names them. Not for two threads at once."""
+    """One API server and one credential, as a kubeconfig names them. Not for two threads at
+    once."""
 
     def __init__(self, kubeconfig: str) -> None:
         self._kubeconfig = kubeconfig
@@ -83,13 +93,20 @@ class ApiServer:
     def patch(self, name: str, body: Mapping[str, Any], status: bool = False) -> dict[str, Any]:
         """Patch the Node, or its status; the Node as it is then."""
         path = f"/api/v1/nodes/{name}" + ("/status" if status else "")
-        return self._object(self._call("PATCH", path, body=body, kind=STRATEGIC if status else MERGE))
+        return self._object(
+            self._call("PATCH", path, body=body, kind=STRATEGIC if status else MERGE)
+        )
 
     def watch(self, name: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(ADDED, MODIFIED, DELETED or BOOKMARK, the object) of this one Node from a version on, until the server
-        ends it. The first item is ("", {}): the watch stands."""
-        query = {"fieldSelector": f"metadata.name={name}", "watch": "true", "resourceVersion": version,
-                 "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_S)}
+        """(ADDED, MODIFIED, DELETED or BOOKMARK, the object) of this one Node from a version on,
+        until the server ends it. The first item is ("", {}): the watch stands."""
+        query = {
+            "fieldSelector": f"metadata.name={name}",
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_S),
+        }
         answer = self._call("GET", "/api/v1/nodes", query, within_s=(WITHIN_S[0], QUIET_S))
         yield "", {}
         try:
@@ -99,7 +116,9 @@ class ApiServer:
                 if not isinstance(found, dict):
                     raise TypeError("an event of no object")
                 if kind == "ERROR":
-                    raise ApiTrouble(f"the watch ended: {found.get('message', '?')}", int(found.get("code", 0)))
+                    raise ApiTrouble(
+                        f"the watch ended: {found.get('message', '?')}", int(found.get("code", 0))
+                    )
                 yield kind, found
         except (urllib3.exceptions.HTTPError, OSError) as exc:
             raise ApiTrouble(f"the watch was cut: {_cause(exc)}") from exc
@@ -114,9 +133,15 @@ class ApiServer:
             self._pool.clear()
             self._pool = None
 
-    def _call(self, method: str, path: str, query: Mapping[str, str] | None = None,
-              body: Mapping[str, Any] | None = None, kind: str = "",
-              within_s: tuple[float, float] = WITHIN_S) -> urllib3.BaseHTTPResponse:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        kind: str = "",
+        within_s: tuple[float, float] = WITHIN_S,
+    ) -> urllib3.BaseHTTPResponse:
         """The answer, its body unread."""
         pool, configuration = self._connected()
         headers = {"Accept": "application/json", "User-Agent": "gpu-gate"}
@@ -127,15 +152,23 @@ class ApiServer:
         url = str(configuration.host) + path + ("?" + urlencode(query) if query else "")
         try:
             answer = pool.request(
-                method, url, headers=headers, body=json.dumps(body).encode() if body is not None else None,
-                timeout=_timeout(within_s), preload_content=False, redirect=False)
+                method,
+                url,
+                headers=headers,
+                body=json.dumps(body).encode() if body is not None else None,
+                timeout=_timeout(within_s),
+                preload_content=False,
+                redirect=False,
+            )
             if 200 <= answer.status < 300:
                 return answer
             said = answer.read(1 << 16)
             answer.release_conn()
         except urllib3.exceptions.SSLError as exc:
-            raise ApiTrouble(f"no TLS with {configuration.host}: {_cause(exc)}; "
-                             f"see certificate-authority in {self._kubeconfig}") from exc
+            raise ApiTrouble(
+                f"no TLS with {configuration.host}: {_cause(exc)}; "
+                f"see certificate-authority in {self._kubeconfig}"
+            ) from exc
         except (urllib3.exceptions.HTTPError, OSError) as exc:
             raise ApiTrouble(f"{configuration.host} does not answer: {_cause(exc)}") from exc
         raise self._refused(answer, said)
@@ -148,11 +181,15 @@ class ApiServer:
         except (ValueError, KeyError, TypeError):
             message = str(answer.reason)
         after = answer.headers.get("Retry-After", "")
-        return ApiTrouble(f"the API server said {answer.status}: {' '.join(message.split())[:200]}", answer.status,
-                          float(after) if after.isdecimal() else 0.0)
+        return ApiTrouble(
+            f"the API server said {answer.status}: {' '.join(message.split())[:200]}",
+            answer.status,
+            float(after) if after.isdecimal() else 0.0,
+        )
 
     def _connected(self) -> tuple[urllib3.PoolManager, Any]:
-        """Connections and credential; made anew where the kubeconfig is another file than it was."""
+        """Connections and credential; made anew where the kubeconfig is another file than it
+        was."""
         try:
             found = Path(self._kubeconfig).stat()
             stamp = (found.st_mtime_ns, found.st_ino)
@@ -161,15 +198,18 @@ class ApiServer:
             self.close()
             written = json.loads(as_json(Path(self._kubeconfig).read_bytes(), is_json=False))
         except OSError as exc:
-            raise ApiTrouble(f"{self._kubeconfig} cannot be read ({exc.strerror}): "
-                             "/usr/share/doc/gpu-gate-node/barrier.md makes it") from exc
+            raise ApiTrouble(
+                f"{self._kubeconfig} cannot be read ({exc.strerror}): "
+                "/usr/share/doc/gpu-gate-node/barrier.md makes it"
+            ) from exc
         except ValueError as exc:
             raise ApiTrouble(f"{self._kubeconfig}: {exc}") from exc
         loader, configuration_type, config_error = _kubeconfig_loader()
         configuration = configuration_type()
         try:
-            loader(config_dict=written, config_base_path=str(Path(self._kubeconfig).parent)) \
-                .load_and_set(configuration)
+            loader(
+                config_dict=written, config_base_path=str(Path(self._kubeconfig).parent)
+            ).load_and_set(configuration)
             self._pool = _pool(configuration)
         except (config_error, OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
             raise ApiTrouble(f"{self._kubeconfig} cannot be used: {_cause(exc)}") from exc
@@ -185,7 +225,9 @@ class ApiServer:
         finally:
             answer.release_conn()
         if not isinstance(found, dict) or found.get("kind") != "Node":
-            raise ApiTrouble("the API server answered with something else than a Node: is that its address?")
+            raise ApiTrouble(
+                "the API server answered with something else than a Node: is that its address?"
+            )
         return found
 
 
@@ -195,11 +237,21 @@ def _timeout(within_s: tuple[float, float]) -> urllib3.Timeout:
 
 
 def _pool(configuration: Any) -> urllib3.PoolManager:
-    more = {"assert_hostname": name} if (name := getattr(configuration, "tls_server_name", None)) else {}
+    more = (
+        {"assert_hostname": name}
+        if (name := getattr(configuration, "tls_server_name", None))
+        else {}
+    )
     return urllib3.PoolManager(
-        num_pools=1, maxsize=2, retries=False,
-        cert_reqs="CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE", ca_certs=configuration.ssl_ca_cert,
-        cert_file=configuration.cert_file, key_file=configuration.key_file, **more)
+        num_pools=1,
+        maxsize=2,
+        retries=False,
+        cert_reqs="CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE",
+        ca_certs=configuration.ssl_ca_cert,
+        cert_file=configuration.cert_file,
+        key_file=configuration.key_file,
+        **more,
+    )
 
 
 def _lines(answer: Any) -> Iterator[bytes]:
@@ -215,4 +267,6 @@ def _lines(answer: Any) -> Iterator[bytes]:
 def _cause(exc: object) -> str:
     """The innermost sentence, in one line: the library and urllib3 wrap it several times."""
     text = " ".join(str(exc).split())
-    return text.rpartition(": ")[2][:160] if "Error(" in text or "Connection" in text else text[:200]
+    return (
+        text.rpartition(": ")[2][:160] if "Error(" in text or "Connection" in text else text[:200]
+    )

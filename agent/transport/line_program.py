@@ -1,4 +1,5 @@
-"""A program that answers each line with a line, asked again and again: one start for many questions."""
+"""A program that answers each line with a line, asked again and again: one start for many
+questions."""
 
 from __future__ import annotations
 
@@ -29,8 +30,13 @@ class Dialogue(Child):
         if not newline:
             if not in_time:
                 raise self._problem("hung", f"pid {self.pid} gave no answer within {within_s:g} s")
-            raise self._problem(*(("too-much", f"it wrote over {TALK_BYTES} bytes") if talk.is_flooded
-                                  else ("exited", "it ended without an answer")))
+            raise self._problem(
+                *(
+                    ("too-much", f"it wrote over {TALK_BYTES} bytes")
+                    if talk.is_flooded
+                    else ("exited", "it ended without an answer")
+                )
+            )
         del talk.data[: len(line) + 1]
         return bytes(line)
 

@@ -2,10 +2,14 @@
 
 Facts this file lives with:
 
-* A process in uninterruptible sleep (state D: a driver call that never returns) takes no signal, not even
-  SIGKILL, and stays our child; whoever waits for it hangs with it. So nothing here waits without a deadline.
-* A pidfd is readable once the process is a zombie (pidfd_open(2), Linux 5.3): no SIGCHLD handler, no thread.
-* A child's pid is not used again before we have reaped it, and signals go through the pidfd all the same.
+* A process in uninterruptible sleep (state D: a driver call that never returns) takes no signal,
+  not even
+  SIGKILL, and stays our child; whoever waits for it hangs with it. So nothing here waits without a
+  deadline.
+* A pidfd is readable once the process is a zombie (pidfd_open(2), Linux 5.3): no SIGCHLD handler,
+  no thread.
+* A child's pid is not used again before we have reaped it, and signals go through the pidfd all the
+  same.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ _CHUNK_BYTES = 1 << 16
 
 
 class ChildProblem(Exception):
-    """`word` is hung, junk, too-much, exited or unstartable; `detail` a sentence with the end of stderr."""
+    """`word` is hung, junk, too-much, exited or unstartable; `detail` a sentence with the end of
+    stderr."""
 
     def __init__(self, word: str, detail: str) -> None:
         super().__init__(detail)
@@ -62,12 +67,20 @@ class Outcome:
 
 
 class _Pipe:
-    """What comes out of a pipe: `limit_bytes` are read at most, the last `keep_bytes` of them are kept."""
+    """What comes out of a pipe: `limit_bytes` are read at most, the last `keep_bytes` of them are
+    kept."""
 
-    def __init__(self, file: IO[bytes], keep_bytes: int, limit_bytes: int, on_news: Callable[[], None]) -> None:
+    def __init__(
+        self, file: IO[bytes], keep_bytes: int, limit_bytes: int, on_news: Callable[[], None]
+    ) -> None:
         self.data = bytearray()
         self.is_over = self.is_flooded = False
-        self._file, self._keep_bytes, self._left, self._on_news = file, keep_bytes, limit_bytes, on_news
+        self._file, self._keep_bytes, self._left, self._on_news = (
+            file,
+            keep_bytes,
+            limit_bytes,
+            on_news,
+        )
         os.set_blocking(file.fileno(), False)
         asyncio.get_running_loop().add_reader(file.fileno(), self.read)
 
@@ -116,7 +129,8 @@ class Child:
     async def start(
         cls, argv: Sequence[str], *, env: Mapping[str, str] | None = None, hold_stdin: bool = True
     ) -> Child:
-        """The program, started in a session of its own and in "/"; its stdin stays open until `release`.
+        """The program, started in a session of its own and in "/"; its stdin stays open until
+        `release`.
 
         ChildProblem (unstartable).
         """
@@ -132,7 +146,9 @@ class Child:
                 pipe.close()
             with suppress(subprocess.TimeoutExpired):
                 popen.wait(_KILL_WITHIN_S)
-            raise ChildProblem("unstartable", f"{argv[0]} could not be followed, and was killed: {exc}") from exc
+            raise ChildProblem(
+                "unstartable", f"{argv[0]} could not be followed, and was killed: {exc}"
+            ) from exc
 
     @classmethod
     def adopt(cls, popen: subprocess.Popen[bytes]) -> Child:
@@ -146,7 +162,8 @@ class Child:
         return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
 
     async def first_line(self, within_s: float, limit_bytes: int = LIMIT_BYTES) -> bytes:
-        """Its first line, newline included; the program may go on. ChildProblem (all but unstartable)."""
+        """Its first line, newline included; the program may go on. ChildProblem (all but
+        unstartable)."""
         data = await self._take(within_s, limit_bytes, lambda out: b"\n" in out.data or out.is_over)
         line, newline, _ = data.partition(b"\n")
         if newline:
@@ -173,9 +190,11 @@ class Child:
                 self._popen.stdin.close()
 
     async def end(self, grace_s: float) -> Remains | None:
-        """Ended and reaped: None. Still there after SIGTERM, `grace_s` and SIGKILL: what remains, left alone.
+        """Ended and reaped: None. Still there after SIGTERM, `grace_s` and SIGKILL: what remains,
+        left alone.
 
-        Such a child is reaped by itself when the kernel lets go of it. Cancelled, it kills without the grace.
+        Such a child is reaped by itself when the kernel lets go of it. Cancelled, it kills without
+        the grace.
         """
         try:
             for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WITHIN_S)):
@@ -203,7 +222,9 @@ class Child:
         if self.code is None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
-            if number is signal.SIGKILL:  # and what it started itself; the group's id is ours until it is reaped
+            if (
+                number is signal.SIGKILL
+            ):  # and what it started itself; the group's id is ours until it is reaped
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, number)
 
@@ -218,11 +239,17 @@ class Child:
         if not self._news.done():
             self._news.set_result(None)
 
-    async def _take(self, within_s: float, limit_bytes: int, is_enough: Callable[[_Pipe], bool]) -> bytes:
+    async def _take(
+        self, within_s: float, limit_bytes: int, is_enough: Callable[[_Pipe], bool]
+    ) -> bytes:
         out, err = _Pipe(self._out, limit_bytes + 1, limit_bytes, self._on_news), self._err
         try:
-            in_time = await self._wait(lambda: is_enough(out) or out.is_flooded or err.is_flooded, within_s)
-            while self.code is not None and out.read():  # not to its end: a grandchild may keep the pipe open
+            in_time = await self._wait(
+                lambda: is_enough(out) or out.is_flooded or err.is_flooded, within_s
+            )
+            while (
+                self.code is not None and out.read()
+            ):  # not to its end: a grandchild may keep the pipe open
                 pass
         finally:
             out.stop()
@@ -256,7 +283,8 @@ async def run_once(
     env: Mapping[str, str] | None = None,
     grace_s: float = 1.0,
 ) -> Outcome:
-    """A program run to its end, or ended by us: `within_s` + `grace_s` + 1 s at the latest. Never raises."""
+    """A program run to its end, or ended by us: `within_s` + `grace_s` + 1 s at the latest. Never
+    raises."""
     try:
         child = await Child.start(argv, env=env, hold_stdin=False)
     except ChildProblem as problem:

@@ -1,15 +1,18 @@
 """The messages we speak, declared at run time from small tables.
 
-No generated code: what protoc makes today does not load with the protobuf of Debian 12, and the other way round;
-descriptors built at run time work from protobuf 3.12 to 7. Each API has a descriptor pool of its own, so that it
-clashes with nobody's. Fields that we never look at are left out: protobuf skips what it does not know.
+No generated code: what protoc makes today does not load with the protobuf of Debian 12, and the
+other way round; descriptors built at run time work from protobuf 3.12 to 7. Each API has a
+descriptor pool of its own, so that it clashes with nobody's. Fields that we never look at are left
+out: protobuf skips what it does not know.
 
 Wire numbers: kubernetes/kubelet pkg/apis/podresources/v1/api.proto and kubernetes/cri-api
-pkg/apis/runtime/v1/api.proto (both v1.37-beta); older kubelets and runtimes only lack the newer fields.
+pkg/apis/runtime/v1/api.proto (both v1.37-beta); older kubelets and runtimes only lack the newer
+fields.
 
-A table has one message a line, `Name: field=number type, …`: `type*` repeats, `map` is a map of strings, an indented
-line goes on with the one above. `enum Name: VALUE=number, …` declares an enum. The names of fields and values are
-those of the .proto files, which is what lets protobuf's own JSON parser read what crictl prints.
+A table has one message a line, `Name: field=number type, …`: `type*` repeats, `map` is a map of
+strings, an indented line goes on with the one above. `enum Name: VALUE=number, …` declares an enum.
+The names of fields and values are those of the .proto files, which is what lets protobuf's own JSON
+parser read what crictl prints.
 """
 
 from __future__ import annotations
@@ -76,12 +79,14 @@ def cri() -> dict[str, Any]:
 def _classes(package: str, table: str) -> dict[str, Any]:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    file = descriptor_pb2.FileDescriptorProto(name=f"gpu_gate/{package}.proto", package=package, syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"gpu_gate/{package}.proto", package=package, syntax="proto3"
+    )
     for line in table.strip().replace("\n  ", " ").splitlines():
         name, _, rest = line.partition(":")
         parts = [part.strip() for part in rest.split(",") if part.strip()]
         if name.startswith("enum "):
-            _add_enum(file, name[len("enum "):], parts)
+            _add_enum(file, name[len("enum ") :], parts)
         else:
             message = file.message_type.add(name=name)
             for part in parts:
@@ -89,8 +94,13 @@ def _classes(package: str, table: str) -> dict[str, Any]:
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     # MessageFactory went away in protobuf 5; GetMessageClass came in 4.22.
-    make = getattr(message_factory, "GetMessageClass", None) or message_factory.MessageFactory(pool).GetPrototype
-    return {m.name: make(pool.FindMessageTypeByName(f"{package}.{m.name}")) for m in file.message_type}
+    make = (
+        getattr(message_factory, "GetMessageClass", None)
+        or message_factory.MessageFactory(pool).GetPrototype
+    )
+    return {
+        m.name: make(pool.FindMessageTypeByName(f"{package}.{m.name}")) for m in file.message_type
+    }
 
 
 def _add_enum(file: Any, name: str, parts: list[str]) -> None:
@@ -103,10 +113,16 @@ def _add_enum(file: Any, name: str, parts: list[str]) -> None:
 def _add_field(file: Any, message: Any, text: str) -> None:
     name, _, rest = text.partition("=")
     number, _, kind = rest.partition(" ")
-    field = message.field.add(name=name, number=int(number), label=_MANY if kind.endswith("*") else _ONE)
+    field = message.field.add(
+        name=name, number=int(number), label=_MANY if kind.endswith("*") else _ONE
+    )
     kind = kind.rstrip("*")
     if kind == "map":
-        field.label, field.type, field.type_name = _MANY, _MESSAGE, _add_map_entry(file, message, name)
+        field.label, field.type, field.type_name = (
+            _MANY,
+            _MESSAGE,
+            _add_map_entry(file, message, name),
+        )
     elif kind in _SCALARS:
         field.type = _SCALARS[kind]
     else:
@@ -115,8 +131,11 @@ def _add_field(file: Any, message: Any, text: str) -> None:
 
 
 def _add_map_entry(file: Any, message: Any, field_name: str) -> str:
-    """A map is a repeated nested message; its name is prescribed (protobuf's language guide, "Maps")."""
-    entry = message.nested_type.add(name="".join(p.capitalize() for p in field_name.split("_")) + "Entry")
+    """A map is a repeated nested message; its name is prescribed (protobuf's language guide,
+    "Maps")."""
+    entry = message.nested_type.add(
+        name="".join(p.capitalize() for p in field_name.split("_")) + "Entry"
+    )
     entry.options.map_entry = True
     for number, name in enumerate(("key", "value"), 1):
         entry.field.add(name=name, number=number, type=_SCALARS["string"], label=_ONE)

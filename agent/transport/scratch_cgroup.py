@@ -1,4 +1,5 @@
-"""A scratch cgroup of our own, in which device programs of others are tried without disturbing anyone.
+"""A scratch cgroup of our own, in which device programs of others are tried without disturbing
+anyone.
 
 Nothing but the standard library is imported: programs that are exec'd by path use this.
 """
@@ -71,21 +72,26 @@ class Scratch:
         self._nodes: dict[DeviceNode, str] = {}
         self._inherited: list[int] = []
 
-    def ask(self, device_programs: list[int], nodes: list[DeviceNode], is_same_v1: bool) -> list[Verdict]:
-        """What the kernel answers a process under all of these programs. Unsure where it cannot be asked."""
+    def ask(
+        self, device_programs: list[int], nodes: list[DeviceNode], is_same_v1: bool
+    ) -> list[Verdict]:
+        """What the kernel answers a process under all of these programs. Unsure where it cannot be
+        asked."""
         self._enter()
         self._inherited = programs(self._fd)
         paths = [self._path(node) for node in nodes]
         before = [access(path) for path in paths]
         with self._under(device_programs):
             after = [access(path) for path in paths]
-        # Were our own cgroup restricted by what the process is not under, a refusal would not be its own.
+        # Were our own cgroup restricted by what the process is not under, a refusal would not be
+        # its own.
         is_ours = is_same_v1 and set(self._inherited) <= set(device_programs)
         return [_verdict(*each, is_ours) for each in zip(before, after, strict=True)]
 
     @contextmanager
     def _under(self, device_programs: list[int]) -> Iterator[None]:
-        """With these programs in force for us. Unsure where they are not, or no longer at the end."""
+        """With these programs in force for us. Unsure where they are not, or no longer at the
+        end."""
         attached: list[int] = []
         try:
             for number in device_programs:
@@ -93,12 +99,15 @@ class Scratch:
                     attached.append(self._attach(number))
             yield
             if set(programs(self._fd)) != {*self._inherited, *device_programs}:
-                raise Unsure(errno.EAGAIN, "The programs of gpu-gate's own cgroup were replaced meanwhile.")
+                raise Unsure(
+                    errno.EAGAIN, "The programs of gpu-gate's own cgroup were replaced meanwhile."
+                )
         finally:
             self._detach(attached)
 
     def leave(self) -> None:
-        """Go back to where we were, and remove what was made. What cannot be removed is at the next start."""
+        """Go back to where we were, and remove what was made. What cannot be removed is at the next
+        start."""
         folder, self._folder = self._folder, ""
         path, self.path = self.path, ""
         with suppress(OSError):
@@ -130,8 +139,11 @@ class Scratch:
                     self.path = ""
             except Unsure as unsure:
                 problem = problem or unsure.detail
-        raise Unsure(errno.EACCES, "No scratch cgroup could be used; the service wants Delegate= and no "
-                                   f"ProtectControlGroups=. {problem}")
+        raise Unsure(
+            errno.EACCES,
+            "No scratch cgroup could be used; the service wants Delegate= and no "
+            f"ProtectControlGroups=. {problem}",
+        )
 
     @staticmethod
     def _join(place: str) -> None:
@@ -142,12 +154,16 @@ class Scratch:
         try:
             fd = bpf(BPF_PROG_GET_FD_BY_ID, attr_of(number))
         except OSError as exc:
-            raise Unsure(exc.errno or 0, f"Its device program {number} cannot be read: {said(exc)}") from exc
+            raise Unsure(
+                exc.errno or 0, f"Its device program {number} cannot be read: {said(exc)}"
+            ) from exc
         try:
             bpf(BPF_PROG_ATTACH, attr_of(self._fd, fd, BPF_CGROUP_DEVICE, BPF_F_ALLOW_MULTI))
         except OSError as exc:
             os.close(fd)
-            raise Unsure(exc.errno or 0, f"Its device program {number} cannot be tried: {said(exc)}") from exc
+            raise Unsure(
+                exc.errno or 0, f"Its device program {number} cannot be tried: {said(exc)}"
+            ) from exc
         return fd
 
     def _detach(self, attached: list[int]) -> None:
@@ -160,14 +176,20 @@ class Scratch:
             os.close(fd)
         if problem is not None:
             self.leave()  # the next question makes a clean one
-            raise Unsure(problem.errno or 0, f"The scratch cgroup could not be cleared: {said(problem)}")
+            raise Unsure(
+                problem.errno or 0, f"The scratch cgroup could not be cleared: {said(problem)}"
+            )
 
     def _may_make(self, node: DeviceNode) -> bool:
-        """mknod(2) runs the same device check (devcgroup_inode_mknod); what is made is taken away at once."""
+        """mknod(2) runs the same device check (devcgroup_inode_mknod); what is made is taken away
+        at once."""
         try:
             path = f"{self._private_folder()}/made"
-            os.mknod(path, 0o600 | (stat.S_IFCHR if node.kind == "c" else stat.S_IFBLK),
-                     os.makedev(node.major, node.minor))
+            os.mknod(
+                path,
+                0o600 | (stat.S_IFCHR if node.kind == "c" else stat.S_IFBLK),
+                os.makedev(node.major, node.minor),
+            )
             os.unlink(path)
         except (OSError, OverflowError):
             return False
@@ -185,14 +207,18 @@ class Scratch:
             path = f"{self._private_folder()}/node"
             os.mknod(path, mode, os.makedev(node.major, node.minor))
             try:
-                fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)  # O_PATH opens no device
+                fd = os.open(
+                    path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+                )  # O_PATH opens no device
             finally:
                 os.unlink(path)
         except (OSError, OverflowError) as exc:
             if node.host_path:
                 return str(node.host_path)
-            raise Unsure(getattr(exc, "errno", errno.EINVAL),
-                         f"No device node of our own could be made: {said(exc)}") from exc
+            raise Unsure(
+                getattr(exc, "errno", errno.EINVAL),
+                f"No device node of our own could be made: {said(exc)}",
+            ) from exc
         return f"/proc/self/fd/{fd}"
 
     def _private_folder(self) -> str:

@@ -2,10 +2,13 @@
 
 Facts this file lives with:
 
-* sdnotify 0.3 encodes Latin-1 and loses the whole message, READY=1 included, when that fails: so ASCII only.
+* sdnotify 0.3 encodes Latin-1 and loses the whole message, READY=1 included, when that fails: so
+  ASCII only.
 * Its socket blocks when PID 1 does not read (a long daemon-reload): so a send gets one second.
-* journald's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL): KEY=value lines; a value with a newline is
-  KEY, newline, its length as 64-bit little-endian, the value. What no datagram holds goes in a sealed memfd.
+* journald's native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL): KEY=value lines; a value with a
+  newline is
+  KEY, newline, its length as 64-bit little-endian, the value. What no datagram holds goes in a
+  sealed memfd.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ class Notify:
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """Why the last message did not arrive, as a sentence; None when it did or there is no socket."""
+        """Why the last message did not arrive, as a sentence; None when it did or there is no
+        socket."""
         self.watchdog_s = _watchdog_s(os.environ)
         """systemd expects `watchdog` to be called within this time; None: it does not watch us."""
         self._notifier: sdnotify.SystemdNotifier | None = None
@@ -49,8 +53,11 @@ class Notify:
         return self._send("READY=1")
 
     def status(self, text: str) -> bool:
-        """The sentence that `systemctl status` shows: one line, characters beyond ASCII become '?'."""
-        return self._send("STATUS=" + "".join(c if c.isprintable() else "?" for c in " ".join(text.split())))
+        """The sentence that `systemctl status` shows: one line, characters beyond ASCII become
+        '?'."""
+        return self._send(
+            "STATUS=" + "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+        )
 
     def watchdog(self) -> bool:
         """Alive; due every `watchdog_s`, best at half of it."""
@@ -93,10 +100,15 @@ _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), 
 
 
 class JournalHandler(logging.Handler):
-    """Log records to journald as fields, never blocking: what a full socket does not take is dropped."""
+    """Log records to journald as fields, never blocking: what a full socket does not take is
+    dropped."""
 
     def __init__(
-        self, identifier: str, *, path: str = JOURNAL_SOCKET, fields_attribute: str = "gpu_gate_fields"
+        self,
+        identifier: str,
+        *,
+        path: str = JOURNAL_SOCKET,
+        fields_attribute: str = "gpu_gate_fields",
     ) -> None:
         """`fields_attribute` names the record's dict of further fields; its keys are upper-cased.
 
@@ -153,7 +165,8 @@ class JournalHandler(logging.Handler):
 
 
 def _field_name(name: str) -> str:
-    """As journald takes it: A-Z, 0-9 and _, at most 64, beginning with a letter; "" when nothing is left."""
+    """As journald takes it: A-Z, 0-9 and _, at most 64, beginning with a letter; "" when nothing is
+    left."""
     return re.sub(r"[^A-Z0-9]", "_", name.upper()).lstrip("_0123456789")[:64]
 
 

@@ -1,5 +1,5 @@
-"""A program started: no fork, since os.fork and preexec_fn hang for ever beside a live gRPC channel (grpcio 1.51.1);
-Popen without preexec_fn starts by vfork and exec."""
+"""A program started: no fork, since os.fork and preexec_fn hang for ever beside a live gRPC channel
+(grpcio 1.51.1); Popen without preexec_fn starts by vfork and exec."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str] | None = None, holds_stdin: bool = True
-          ) -> subprocess.Popen[bytes]:
+def spawn(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, holds_stdin: bool = True
+) -> subprocess.Popen[bytes]:
     """In a session of its own and in "/". OSError, ValueError."""
     return subprocess.Popen(
-        list(argv), env=env, cwd="/", bufsize=0, start_new_session=True,
-        stdin=subprocess.PIPE if holds_stdin else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        list(argv),
+        env=env,
+        cwd="/",
+        bufsize=0,
+        start_new_session=True,
+        stdin=subprocess.PIPE if holds_stdin else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )

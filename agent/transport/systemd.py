@@ -3,10 +3,13 @@
 What systemd does, and what this file makes of it (seen on 252, 257 and 262):
 
 * No signal at all without Subscribe(); a second one answers AlreadySubscribed, which is success.
-* A subscriber with broad match rules is sent two signals per unit at each daemon-reload (320 for 160 units),
+* A subscriber with broad match rules is sent two signals per unit at each daemon-reload (320 for
+  160 units),
   so there is one rule per thing to be heard.
-* daemon-reexec keeps connection and subscription; the name's owner changes, on 257 by way of no owner.
-* One restart sends several equal PropertiesChanged, or only a new InvocationID: compare what is read.
+* daemon-reexec keeps connection and subscription; the name's owner changes, on 257 by way of no
+  owner.
+* One restart sends several equal PropertiesChanged, or only a new InvocationID: compare what is
+  read.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ _DBUS = "org.freedesktop.DBus"
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.2, 5.0
 _UNIT_NAME = re.compile(r"(?!@)[A-Za-z0-9:_.@\\-]{1,240}\.[a-z]{4,9}")
 _UNITS_AT_ONCE = 20
-"""dbus-daemon allows 128 calls in flight (max_replies_per_connection); three Gets cost less than a GetAll."""
+"""dbus-daemon allows 128 calls in flight (max_replies_per_connection); three Gets cost less than a
+GetAll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,13 @@ class ManagerRow:
 
     version: str
     units_load_usec: int | None
-    """CLOCK_MONOTONIC of the last daemon-reload or daemon-reexec; None where systemd has no such property."""
+    """CLOCK_MONOTONIC of the last daemon-reload or daemon-reexec; None where systemd has no such
+    property."""
 
 
 def unit_path(name: str) -> str:
-    """The object path of a unit; it needs no LoadUnit, for systemd loads a unit whose path is asked."""
+    """The object path of a unit; it needs no LoadUnit, for systemd loads a unit whose path is
+    asked."""
     return f"{MANAGER_PATH}/unit/{escape_label(name)}"
 
 
@@ -85,8 +91,9 @@ class SystemdBus:
     ) -> None:
         """`on_signal(kind, detail)` is called from the loop, once per signal; the caller coalesces.
 
-        connected (systemd's name; all rules are in place: re-read) · lost (why) · reloading (true, false) ·
-        owner (systemd's new name: PID 1 re-executed) · unit (its id) · job (unit id; with `watch_jobs`).
+        connected (systemd's name; all rules are in place: re-read) · lost (why) · reloading (true,
+        false) · owner (systemd's new name: PID 1 re-executed) · unit (its id) · job (unit id; with
+        `watch_jobs`).
         """
         self._on_signal = on_signal
         self._address = address
@@ -116,7 +123,8 @@ class SystemdBus:
     async def watch(self, units: Iterable[str]) -> None:
         """Hear of exactly these units from now on, across reconnects. Read after it returns.
 
-        An alias is not followed: give `UnitRow.id`. Never fails: without a bus they come with the next one.
+        An alias is not followed: give `UnitRow.id`. Never fails: without a bus they come with the
+        next one.
         """
         self._watched = {unit_path(name): name for name in units}
         await self._sync_rules()
@@ -131,13 +139,15 @@ class SystemdBus:
         interface: str = MANAGER,
         within_s: float | None = None,
     ) -> list[Any]:
-        """The body of systemd's reply. BusError, always within `within_s` (default: call_timeout_s)."""
+        """The body of systemd's reply. BusError, always within `within_s` (default:
+        call_timeout_s)."""
         to = {"destination": SYSTEMD, "path": path, "interface": interface, "member": member}
         message = Message(**to, signature=signature, body=list(body))
         return await self._connected().call(message, within_s or self._call_timeout_s)
 
     async def get(self, path: str, interface: str, name: str, *, if_unknown: Any = ...) -> Any:
-        """One property, its variant opened; `if_unknown` where this systemd has no such. BusError."""
+        """One property, its variant opened; `if_unknown` where this systemd has no such.
+        BusError."""
         try:
             body = await self.call("Get", "ss", [interface, name], path=path, interface=PROPERTIES)
         except BusError as exc:
@@ -156,7 +166,9 @@ class SystemdBus:
         asked = [name for name in names if _UNIT_NAME.fullmatch(name)]
         (listed,) = await self.call("ListUnitsByNames", "as", [asked])
         if len(listed) != len(asked):
-            raise BusError("failed", f"ListUnitsByNames: {len(listed)} answers for {len(asked)} units")
+            raise BusError(
+                "failed", f"ListUnitsByNames: {len(listed)} answers for {len(asked)} units"
+            )
         rows = (self._unit_row(name, row) for name, row in zip(asked, listed, strict=True))
         return await all_of(rows, at_once=_UNITS_AT_ONCE)
 
@@ -167,7 +179,8 @@ class SystemdBus:
 
         `member` may be RestartUnit or another of systemd's that take (unit, mode) and give a job.
 
-        Subscribe, start, then wait for that job's path: a job can be over before StartUnit's answer is read.
+        Subscribe, start, then wait for that job's path: a job can be over before StartUnit's answer
+        is read.
         """
         deadline = time.monotonic() + within_s
         self._starting += 1
@@ -183,7 +196,8 @@ class SystemdBus:
             await self._sync_rules()
 
     async def _live_once(self) -> None:
-        """One life of the connection; when it is over, everything is closed and `problem` says why."""
+        """One life of the connection; when it is over, everything is closed and `problem` says
+        why."""
         try:
             link = await Link.open(self._address, self._on_message, self._call_timeout_s)
         except BusError as exc:
@@ -203,7 +217,9 @@ class SystemdBus:
             self._link = None
             await link.close()
         was_connected = self.problem is None
-        self.problem = f"the connection to D-Bus was lost ({link.lost.result()}): systemctl status dbus"
+        self.problem = (
+            f"the connection to D-Bus was lost ({link.lost.result()}): systemctl status dbus"
+        )
         if was_connected:
             self._signal("lost", self.problem)
 
@@ -221,7 +237,8 @@ class SystemdBus:
                 raise
 
     async def _follow_owner(self, link: Link) -> None:
-        """Until the bus is lost: a new owner of systemd's name is subscribed to again, then told of."""
+        """Until the bus is lost: a new owner of systemd's name is subscribed to again, then told
+        of."""
         while not link.lost.done():
             changed = self._owner_changed = asyncio.get_running_loop().create_future()
             await asyncio.wait({changed, link.lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -230,7 +247,8 @@ class SystemdBus:
                 self._signal("owner", self._owner)
 
     async def _sync_rules(self) -> None:
-        """Make the bus's rules those we want; a bus that refuses one is given up, never kept half deaf."""
+        """Make the bus's rules those we want; a bus that refuses one is given up, never kept half
+        deaf."""
         async with self._rules_lock:
             link = self._link
             if link is None:
@@ -241,7 +259,9 @@ class SystemdBus:
             steps = [("AddMatch", rule) for rule in rules - link.rules]
             steps += [("RemoveMatch", rule) for rule in link.rules - rules]
             try:
-                await all_of([link.ask_bus(member, rule, self._call_timeout_s) for member, rule in steps])
+                await all_of(
+                    [link.ask_bus(member, rule, self._call_timeout_s) for member, rule in steps]
+                )
             except BusError as exc:
                 link.give_up(exc.detail)
             else:
@@ -252,9 +272,20 @@ class SystemdBus:
         if load_state != "loaded":
             return UnitRow(name, id_, load_state, active_state, sub_state, path=path)
         wanted = ("InvocationID", "ActiveEnterTimestampMonotonic", "UnitFileState")
-        invocation, enter_usec, file_state = await all_of([self.get(path, UNIT, prop) for prop in wanted])
-        return UnitRow(name, id_, load_state, active_state, sub_state, bytes(invocation).hex(), enter_usec,
-                       file_state, path)
+        invocation, enter_usec, file_state = await all_of(
+            [self.get(path, UNIT, prop) for prop in wanted]
+        )
+        return UnitRow(
+            name,
+            id_,
+            load_state,
+            active_state,
+            sub_state,
+            bytes(invocation).hex(),
+            enter_usec,
+            file_state,
+            path,
+        )
 
     async def _wait_job_removed(self, link: Link, name: str, job: str, deadline: float) -> str:
         done = self._job(job)
@@ -270,11 +301,13 @@ class SystemdBus:
         return self._jobs.setdefault(path, asyncio.get_running_loop().create_future())
 
     def _signal(self, kind: str, detail: str) -> None:
-        """From the loop, not from within the library, which would log and swallow the caller's exceptions."""
+        """From the loop, not from within the library, which would log and swallow the caller's
+        exceptions."""
         asyncio.get_running_loop().call_soon(self._on_signal, kind, detail)
 
     def _on_message(self, message: Any) -> None:
-        """Anybody on the bus may send us a signal, so only systemd's own and the bus's own count."""
+        """Anybody on the bus may send us a signal, so only systemd's own and the bus's own
+        count."""
         member, body = message.member, message.body
         if message.sender == _DBUS:
             if member == "NameOwnerChanged" and body[0] == SYSTEMD:

@@ -1,7 +1,9 @@
-"""YAML and JSON files as JSON text. PyYAML is imported when the first YAML file is read (1.3 MiB, 12 ms; 6.0).
+"""YAML and JSON files as JSON text. PyYAML is imported when the first YAML file is read (1.3 MiB,
+12 ms; 6.0).
 
-What a hostile file could do is refused first: libyaml's composer recurses in C, and 250,000 nested lists end the
-process (PyYAML 6.0, libyaml 0.2.5), so depth and number are counted on the parser's events, which do not recurse.
+What a hostile file could do is refused first: libyaml's composer recurses in C, and 250,000 nested
+lists end the process (PyYAML 6.0, libyaml 0.2.5), so depth and number are counted on the parser's
+events, which do not recurse.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def as_json(data: bytes, is_json: bool) -> bytes:
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
-        raise ValueError(f"it is no YAML: {getattr(exc, 'problem', None) or 'unreadable'}{where}") from exc
+        raise ValueError(
+            f"it is no YAML: {getattr(exc, 'problem', None) or 'unreadable'}{where}"
+        ) from exc
     except (TypeError, OverflowError) as exc:
         raise ValueError(f"it holds what JSON cannot: {exc}") from exc
 
@@ -41,7 +45,9 @@ def as_json(data: bytes, is_json: bool) -> bytes:
 def _bounded(yaml: Any, data: bytes, loader: Any) -> None:
     """Depth and number of the parts, with every alias written out, for JSON knows none."""
     parts = 0
-    stack: list[tuple[str | None, int, int]] = [(None, 0, 0)]  # per open collection: its anchor, parts before, height
+    stack: list[tuple[str | None, int, int]] = [
+        (None, 0, 0)
+    ]  # per open collection: its anchor, parts before, height
     known: dict[str | None, tuple[int, int]] = {}  # per anchor: parts and height
     for event in yaml.parse(data, Loader=loader):
         parts += 1
@@ -62,4 +68,6 @@ def _bounded(yaml: Any, data: bytes, loader: Any) -> None:
         anchor, began, inner = stack[-1]
         stack[-1] = anchor, began, max(inner, height)
         if len(stack) + height > MAX_DEPTH + 1 or parts > MAX_PARTS:
-            raise ValueError(f"it is nested deeper than {MAX_DEPTH}, or holds more than {MAX_PARTS} parts")
+            raise ValueError(
+                f"it is nested deeper than {MAX_DEPTH}, or holds more than {MAX_PARTS} parts"
+            )

@@ -1,8 +1,9 @@
-"""Whole boots: how long after NVML is healthy the kubelet starts, and whether it ever starts too early.
+"""Whole boots: how long after NVML is healthy the kubelet starts, and whether it ever starts too
+early.
 
-On each boot gpu-gate holds the (stand-in) kubelet; beside it three others wait as people let kubelets wait today:
-a 5 s loop that ends with the first good probe, one that wants three in a row (gpu-gate's own promise), and a
-fixed sleep. The same boot, the same fault, the same two cores.
+On each boot gpu-gate holds the (stand-in) kubelet; beside it three others wait as people let
+kubelets wait today: a 5 s loop that ends with the first good probe, one that wants three in a row
+(gpu-gate's own promise), and a fixed sleep. The same boot, the same fault, the same two cores.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ SPELL_S = 1.5
 CALM_S = 12.0
 
 LOOP = f"until {TOOLS}/poll-nvml {GPUS}; do sleep {PAUSE_S}; done"
-LOOP_OF_THREE = (f"n=0; while :; do if {TOOLS}/poll-nvml {GPUS}; then n=$$((n+1)); else n=0; fi; "
-                 f"[ $$n = 3 ] && exit; sleep {PAUSE_S}; done")
+LOOP_OF_THREE = (
+    f"n=0; while :; do if {TOOLS}/poll-nvml {GPUS}; then n=$$((n+1)); else n=0; fi; "
+    f"[ $$n = 3 ] && exit; sleep {PAUSE_S}; done"
+)
 WAITER = """[Unit]
 After=nvidia-persistenced.service
 [Service]
@@ -79,14 +82,18 @@ def prepare(node: Node) -> None:
         "bench-kubelet-loop.service": KUBELET.format(waiter="bench-loop.service", pre=""),
         "bench-kubelet-loop3.service": KUBELET.format(waiter="bench-loop3.service", pre=""),
         "bench-kubelet-sleep.service": KUBELET.format(
-            waiter="", pre=f"ExecStartPre=/bin/sleep {SLEEP_S}\nTimeoutStartSec=infinity"),
+            waiter="", pre=f"ExecStartPre=/bin/sleep {SLEEP_S}\nTimeoutStartSec=infinity"
+        ),
     }
     for name, text in units.items():
         node.put(f"/etc/systemd/system/{name}", text)
     kubelets = [name for name in units if "kubelet" in name]
     node.run(["systemctl", "add-wants", "--quiet", "multi-user.target", *kubelets])
     # The agent's probes cannot write below /run otherwise.
-    node.put("/etc/systemd/system/gpu-gate.service.d/bench.conf", "[Service]\nReadWritePaths=-/run/simgpu\n")
+    node.put(
+        "/etc/systemd/system/gpu-gate.service.d/bench.conf",
+        "[Service]\nReadWritePaths=-/run/simgpu\n",
+    )
 
 
 def live(rig: Rig, faults: list[str], *, wants_three: bool) -> Boot:
@@ -106,16 +113,24 @@ def live(rig: Rig, faults: list[str], *, wants_three: bool) -> Boot:
         healthy = healthy_at(node)
         init = _last_init(node, target)
         return Boot(
-            ours=ours - healthy, first=first - healthy, three=three - healthy if three else None,
-            sleep=slept + SLEEP_S - healthy, after_last_probe=target - last["ended_at"],
-            after_last_init=target - init if init else None, cpu=cpu, cpu_agent=cpu_agent,
-            cpu_loop=spent_cpu_s(node, "bench-loop.service"))
+            ours=ours - healthy,
+            first=first - healthy,
+            three=three - healthy if three else None,
+            sleep=slept + SLEEP_S - healthy,
+            after_last_probe=target - last["ended_at"],
+            after_last_init=target - init if init else None,
+            cpu=cpu,
+            cpu_agent=cpu_agent,
+            cpu_loop=spent_cpu_s(node, "bench-loop.service"),
+        )
 
 
 def _last_init(node: Node, before: float) -> float | None:
-    """The agent's last nvmlInit before `before`. The loop's probes go by another name, and the plugin comes
-    after the kubelet."""
-    rows = [line.split() for line in inside(node, "/run/simgpu/nvml.calls").read_text().splitlines()]
+    """The agent's last nvmlInit before `before`. The loop's probes go by another name, and the
+    plugin comes after the kubelet."""
+    rows = [
+        line.split() for line in inside(node, "/run/simgpu/nvml.calls").read_text().splitlines()
+    ]
     found = [float(r[0]) for r in rows if r[2].startswith("python") and r[3:5] == ["init", "0"]]
     return max((at for at in found if at < before), default=None)
 
@@ -129,29 +144,59 @@ def windows(rig: Rig) -> list[Row]:
     inits = [b.after_last_init for b in boots if b.after_last_init is not None]
     agent, total = middle(b.cpu_agent for b in boots), middle(b.cpu for b in boots)
     return [
-        sampled("NVML healthy to kubelet start", [b.ours for b in boots],
-                beside={"5 s loop": middle(b.first for b in boots), "5 s loop, 3 in a row": middle(threes),
-                        "sleep 30": middle(b.sleep for b in boots)},
-                note="gpu-gate wants three equal, complete probes one second apart: two seconds of it are the "
-                     "promise itself. The plain loop promises one. The sleep is longer or shorter than the fault "
-                     "by luck: with a fault of 31 s it starts too early."),
-        sampled("last good probe to gpu-gate.target", [b.after_last_probe for b in boots], target=0.15,
-                note=f"from the probe's answer; from its nvmlInit {middle(inits):.3f} s." if inits else ""),
-        sampled("CPU of a boot's gating until open", [b.cpu for b in boots],
-                beside={"5 s loop": middle(b.cpu_loop for b in boots)},
-                note=f"agent {agent:.2f} s, its probes and the wait {total - agent:.2f} s (medians)."),
+        sampled(
+            "NVML healthy to kubelet start",
+            [b.ours for b in boots],
+            beside={
+                "5 s loop": middle(b.first for b in boots),
+                "5 s loop, 3 in a row": middle(threes),
+                "sleep 30": middle(b.sleep for b in boots),
+            },
+            note="gpu-gate wants three equal, complete probes one second apart: two seconds of "
+            "it are the "
+            "promise itself. The plain loop promises one. The sleep is longer or shorter than "
+            "the fault "
+            "by luck: with a fault of 31 s it starts too early.",
+        ),
+        sampled(
+            "last good probe to gpu-gate.target",
+            [b.after_last_probe for b in boots],
+            target=0.15,
+            note=f"from the probe's answer; from its nvmlInit {middle(inits):.3f} s."
+            if inits
+            else "",
+        ),
+        sampled(
+            "CPU of a boot's gating until open",
+            [b.cpu for b in boots],
+            beside={"5 s loop": middle(b.cpu_loop for b in boots)},
+            note=f"agent {agent:.2f} s, its probes and the wait {total - agent:.2f} s (medians).",
+        ),
     ]
 
 
 def flapping(rig: Rig) -> list[Row]:
-    """Good spells of 1.5 s every 3 s until about 12 s: a kubelet that starts in one starts on sand."""
+    """Good spells of 1.5 s every 3 s until about 12 s: a kubelet that starts in one starts on
+    sand."""
     begins = QUICK_FLAPS_S if rig.is_quick else FLAPS_S
     boots = [live(rig, _spells(begin), wants_three=False) for begin in begins]
     late = middle(b.ours for b in boots)
-    return [Row(f"false starts in {len(boots)} boots that flap", sum(b.ours < 0 for b in boots), unit="", target=0,
-                beside={"5 s loop": sum(b.first < 0 for b in boots), "sleep 30": sum(b.sleep < 0 for b in boots)},
-                note=f"good spells of {SPELL_S} s; a spell of more than two seconds would hold three probes and fool "
-                     f"gpu-gate too (StableProbes=, StableIntervalSec=). After the last fault: {late:.2f} s.")]
+    return [
+        Row(
+            f"false starts in {len(boots)} boots that flap",
+            sum(b.ours < 0 for b in boots),
+            unit="",
+            target=0,
+            beside={
+                "5 s loop": sum(b.first < 0 for b in boots),
+                "sleep 30": sum(b.sleep < 0 for b in boots),
+            },
+            note=f"good spells of {SPELL_S} s; a spell of more than two seconds would hold "
+            "three probes and fool "
+            "gpu-gate too (StableProbes=, StableIntervalSec=). After the last fault: "
+            f"{late:.2f} s.",
+        )
+    ]
 
 
 def _spells(begin: float) -> list[str]:

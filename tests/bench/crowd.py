@@ -1,4 +1,5 @@
-"""A thousand requests a second, slow clients beside them: who is answered when, and what the cycle notices of it."""
+"""A thousand requests a second, slow clients beside them: who is answered when, and what the cycle
+notices of it."""
 
 from __future__ import annotations
 
@@ -27,15 +28,43 @@ def crowd(rig: Rig) -> list[Row]:
         seen = on_node(node, "crowd.py", str(RATE), str(SECONDS), timeout=SECONDS * 10)
     what = f"{RATE} requests/s for {SECONDS} s, slow clients beside"
     return [
-        Row(f"{what}: failed", seen["failures"], "", 0.0,
-            note=f"{' '.join(seen['failed']) or 'none'}; answered {seen['rate']:.0f}/s; slow clients were dropped "
-                 f"and came again {seen['dropped']} times, others between two requests {seen['again']} times."),
-        Row(f"{what}: answer, median", 1000 * seen["median_s"], "ms", beside={"alone": 1000 * seen["alone_s"]},
-            note="from the instant a request is due; who asks shares the machine with who answers."),
-        Row(f"{what}: answer, p99", 1000 * seen["p99_s"], "ms", note=f"the slowest {1000 * seen['most_s']:.0f} ms."),
-        Row(f"{what}: latest cycle", seen["lag_s"], "s", LATE_S,
-            note=f"how much later than due it began, of {seen['cycles']}; one is due every 2 s."),
-        Row(f"{what}: RSS grows by", seen["rss_most_mib"] - seen["rss_before_mib"], "MiB", GROWS_MIB,
-            note=f"from {seen['rss_before_mib']:.1f} MiB; {seen['rss_after_mib']:.1f} MiB 5 s after they left."),
+        Row(
+            f"{what}: failed",
+            seen["failures"],
+            "",
+            0.0,
+            note=f"{' '.join(seen['failed']) or 'none'}; answered {seen['rate']:.0f}/s; slow "
+            "clients were dropped "
+            f"and came again {seen['dropped']} times, others between two requests "
+            f"{seen['again']} times.",
+        ),
+        Row(
+            f"{what}: answer, median",
+            1000 * seen["median_s"],
+            "ms",
+            beside={"alone": 1000 * seen["alone_s"]},
+            note="from the instant a request is due; who asks shares the machine with who answers.",
+        ),
+        Row(
+            f"{what}: answer, p99",
+            1000 * seen["p99_s"],
+            "ms",
+            note=f"the slowest {1000 * seen['most_s']:.0f} ms.",
+        ),
+        Row(
+            f"{what}: latest cycle",
+            seen["lag_s"],
+            "s",
+            LATE_S,
+            note=f"how much later than due it began, of {seen['cycles']}; one is due every 2 s.",
+        ),
+        Row(
+            f"{what}: RSS grows by",
+            seen["rss_most_mib"] - seen["rss_before_mib"],
+            "MiB",
+            GROWS_MIB,
+            note=f"from {seen['rss_before_mib']:.1f} MiB; {seen['rss_after_mib']:.1f} MiB 5 s "
+            "after they left.",
+        ),
         Row(f"{what}: CPU of the agent", seen["cpu_percent"], "%", note="of one core."),
     ]

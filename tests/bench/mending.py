@@ -1,4 +1,5 @@
-"""A plugin that asked NVML too early: how soon the kubelet lists every GPU once NVML is well, and by whose doing."""
+"""A plugin that asked NVML too early: how soon the kubelet lists every GPU once NVML is well, and
+by whose doing."""
 
 from __future__ import annotations
 
@@ -25,13 +26,15 @@ done
 
 
 def mending(rig: Rig) -> list[Row]:
-    """The same node, the same fault, in turns: gpu-gate, a script that polls every 5 s and does the same, and a
-    plugin that exits, which the kubelet starts again after its back-off."""
+    """The same node, the same fault, in turns: gpu-gate, a script that polls every 5 s and does the
+    same, and a plugin that exits, which the kubelet starts again after its back-off."""
     healthy: list[float] = []
     stable: list[float] = []
     poll: list[float] = []
     crash: list[float] = []
-    with rig.node(conf=[f"plug --gpus {GPUS}"], prepare=lambda node: gate.configure(node, CONF)) as node:
+    with rig.node(
+        conf=[f"plug --gpus {GPUS}"], prepare=lambda node: gate.configure(node, CONF)
+    ) as node:
         wait_ready(node)
         node.put("/root/poll.sh", POLL)
         for fault_s in QUICK_FAULTS_S if rig.is_quick else FAULTS_S:
@@ -42,21 +45,34 @@ def mending(rig: Rig) -> list[Row]:
             wait_ready(node)
             node.systemctl("stop", "gpu-gate.service")
             node.run(["systemd-run", "--quiet", "--unit=bench-poll", "sh", "/root/poll.sh"])
-            at, listed = _round(node, short_s, FAIL_ON_INIT_ERROR="false", OLD="1", ROUND=f"p{fault_s}")
+            at, listed = _round(
+                node, short_s, FAIL_ON_INIT_ERROR="false", OLD="1", ROUND=f"p{fault_s}"
+            )
             poll.append(listed - at)
             node.systemctl("stop", "bench-poll.service")
-            at, listed = _round(node, fault_s, FAIL_ON_INIT_ERROR="true", OLD="1", ROUND=f"c{fault_s}")
+            at, listed = _round(
+                node, fault_s, FAIL_ON_INIT_ERROR="true", OLD="1", ROUND=f"c{fault_s}"
+            )
             crash.append(listed - at)
             node.systemctl("start", "gpu-gate.service")
             wait_ready(node)
     return [
-        sampled(f"stuck plugin: NVML stable to {GPUS} allocatable", stable, target=4.0,
-                note="from the journal's OPEN (three good probes) to the kubelet's list; a second is the second "
-                     "look that law 1 wants."),
-        sampled(f"stuck plugin: NVML healthy to {GPUS} allocatable", healthy,
-                beside={"5 s poll": middle(poll), "CrashLoop back-off": middle(crash)},
-                note="the poll trusts the first good probe, and keeps no evidence; the plugin in back-off has "
-                     "FAIL_ON_INIT_ERROR=true, and is stuck for as long as the fault was, up to 5 minutes."),
+        sampled(
+            f"stuck plugin: NVML stable to {GPUS} allocatable",
+            stable,
+            target=4.0,
+            note="from the journal's OPEN (three good probes) to the kubelet's list; a second "
+            "is the second "
+            "look that law 1 wants.",
+        ),
+        sampled(
+            f"stuck plugin: NVML healthy to {GPUS} allocatable",
+            healthy,
+            beside={"5 s poll": middle(poll), "CrashLoop back-off": middle(crash)},
+            note="the poll trusts the first good probe, and keeps no evidence; the plugin in "
+            "back-off has "
+            "FAIL_ON_INIT_ERROR=true, and is stuck for as long as the fault was, up to 5 minutes.",
+        ),
     ]
 
 
@@ -66,7 +82,10 @@ def _round(node: Node, fault_s: float, **env: str) -> tuple[float, float]:
     began = time.monotonic()
     node.put(gate.MANIFEST, mend.manifest(node, **env))
     if "ROUND" not in env:
-        node.run("id=$(simcri id nvidia-device-plugin-ctr) && simcri stop $id && simcri rm $id", check=False)
+        node.run(
+            "id=$(simcri id nvidia-device-plugin-ctr) && simcri stop $id && simcri rm $id",
+            check=False,
+        )
     _wait_listed(node, False)
     time.sleep(max(0.0, fault_s - (time.monotonic() - began)))
     node.run("simgpu nvml ok")

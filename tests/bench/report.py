@@ -20,7 +20,8 @@ HEAD = ("measured", "target", "gpu-gate", "beside it", "ratio", "verdict")
 
 @dataclass
 class Row:
-    """One line of the table. `beside` is what people do today, by name; a ratio is theirs : ours."""
+    """One line of the table. `beside` is what people do today, by name; a ratio is theirs :
+    ours."""
 
     what: str
     ours: float
@@ -37,7 +38,11 @@ class Row:
         if self.ours <= self.target:
             return "met"
         over = self.ours - self.target
-        return f"missed by {number(over)} {self.unit} ({over / self.target:.0%})" if self.target else "missed"
+        return (
+            f"missed by {number(over)} {self.unit} ({over / self.target:.0%})"
+            if self.target
+            else "missed"
+        )
 
     def cells(self) -> list[str]:
         def shown(value: float) -> str:
@@ -45,9 +50,13 @@ class Row:
 
         figure = shown(self.ours)
         if len(self.samples) > 1:
-            figure += f" ({number(min(self.samples))}-{number(max(self.samples))}, {len(self.samples)} x)"
+            figure += (
+                f" ({number(min(self.samples))}-{number(max(self.samples))}, {len(self.samples)} x)"
+            )
         beside = "; ".join(f"{name} {shown(value)}" for name, value in self.beside.items())
-        ratios = [f"{value / self.ours:.2g}" if self.ours else "-" for value in self.beside.values()]
+        ratios = [
+            f"{value / self.ours:.2g}" if self.ours else "-" for value in self.beside.values()
+        ]
         target = f"<= {shown(self.target)}" if self.target is not None else "-"
         return [self.what, target, figure, beside or "-", " / ".join(ratios) or "-", self.verdict]
 
@@ -56,7 +65,9 @@ def number(value: float) -> str:
     """Two decimals where they say something, three for what is small."""
     if value == int(value):
         return str(int(value))
-    return f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
+    return (
+        f"{value:.3f}" if abs(value) < 1 else f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
+    )
 
 
 def middle(values: Iterable[float]) -> float:
@@ -72,7 +83,10 @@ def table(rows: Sequence[Row]) -> str:
     """Markdown, so that it can be put into docs/bench.md as it is."""
     cells = [list(HEAD), *(row.cells() for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD))]
-    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in cells]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
+        for line in cells
+    ]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     notes = [f"{row.what}: {row.note}" for row in rows if row.note]
     return "\n".join([*lines, "", *notes])
@@ -80,19 +94,43 @@ def table(rows: Sequence[Row]) -> str:
 
 def surroundings() -> dict[str, Any]:
     """What a figure means nothing without."""
-    cpu = next((x.partition(":")[2].strip() for x in Path("/proc/cpuinfo").read_text().splitlines()
-                if x.startswith("model name")), platform.machine())
-    git = ["git", "-C", str(REPO), "-c", f"safe.directory={REPO}", "describe", "--always", "--dirty"]
+    cpu = next(
+        (
+            x.partition(":")[2].strip()
+            for x in Path("/proc/cpuinfo").read_text().splitlines()
+            if x.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    git = [
+        "git",
+        "-C",
+        str(REPO),
+        "-c",
+        f"safe.directory={REPO}",
+        "describe",
+        "--always",
+        "--dirty",
+    ]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    return {"date": time.strftime("%Y-%m-%d %H:%M"), "commit": commit, "cpu": cpu, "cores": os.cpu_count(),
-            "kernel": platform.release(), "load": [round(x, 2) for x in os.getloadavg()]}
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "commit": commit,
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "load": [round(x, 2) for x in os.getloadavg()],
+    }
 
 
 def keep(rows: Sequence[Row], around: dict[str, Any]) -> Path:
     """The JSON of one run; latest.json is the last one."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    body = {"version": 1, "surroundings": around,
-            "rows": [{**asdict(row), "verdict": row.verdict} for row in rows]}
+    body = {
+        "version": 1,
+        "surroundings": around,
+        "rows": [{**asdict(row), "verdict": row.verdict} for row in rows],
+    }
     path = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.write_text(json.dumps(body, indent=1) + "\n")
     (RESULTS / "latest.json").write_text(path.read_text())

@@ -1,4 +1,5 @@
-"""The nodes that are measured, and how a figure is read off them. All instants are boottime seconds."""
+"""The nodes that are measured, and how a figure is read off them. All instants are boottime
+seconds."""
 
 from __future__ import annotations
 
@@ -29,9 +30,15 @@ class Rig:
         self.versions: dict[str, str] = {}
 
     @contextlib.contextmanager
-    def node(self, *, gate: bool = True, conf: Sequence[str] = (), prepare: Callable[[Node], None] | None = None
-             ) -> Iterator[Node]:
-        """A booted node; `conf` are simgpu's lines (none: no GPU), `prepare` changes its disk first."""
+    def node(
+        self,
+        *,
+        gate: bool = True,
+        conf: Sequence[str] = (),
+        prepare: Callable[[Node], None] | None = None,
+    ) -> Iterator[Node]:
+        """A booted node; `conf` are simgpu's lines (none: no GPU), `prepare` changes its disk
+        first."""
         with Node(tree.layers(self.suite, self.package if gate else None)) as node:
             node.copy(HERE / "on_node", TOOLS)
             node.put("/etc/simgpu.conf", "".join(f"{line}\n" for line in conf))
@@ -44,10 +51,17 @@ class Rig:
 
 
 def _versions(node: Node) -> dict[str, str]:
-    said = node.run("systemctl --version | head -1; python3 --version; . /etc/os-release; echo $PRETTY_NAME; "
-                    "dpkg-query -W -f '${Package} ${Version}\\n' gpu-gate python3-dbus-next "
-                    "python3-grpcio 2>/dev/null || true").stdout.splitlines()
-    return {"systemd": said[0], "python": said[1], "suite": said[2], "packages": ", ".join(said[3:])}
+    said = node.run(
+        "systemctl --version | head -1; python3 --version; . /etc/os-release; echo $PRETTY_NAME; "
+        "dpkg-query -W -f '${Package} ${Version}\\n' gpu-gate python3-dbus-next "
+        "python3-grpcio 2>/dev/null || true"
+    ).stdout.splitlines()
+    return {
+        "systemd": said[0],
+        "python": said[1],
+        "suite": said[2],
+        "packages": ", ".join(said[3:]),
+    }
 
 
 def boottime() -> float:
@@ -55,8 +69,14 @@ def boottime() -> float:
 
 
 def stamp(node: Node, unit: str, name: str) -> float | None:
-    """A unit's …TimestampMonotonic in boottime, "": systemd's own; None where it has not happened."""
-    usec = int(node.systemctl("show", "--value", "-p", f"{name}TimestampMonotonic", *([unit] if unit else [])) or 0)
+    """A unit's …TimestampMonotonic in boottime, "": systemd's own; None where it has not
+    happened."""
+    usec = int(
+        node.systemctl(
+            "show", "--value", "-p", f"{name}TimestampMonotonic", *([unit] if unit else [])
+        )
+        or 0
+    )
     return usec / 1e6 + boottime() - time.monotonic() if usec else None
 
 
@@ -113,8 +133,10 @@ def agent_pid(node: Node) -> int:
 
 
 def status(node: Node) -> dict[str, Any]:
-    said = node.run(["curl", "-s", "--unix-socket", "/run/gpu-gate/agent.sock", "http://localhost/status"],
-                    check=False).stdout
+    said = node.run(
+        ["curl", "-s", "--unix-socket", "/run/gpu-gate/agent.sock", "http://localhost/status"],
+        check=False,
+    ).stdout
     return json.loads(said) if said else {}
 
 

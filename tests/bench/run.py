@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""`make bench`: what gpu-gate costs and how fast it is, beside what people do today, on real systemd nodes.
+"""`make bench`: what gpu-gate costs and how fast it is, beside what people do today, on real
+systemd nodes.
 
-    run.py [--quick] [--only NAME]… [--suite bookworm|trixie]
+run.py [--quick] [--only NAME]… [--suite bookworm|trixie]
 """
 
 from __future__ import annotations
@@ -41,10 +42,17 @@ MEASUREMENTS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="fewer boots, one idle minute")
-    parser.add_argument("--only", action="append", choices=MEASUREMENTS, metavar="NAME",
-                        help=f"one of {', '.join(MEASUREMENTS)}; may be repeated")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=MEASUREMENTS,
+        metavar="NAME",
+        help=f"one of {', '.join(MEASUREMENTS)}; may be repeated",
+    )
     parser.add_argument("--suite", default="bookworm", choices=("bookworm", "trixie"))
     options = parser.parse_args()
     rig = Rig(options.suite, options.quick)
@@ -60,7 +68,11 @@ def main() -> int:
             failed = True
         load = around.setdefault("load_after", {})[name] = round(os.getloadavg()[0], 2)
         took = time.monotonic() - began
-        print(f"[{time.strftime('%H:%M:%S')}] {name}: {took:.0f} s, load {load}", file=sys.stderr, flush=True)
+        print(
+            f"[{time.strftime('%H:%M:%S')}] {name}: {took:.0f} s, load {load}",
+            file=sys.stderr,
+            flush=True,
+        )
     around.update(rig.versions)
     print(report.table(rows))
     print("\n" + "; ".join(f"{key} {value}" for key, value in around.items()))

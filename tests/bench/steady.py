@@ -1,4 +1,5 @@
-"""A healthy, open node: what the agent costs while nothing happens, at a reload, and how fast it notices."""
+"""A healthy, open node: what the agent costs while nothing happens, at a reload, and how fast it
+notices."""
 
 from __future__ import annotations
 
@@ -30,24 +31,47 @@ def idle(rig: Rig) -> list[Row]:
         seen = on_node(node, "idle.py", str(seconds), timeout=seconds + 60)
     agent, loop = seen["agent"], seen["loop"]
     return [
-        Row(f"idle {seconds} s: RSS", agent["rss_mib"], "MiB", 45.0, {"5 s loop": loop["rss_mib"]},
+        Row(
+            f"idle {seconds} s: RSS",
+            agent["rss_mib"],
+            "MiB",
+            45.0,
+            {"5 s loop": loop["rss_mib"]},
             note=f"peak {agent['peak_mib']:.1f}, PSS {agent['pss_mib']:.1f}, anonymous "
-                 f"{agent['anonymous_mib']:.1f} MiB; the loop: the shell, and a probe while it runs."),
-        Row(f"idle {seconds} s: CPU", agent["cpu_percent"], "%", 0.1, {"5 s loop": loop["cpu_percent"]},
-            note=f"with all children, in the {agent['quiet_s']:.0f} s of whole heartbeats in which no uevent came "
-                 "(0: none, and the figure is the whole). Every node hears the uevents of every other one on the "
-                 f"same kernel, {seen['uevents']} this time: with them {agent['cpu_percent_whole']:.3f} % and "
-                 f"{agent['wakes_per_s_whole']:.2f} wake-ups/s."),
-        Row(f"idle {seconds} s: wake-ups", agent["wakes_per_s"], "/s", 0.5, {"5 s loop": loop["wakes_per_s"]},
-            note="context switches of agent and children by perf's counter for the cgroup, threads that live "
-                 f"for a millisecond included. The threads that stay, in the whole time: "
-                 f"{agent['wakes_per_s_alive']:.2f}/s. They come in one burst each heartbeat (30 s)."),
+            f"{agent['anonymous_mib']:.1f} MiB; the loop: the shell, and a probe while it runs.",
+        ),
+        Row(
+            f"idle {seconds} s: CPU",
+            agent["cpu_percent"],
+            "%",
+            0.1,
+            {"5 s loop": loop["cpu_percent"]},
+            note=f"with all children, in the {agent['quiet_s']:.0f} s of whole heartbeats in "
+            "which no uevent came "
+            "(0: none, and the figure is the whole). Every node hears the uevents of every "
+            "other one on the "
+            f"same kernel, {seen['uevents']} this time: with them "
+            f"{agent['cpu_percent_whole']:.3f} % and "
+            f"{agent['wakes_per_s_whole']:.2f} wake-ups/s.",
+        ),
+        Row(
+            f"idle {seconds} s: wake-ups",
+            agent["wakes_per_s"],
+            "/s",
+            0.5,
+            {"5 s loop": loop["wakes_per_s"]},
+            note="context switches of agent and children by perf's counter for the cgroup, "
+            "threads that live "
+            f"for a millisecond included. The threads that stay, in the whole time: "
+            f"{agent['wakes_per_s_alive']:.2f}/s. They come in one burst each heartbeat (30 s).",
+        ),
         Row(f"idle {seconds} s: threads", agent["threads"], ""),
     ]
 
 
 def reload(rig: Rig) -> list[Row]:
-    """`systemctl daemon-reload` on a node with a thousand more units, beside a subscriber that listens to all."""
+    """`systemctl daemon-reload` on a node with a thousand more units, beside a subscriber that
+    listens to all."""
     rounds = 4 if rig.is_quick else 10
     with open_node(rig) as node:
         wait_ready(node)
@@ -57,22 +81,37 @@ def reload(rig: Rig) -> list[Row]:
         node.run(["systemd-run", "--quiet", f"--unit={NAIVE}", "python3", f"{TOOLS}/naive.py"])
         time.sleep(AFTER_RELOAD_S)
         agent, children, naive = _reloads(node, rounds, has_naive=True)
-    return [sampled(f"one daemon-reload, {UNITS} units: CPU of the agent", agent, unit="ms", target=50.0,
-                    beside={"broad subscriber": middle(naive)},
-                    note=f"its probes (validation anew) {middle(children):.0f} ms apart; without the {UNITS} units "
-                         f"{middle(before):.1f} ms. The broad subscriber hears every unit, by dbus-next's proxies.")]
+    return [
+        sampled(
+            f"one daemon-reload, {UNITS} units: CPU of the agent",
+            agent,
+            unit="ms",
+            target=50.0,
+            beside={"broad subscriber": middle(naive)},
+            note=f"its probes (validation anew) {middle(children):.0f} ms apart; without the "
+            f"{UNITS} units "
+            f"{middle(before):.1f} ms. The broad subscriber hears every unit, by dbus-next's "
+            "proxies.",
+        )
+    ]
 
 
 def fill(node: Node) -> None:
-    script = f'for i in $(seq {UNITS}); do printf "%s" "$0" >/run/systemd/system/filler$i.service; done'
+    script = (
+        f'for i in $(seq {UNITS}); do printf "%s" "$0" >/run/systemd/system/filler$i.service; done'
+    )
     node.run(["sh", "-ec", script, FILLER])
     node.systemctl("daemon-reload")
     node.run(f"seq -f 'filler%g.service' {UNITS} | xargs systemctl start", timeout=180)
     time.sleep(AFTER_RELOAD_S)
 
 
-def _reloads(node: Node, rounds: int, has_naive: bool) -> tuple[list[float], list[float], list[float]]:
-    """CPU in ms of the agent alone, of its children, and of the broad subscriber, for each reload."""
+def _reloads(
+    node: Node, rounds: int, has_naive: bool
+) -> tuple[list[float], list[float], list[float]]:
+    """CPU in ms of the agent alone, of its children, and of the broad subscriber, for each
+    reload."""
+
     def now() -> tuple[float, float, float]:
         own, all_ = agent_cpu_s(node), cgroup_cpu_s(node, "gpu-gate.service")
         return own, all_ - own, cgroup_cpu_s(node, NAIVE) if has_naive else 0.0
@@ -88,9 +127,11 @@ def _reloads(node: Node, rounds: int, has_naive: bool) -> tuple[list[float], lis
 
 
 def verdict(rig: Rig) -> list[Row]:
-    """From a change on the node to what /readyz and /status say of it, beside the loop's next look."""
+    """From a change on the node to what /readyz and /status say of it, beside the loop's next
+    look."""
     rounds = 2 if rig.is_quick else 5
-    # As the real one: without its node a GPU cannot be asked, so that the loop has something to notice.
+    # As the real one: without its node a GPU cannot be asked, so that the loop has something to
+    # notice.
     with open_node(rig, "nvml check-devices=on") as node:
         wait_ready(node)
         time.sleep(SETTLE_S)
@@ -98,10 +139,17 @@ def verdict(rig: Rig) -> list[Row]:
         took = on_node(node, "time_it.py", "20", "status", "probe", "pass")
     beside = {"python3 -c pass": middle(took["pass"]), "nvidia-smi's place": middle(took["probe"])}
     return [
-        sampled("a device node goes: not ready after", seen["node_lost"], beside={"5 s loop": middle(seen["loop"])}),
+        sampled(
+            "a device node goes: not ready after",
+            seen["node_lost"],
+            beside={"5 s loop": middle(seen["loop"])},
+        ),
         sampled("it comes back: ready after", seen["node_back"]),
         sampled("persistenced restarts: REVALIDATING after", seen["disturbed"]),
-        sampled("persistenced restarts: fresh verdict after", seen["validated"],
-                note="a validation is one probe, no sooner than a second after the last one."),
+        sampled(
+            "persistenced restarts: fresh verdict after",
+            seen["validated"],
+            note="a validation is one probe, no sooner than a second after the last one.",
+        ),
         sampled("gpu-gate status, open node", took["status"], target=0.1, beside=beside),
     ]

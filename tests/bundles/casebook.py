@@ -1,16 +1,22 @@
-"""Field cases as text: cases/ID.txt is one case, its scenes are nodes, and each says what is to be found.
+"""Field cases as text: cases/ID.txt is one case, its scenes are nodes, and each says what is to be
+found.
 
     A10 Fallen off the bus while running          id and title
     == the last GPU of eight                       a scene
-    with n: 7 | 0                                  it is tried once for each of these; {n} stands for it
-    nvml lost {n}                                  how this node differs from a healthy one: casenode.py
-    says 5 NvmlGpuIsLost                           the first broken link and its reason; "says -": nothing is broken
-    cause FellOffBus consistent                    the known fault that explains it, and how sure that is
+    with n: 7 | 0                                  it is tried once for each of these; {n} stands
+    for it
+    nvml lost {n}                                  how this node differs from a healthy one:
+    casenode.py
+    says 5 NvmlGpuIsLost                           the first broken link and its reason; "says -":
+    nothing is broken
+    cause FellOffBus consistent                    the known fault that explains it, and how sure
+    that is
     also AllocatableButLost confirmed              another known fault that is shown
     never ContainerToolkit251                      a fault that is not shown
     remedy reboot                                  words that the remedy or the next step holds
     told 0000:bd:00.0                              words that the doctor's page holds
-    mender none                                    what the mender does while the node stays as it is
+    mender none                                    what the mender does while the node stays as it
+    is
 
 BUS3, SLOT3, UUID3 are GPU 3's bus id, the same without its function, and its UUID.
 """
@@ -58,11 +64,19 @@ def scenes() -> Iterator[CaseScene]:
 
 
 def _rows(case: str, name: str, body: str) -> Iterator[CaseScene]:
-    lines = [line.strip() for line in body.splitlines() if line.strip() and not line.startswith("#")]
-    columns = {head.split()[1]: [cell.strip() for cell in cells.split(" | ")]
-               for line in lines if line.startswith("with ") for head, _, cells in [line.partition(":")]}
+    lines = [
+        line.strip() for line in body.splitlines() if line.strip() and not line.startswith("#")
+    ]
+    columns = {
+        head.split()[1]: [cell.strip() for cell in cells.split(" | ")]
+        for line in lines
+        if line.startswith("with ")
+        for head, _, cells in [line.partition(":")]
+    }
     count = max((len(cells) for cells in columns.values()), default=1)
-    assert all(len(cells) == count for cells in columns.values()), f"{case} {name}: rows of unequal length"
+    assert all(len(cells) == count for cells in columns.values()), (
+        f"{case} {name}: rows of unequal length"
+    )
     for row in range(count):
         scene = CaseScene(case, f"{name} ({row + 1})" if count > 1 else name)
         for line in lines:

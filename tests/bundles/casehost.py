@@ -42,12 +42,18 @@ class CaseHost(CapturedNode):
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
         return Seen(tuple(self.rows), BOOTTIME)
 
-    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+    async def processes(
+        self, socket: str, container_ids: Sequence[str]
+    ) -> Reading[tuple[Process, ...]]:
         return Seen(tuple(p for p in self.process if p.container_id in container_ids), BOOTTIME)
 
     async def access_state(self) -> Reading[AccessState]:
-        return Seen(AccessState(tuple(self.verdicts), tuple(self.sightings), tuple(self.scopes), tuple(self.asked)),
-                    BOOTTIME)
+        return Seen(
+            AccessState(
+                tuple(self.verdicts), tuple(self.sightings), tuple(self.scopes), tuple(self.asked)
+            ),
+            BOOTTIME,
+        )
 
     async def journal(self, units: Sequence[str]) -> Reading[tuple[JournalLine, ...]]:
         return Seen(tuple(self.lines), BOOTTIME)

@@ -1,4 +1,5 @@
-"""Trim captured states of a real node to what a look asks: python3 tests/bundles/compact.py FROM TO.
+"""Trim captured states of a real node to what a look asks: python3 tests/bundles/compact.py FROM
+TO.
 
 What is kept is kept as it was written; load.py reads trimmed and untrimmed folders alike.
 """
@@ -11,8 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-AS_IT_IS = ("when", "device-plugins.ls", "kubelet_internal_checkpoint*", "input", "plugin-*.log",
-            "podresources-*.json", "crictl-ps.json", "crictl-pods.json")
+AS_IT_IS = (
+    "when",
+    "device-plugins.ls",
+    "kubelet_internal_checkpoint*",
+    "input",
+    "plugin-*.log",
+    "podresources-*.json",
+    "crictl-ps.json",
+    "crictl-pods.json",
+)
 STATUS_NOT = ("mounts", "resources", "user", "stopSignal")
 CONFIG_KEPT = ("metadata", "image", "command", "args", "envs", "log_path")
 SPEC_KEPT = ("annotations", "process")
@@ -24,7 +33,9 @@ def trimmed(inspect: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {k: info[k] for k in ("pid", "sandboxID", "removing") if k in info}
     kept["config"] = {k: config[k] for k in CONFIG_KEPT if k in config}
     kept["runtimeSpec"] = {k: spec[k] for k in SPEC_KEPT if k in spec}
-    kept["runtimeSpec"]["linux"] = {k: v for k, v in spec.get("linux", {}).items() if k == "cgroupsPath"}
+    kept["runtimeSpec"]["linux"] = {
+        k: v for k, v in spec.get("linux", {}).items() if k == "cgroupsPath"
+    }
     return {"info": kept, "status": {k: v for k, v in status.items() if k not in STATUS_NOT}}
 
 

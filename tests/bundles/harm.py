@@ -1,4 +1,5 @@
-"""One recorded answer in another's place: missing, refused, truncated, garbage, huge, of the wrong type."""
+"""One recorded answer in another's place: missing, refused, truncated, garbage, huge, of the wrong
+type."""
 
 from __future__ import annotations
 
@@ -12,9 +13,21 @@ from typing import Any
 
 from agent.model.reading import Why
 
-JUNK = (b"", b"\0" * 99, b"\xff\xfe\xc3\x28 99\n", b"[" * 40_000, b"null", b"[]", b'{"Data": 7}', b"{}", b"-1",
-        b"NaN",
-        b'{"Data":{"RegisteredDevices":{"nvidia.com/gpu":7}}}', b'{"at": 1e999, "reason": 7}', b"\x1b[2J\r\n" * 9)
+JUNK = (
+    b"",
+    b"\0" * 99,
+    b"\xff\xfe\xc3\x28 99\n",
+    b"[" * 40_000,
+    b"null",
+    b"[]",
+    b'{"Data": 7}',
+    b"{}",
+    b"-1",
+    b"NaN",
+    b'{"Data":{"RegisteredDevices":{"nvidia.com/gpu":7}}}',
+    b'{"at": 1e999, "reason": 7}',
+    b"\x1b[2J\r\n" * 9,
+)
 TEXTS = ("", "x" * 70_000, "\0", "\ud800", "-1", "\x1b]0;\x07", "nvidia", "0000:07:00.0", "None")
 NUMBERS = (0, -1, 1, 255, 1 << 31, (1 << 63) - 1)
 SECONDS = (0.0, -1.0, 1e-9, 4e9, 9.9e17, 34_560_000.0)
@@ -37,10 +50,16 @@ def harms(answer: Any, dice: random.Random) -> Iterator[Harm]:
     yield Harm("missing", None)
     if isinstance(answer, dict) and answer.get("is") in ("Seen", "Refusal"):
         for why in Why:
-            yield Harm(f"refused {why.value}", {"is": "Refusal", "why": why.value, "detail": dice.choice(TEXTS[2:])},
-                       why is Why.MISSING)
+            yield Harm(
+                f"refused {why.value}",
+                {"is": "Refusal", "why": why.value, "detail": dice.choice(TEXTS[2:])},
+                why is Why.MISSING,
+            )
     if isinstance(answer, dict) and answer.get("is") == "Seen":
-        yield from (Harm(h.kind, {**answer, "value": h.answer}, h.is_fact) for h in _of_value(answer["value"], dice))
+        yield from (
+            Harm(h.kind, {**answer, "value": h.answer}, h.is_fact)
+            for h in _of_value(answer["value"], dice)
+        )
         yield Harm("at another time", {**answer, "at": dice.choice(SECONDS)})
     for other in dice.sample(OTHERS, 3):
         yield Harm("wrong type", other)
@@ -51,7 +70,7 @@ def harms(answer: Any, dice: random.Random) -> Iterator[Harm]:
 def _of_value(value: Any, dice: random.Random) -> Iterator[Harm]:
     if isinstance(value, bytes):
         yield Harm("truncated", value[: dice.randrange(len(value) + 1)])
-        yield Harm("its end", value[dice.randrange(len(value) + 1):])
+        yield Harm("its end", value[dice.randrange(len(value) + 1) :])
         for junk in dice.sample(JUNK, 4):
             yield Harm("garbage", junk)
         at = dice.randrange(len(value) + 1)
@@ -63,7 +82,9 @@ def _of_value(value: Any, dice: random.Random) -> Iterator[Harm]:
         yield Harm("huge", (value * HUGE_LIST)[:HUGE_LIST])
         yield Harm("twice", [*value, *value])
     for other in dice.sample(OTHERS, 2):
-        yield Harm("wrong type", other, is_fact=other == [] and isinstance(value, list))  # none of them
+        yield Harm(
+            "wrong type", other, is_fact=other == [] and isinstance(value, list)
+        )  # none of them
 
 
 def _with_another_leaf(answer: Any, dice: random.Random) -> Any:

@@ -1,8 +1,10 @@
-"""A folder of captured state as a node to look at: load(folder) is a Host, tape(folder) the tape of one look at it.
+"""A folder of captured state as a node to look at: load(folder) is a Host, tape(folder) the tape of
+one look at it.
 
-Read are the files that captures/README.md names. One that is missing leaves its question not recorded; one that is
-torn is a failed reading; one that nobody knows is left alone. crictl's JSON goes through protobuf's own JSON parser
-into the messages a live runtime would send, and from there the way those go.
+Read are the files that captures/README.md names. One that is missing leaves its question not
+recorded; one that is torn is a failed reading; one that nobody knows is left alone. crictl's JSON
+goes through protobuf's own JSON parser into the messages a live runtime would send, and from there
+the way those go.
 """
 
 from __future__ import annotations
@@ -37,8 +39,17 @@ LONG_AGO = 1_795_950_000.0
 """Where a folder holds no time at all."""
 _LS = re.compile(
     r"^(?P<kind>[-bcdlps])(?P<bits>[rwxsStT-]{9})\S*\s+\d+\s+\S+\s+\S+\s+(?:(?P<major>\d+),\s*(?P<minor>\d+)|\d+)\s+"
-    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? [+-]\d{4}|\S+ +\S+ +\S+) (?P<name>.+)$")
-_KINDS = {"-": "file", "b": "block", "c": "char", "d": "dir", "l": "link", "p": "fifo", "s": "socket"}
+    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? [+-]\d{4}|\S+ +\S+ +\S+) (?P<name>.+)$"
+)
+_KINDS = {
+    "-": "file",
+    "b": "block",
+    "c": "char",
+    "d": "dir",
+    "l": "link",
+    "p": "fifo",
+    "s": "socket",
+}
 _TIME = re.compile(r"^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d+))?\s*(Z|[+-]\d\d:?\d\d)?$")
 _CRI_LINE = re.compile(r"^\d{4}-\d\d-\d\dT\S+ (?:stdout|stderr) [FP] ")
 
@@ -89,7 +100,8 @@ def tape(folder: Path, settings: Settings, around: Around | None = None) -> Tape
 
 
 def nanoseconds(written: Any) -> int:
-    """Of what crictl writes: RFC 3339 in inspect, nanoseconds in lists. 0 for what never was, and for junk."""
+    """Of what crictl writes: RFC 3339 in inspect, nanoseconds in lists. 0 for what never was, and
+    for junk."""
     if isinstance(written, int):
         return max(written, 0)
     text = str(written).strip()
@@ -100,7 +112,9 @@ def nanoseconds(written: Any) -> int:
         return 0
     day, hour, fraction, zone = found.groups()
     try:
-        moment = datetime.strptime(f"{day} {hour} {(zone or 'Z').replace('Z', '+0000')}", "%Y-%m-%d %H:%M:%S %z")
+        moment = datetime.strptime(
+            f"{day} {hour} {(zone or 'Z').replace('Z', '+0000')}", "%Y-%m-%d %H:%M:%S %z"
+        )
         seconds = timegm(moment.astimezone(timezone.utc).timetuple())
     except (ValueError, OverflowError):  # Go's zero time, year 1, west of Greenwich
         return 0
@@ -125,11 +139,22 @@ def _entries(listing: Path) -> tuple[Entry, ...] | None:
 
 
 def _entry(line: re.Match[str]) -> Entry:
-    name, _, target = line["name"].partition(" -> ") if line["kind"] == "l" else (line["name"], "", "")
+    name, _, target = (
+        line["name"].partition(" -> ") if line["kind"] == "l" else (line["name"], "", "")
+    )
     bits = (line["bits"][n : n + 3] for n in (0, 3, 6))
-    mode = int("".join(str((b[0] == "r") * 4 + (b[1] == "w") * 2 + (b[2] in "xst")) for b in bits), 8)
-    return Entry(name, _KINDS[line["kind"]], int(line["major"] or 0), int(line["minor"] or 0), mode,
-                 nanoseconds(line["time"]) / 1e9, target)
+    mode = int(
+        "".join(str((b[0] == "r") * 4 + (b[1] == "w") * 2 + (b[2] in "xst")) for b in bits), 8
+    )
+    return Entry(
+        name,
+        _KINDS[line["kind"]],
+        int(line["major"] or 0),
+        int(line["minor"] or 0),
+        mode,
+        nanoseconds(line["time"]) / 1e9,
+        target,
+    )
 
 
 def _json(file: Path) -> Reading[dict[str, Any]]:
@@ -139,7 +164,11 @@ def _json(file: Path) -> Reading[dict[str, Any]]:
         found = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as exc:
         return Refusal(Why.FAILED, f"{file.name} is torn: {exc}")
-    return Seen(found, BOOTTIME) if isinstance(found, dict) else Refusal(Why.FAILED, f"{file.name} is no object")
+    return (
+        Seen(found, BOOTTIME)
+        if isinstance(found, dict)
+        else Refusal(Why.FAILED, f"{file.name} is no object")
+    )
 
 
 def _message(file: Path, kind: Any) -> Reading[Any]:
@@ -147,7 +176,9 @@ def _message(file: Path, kind: Any) -> Reading[Any]:
     if isinstance(found, Refusal):
         return found
     try:
-        return Seen(json_format.ParseDict(found.value, kind(), ignore_unknown_fields=True), BOOTTIME)
+        return Seen(
+            json_format.ParseDict(found.value, kind(), ignore_unknown_fields=True), BOOTTIME
+        )
     except json_format.ParseError as exc:
         return Refusal(Why.FAILED, f"{file.name}: {exc}")
 
@@ -161,7 +192,9 @@ def _listed(file: Path, kubelet_up: bool) -> Reading[tuple[Devices, ...]]:
     merged: dict[str, set[str]] = {}
     for device in answer.value.devices:
         merged.setdefault(device.resource_name, set()).update(device.device_ids)
-    return Seen(tuple(Devices(r, tuple(sorted(ids))) for r, ids in sorted(merged.items())), BOOTTIME)
+    return Seen(
+        tuple(Devices(r, tuple(sorted(ids))) for r, ids in sorted(merged.items())), BOOTTIME
+    )
 
 
 def _runtime(folder: Path) -> Reading[Runtime]:
@@ -171,8 +204,13 @@ def _runtime(folder: Path) -> Reading[Runtime]:
     for half in (pods, running):
         if isinstance(half, Refusal):
             return half
-    return Seen(Runtime(tuple(map(cri.sandbox_of, pods.value.items)),
-                        tuple(map(cri.container_of, running.value.containers))), BOOTTIME)
+    return Seen(
+        Runtime(
+            tuple(map(cri.sandbox_of, pods.value.items)),
+            tuple(map(cri.container_of, running.value.containers)),
+        ),
+        BOOTTIME,
+    )
 
 
 def _details(folder: Path) -> Iterator[ContainerDetail]:
@@ -184,7 +222,9 @@ def _details(folder: Path) -> Iterator[ContainerDetail]:
         for key in ("createdAt", "startedAt", "finishedAt"):
             status[key] = str(nanoseconds(status.get(key, 0)))
         try:
-            message = json_format.ParseDict(status, protos.cri()["ContainerStatus"](), ignore_unknown_fields=True)
+            message = json_format.ParseDict(
+                status, protos.cri()["ContainerStatus"](), ignore_unknown_fields=True
+            )
         except json_format.ParseError:
             continue
         # A runtime sends text here; crictl prints what the text holds.
@@ -196,7 +236,10 @@ def _log(node: CapturedNode, folder: Path, detail: ContainerDetail) -> None:
     file = folder / f"plugin-{detail.id[:12]}.log"
     if not (file.is_file() and detail.log_path):
         return
-    stamp = f"{datetime.fromtimestamp(node.now.realtime, timezone.utc):%Y-%m-%dT%H:%M:%S}.000000000Z stderr F "
+    stamp = (
+        f"{datetime.fromtimestamp(node.now.realtime, timezone.utc):%Y-%m-%dT%H:%M:%S}.000000000Z "
+        "stderr F "
+    )
     lines = file.read_text("utf-8", "replace").splitlines()
     text = "".join((line if _CRI_LINE.match(line) else stamp + line) + "\n" for line in lines)
     node.files[detail.log_path] = text.encode()

@@ -25,7 +25,9 @@ def and_when(scene: Scene, diagnosis: Diagnosis, settings: Settings) -> str:
         mended = mend.step(memory, diagnosis, stable_since, 0, now, settings)
         memory = mended.mend
         for action in mended.actions:
-            return ("later " if now > scene.clock.boottime + AT_ONCE_S else "") + WORDS[type(action)]
+            return ("later " if now > scene.clock.boottime + AT_ONCE_S else "") + WORDS[
+                type(action)
+            ]
         if mended.wake_at is None:
             break
         now = max(mended.wake_at, now + 0.1)

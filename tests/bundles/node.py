@@ -1,4 +1,5 @@
-"""The node around a captured state: eight healthy GPUs, as a Host finds them; what a capture says lies over it."""
+"""The node around a captured state: eight healthy GPUs, as a Host finds them; what a capture says
+lies over it."""
 
 from __future__ import annotations
 
@@ -25,14 +26,31 @@ from agent.model.snapshot import (
 BOOTTIME = 10_000.0
 UUIDS = tuple(f"GPU-be4c{n:04x}-fa4e-4e11-9000-{n:012x}" for n in range(8))
 """As the stand-in library of the captures numbers its GPUs."""
-BUSES = ("0000:07:00.0", "0000:0f:00.0", "0000:47:00.0", "0000:4e:00.0",
-         "0000:87:00.0", "0000:90:00.0", "0000:b7:00.0", "0000:bd:00.0")
+BUSES = (
+    "0000:07:00.0",
+    "0000:0f:00.0",
+    "0000:47:00.0",
+    "0000:4e:00.0",
+    "0000:87:00.0",
+    "0000:90:00.0",
+    "0000:b7:00.0",
+    "0000:bd:00.0",
+)
 DRIVER = "550.54.15"
 UNKNOWN_ERROR = 999
-VERSION_FILE = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {DRIVER}  Tue Mar  5 22:23:56 UTC 2024\n"
-DEVICES_FILE = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n511 nvidia-uvm\n\nBlock devices:\n  8 sd\n"
-NODES = {**{f"nvidia{n}": (195, n) for n in range(8)}, "nvidiactl": (195, 255), "nvidia-uvm": (511, 0),
-         "nvidia-uvm-tools": (511, 1)}
+VERSION_FILE = (
+    f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {DRIVER}  Tue Mar  5 22:23:56 UTC 2024\n"
+)
+DEVICES_FILE = (
+    "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n511 "
+    "nvidia-uvm\n\nBlock devices:\n  8 sd\n"
+)
+NODES = {
+    **{f"nvidia{n}": (195, n) for n in range(8)},
+    "nvidiactl": (195, 255),
+    "nvidia-uvm": (511, 0),
+    "nvidia-uvm-tools": (511, 1),
+}
 
 
 def missing(path: str) -> Refusal:
@@ -44,7 +62,8 @@ def not_recorded(what: str) -> Refusal:
 
 
 class CapturedNode:
-    """A Host. `files` and `folders` are what is there; what is under `unknown` and not in them is not recorded."""
+    """A Host. `files` and `folders` are what is there; what is under `unknown` and not in them is
+    not recorded."""
 
     def __init__(self, realtime: float) -> None:
         self.now = Clock(BOOTTIME, BOOTTIME - 5, realtime)
@@ -63,19 +82,46 @@ class CapturedNode:
     def boottime_of(self, realtime: float) -> float:
         return realtime - self.now.realtime + self.now.boottime
 
-    def unit(self, name: str, active: bool = True, since: float = 10.0, invocation: str = "0" * 32) -> None:
+    def unit(
+        self, name: str, active: bool = True, since: float = 10.0, invocation: str = "0" * 32
+    ) -> None:
         state, sub = ("active", "running") if active else ("inactive", "dead")
-        self.active[name] = Unit(name, "loaded", state, sub, invocation if active else "", since if active else None,
-                                 "enabled")
+        self.active[name] = Unit(
+            name,
+            "loaded",
+            state,
+            sub,
+            invocation if active else "",
+            since if active else None,
+            "enabled",
+        )
 
     def nvml(self, code: int = 0) -> None:
         """NVML shows all eight, or its init fails."""
-        gpus = () if code else tuple(Gpu(u, b, n, "NVIDIA H100") for n, (u, b) in
-                                     enumerate(zip(UUIDS, BUSES, strict=True)))
+        gpus = (
+            ()
+            if code
+            else tuple(
+                Gpu(u, b, n, "NVIDIA H100")
+                for n, (u, b) in enumerate(zip(UUIDS, BUSES, strict=True))
+            )
+        )
         end = ProbeEnd.ERROR if code else ProbeEnd.ANSWERED
         errors = (NvmlError(code, "nvmlInit"),) if code else ()
-        self.probed = Seen(ProbeState(ProbeReport(7, BOOTTIME - 1, BOOTTIME - 0.5, end, gpus, errors,
-                                                  driver_version="" if code else DRIVER)), BOOTTIME)
+        self.probed = Seen(
+            ProbeState(
+                ProbeReport(
+                    7,
+                    BOOTTIME - 1,
+                    BOOTTIME - 0.5,
+                    end,
+                    gpus,
+                    errors,
+                    driver_version="" if code else DRIVER,
+                )
+            ),
+            BOOTTIME,
+        )
 
     async def clock(self) -> Clock:
         return self.now
@@ -127,7 +173,9 @@ class CapturedNode:
 
     async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
         found = self.details.get(container_id)
-        return Seen(found, BOOTTIME) if found else not_recorded(f"crictl inspect {container_id[:12]}")
+        return (
+            Seen(found, BOOTTIME) if found else not_recorded(f"crictl inspect {container_id[:12]}")
+        )
 
     async def access(self, pid: int, path: str) -> Reading[Access]:
         if self.may_open is None:
@@ -140,7 +188,9 @@ class CapturedNode:
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
         return not_recorded("pod-resources List")
 
-    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+    async def processes(
+        self, socket: str, container_ids: Sequence[str]
+    ) -> Reading[tuple[Process, ...]]:
         return not_recorded("processes of containers")
 
     async def access_state(self) -> Reading[AccessState]:
@@ -158,15 +208,25 @@ def _furnish(node: CapturedNode) -> None:
     node.folders[pci] = tuple(Entry(b, "link") for b in BUSES)
     node.folders[f"{proc}/gpus"] = tuple(Entry(b, "dir") for b in BUSES)
     for n, bus in enumerate(BUSES):
-        node.files |= {f"{pci}/{bus}/vendor": b"0x10de\n", f"{pci}/{bus}/class": b"0x030200\n",
-                       f"{proc}/gpus/{bus}/information": f"Model: NVIDIA H100\nDevice Minor: \t {n}\n".encode()}
-        node.folders[f"{pci}/{bus}"] = (Entry("driver", "link", target="../../../bus/pci/drivers/nvidia"),)
+        node.files |= {
+            f"{pci}/{bus}/vendor": b"0x10de\n",
+            f"{pci}/{bus}/class": b"0x030200\n",
+            f"{proc}/gpus/{bus}/information": f"Model: NVIDIA H100\nDevice Minor: \t {n}\n".encode(),
+        }
+        node.folders[f"{pci}/{bus}"] = (
+            Entry("driver", "link", target="../../../bus/pci/drivers/nvidia"),
+        )
     node.files |= {
-        f"{proc}/version": VERSION_FILE.encode(), "/sys/module/nvidia/initstate": b"live\n",
+        f"{proc}/version": VERSION_FILE.encode(),
+        "/sys/module/nvidia/initstate": b"live\n",
         "/proc/devices": DEVICES_FILE.encode(),
         "/proc/sys/kernel/random/boot_id": b"6e3f0f2a-0000-4000-8000-000000000000\n",
     }
-    node.folders["/dev"] = tuple(Entry(name, "char", *numbers, 0o666) for name, numbers in NODES.items())
-    node.folders["/dev/char"] = tuple(Entry(f"{a}:{b}", "link", target=f"../{n}") for n, (a, b) in NODES.items())
+    node.folders["/dev"] = tuple(
+        Entry(name, "char", *numbers, 0o666) for name, numbers in NODES.items()
+    )
+    node.folders["/dev/char"] = tuple(
+        Entry(f"{a}:{b}", "link", target=f"../{n}") for n, (a, b) in NODES.items()
+    )
     node.unit("nvidia-persistenced.service")
     node.unit("containerd.service")

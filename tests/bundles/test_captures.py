@@ -1,4 +1,5 @@
-"""Captured states of a real node, looked at: what is found, what would be done, and that nothing torn misleads."""
+"""Captured states of a real node, looked at: what is found, what would be done, and that nothing
+torn misleads."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def rows() -> Iterator[Any]:
             *cells, wrong = (cell.strip() for cell in line.split("|"))
             row = Expected(*cells)
             row = replace(row, state=f"{group}/{row.state}")
-            yield pytest.param(row, id=row.state, marks=[pytest.mark.xfail(reason=wrong)] if wrong else [])
+            yield pytest.param(
+                row, id=row.state, marks=[pytest.mark.xfail(reason=wrong)] if wrong else []
+            )
 
 
 each_state = pytest.mark.parametrize("row", list(rows()))
@@ -66,7 +69,9 @@ def seen(host: Host, settings: Settings = DEFAULTS) -> tuple[Scene, Diagnosis]:
     return scene, diagnose(scene, settings)
 
 
-def replayed(folder: Path, settings: Settings = DEFAULTS, may_open: bool | None = None) -> tuple[Scene, Diagnosis]:
+def replayed(
+    folder: Path, settings: Settings = DEFAULTS, may_open: bool | None = None
+) -> tuple[Scene, Diagnosis]:
     around = replace(Around.of(folder.name), may_open=may_open)
     return seen(Replay(tape(folder, settings, around)), settings)
 
@@ -122,9 +127,20 @@ def test_what_is_found(row: Expected) -> None:
     folder, partial = CAPTURES / row.state, replace(DEFAULTS, repair_partial=True)
     scene, diagnosis = replayed(folder)
     verified, found = replayed(folder, may_open=True), replayed(folder, partial)
-    assert Expected(
-        row.state, broken(diagnosis), registered(diagnosis), plugin(diagnosis), log(scene), checkpoint(scene),
-        would_do(scene, diagnosis), would_do(*verified), would_do(*found, partial)) == row
+    assert (
+        Expected(
+            row.state,
+            broken(diagnosis),
+            registered(diagnosis),
+            plugin(diagnosis),
+            log(scene),
+            checkpoint(scene),
+            would_do(scene, diagnosis),
+            would_do(*verified),
+            would_do(*found, partial),
+        )
+        == row
+    )
 
 
 @pytest.mark.parametrize(("state", "missing"), [("partial-gpus-7", 7), ("xid-1-unhealthy", 3)])
@@ -132,7 +148,8 @@ def test_the_gpu_that_is_not_listed_is_named(state: str, missing: int) -> None:
     _, diagnosis = replayed(CAPTURES / "kubelet-1.36.3-plugin-0.20.0" / state)
     assert diagnosis.registered is not None
     assert diagnosis.registered.because == (
-        f"the kubelet lists 7 of 8 GPUs, not GPU-be4c{missing:04x}-fa4e-4e11-9000-{missing:012x}")
+        f"the kubelet lists 7 of 8 GPUs, not GPU-be4c{missing:04x}-fa4e-4e11-9000-{missing:012x}"
+    )
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -150,7 +167,9 @@ def test_the_nodes_plugin_is_not_one_of_an_earlier_state(state: str) -> None:
     scene, _ = replayed(CAPTURES / state)
     for sight in scene.plugins:
         assert isinstance(sight.detail, Seen) and isinstance(sight.log, Seen)
-        assert sight.detail.value.image.endswith(state.partition("plugin-")[2].replace("/", "-").split("-")[0])
+        assert sight.detail.value.image.endswith(
+            state.partition("plugin-")[2].replace("/", "-").split("-")[0]
+        )
         assert sight.detail.value.env == {"FAIL_ON_INIT_ERROR": "false"}
         assert sight.detail.value.args == ("/usr/bin/nvidia-device-plugin",)
         assert sight.detail.value.pid > 1
@@ -187,7 +206,9 @@ def test_a_harmed_capture_never_makes_things_up(state: str, harm: str, tmp_path:
         data = victim.read_bytes()
         victim.unlink()
         if harm != "lost":
-            victim.write_bytes({"torn": data[: len(data) // 2], "empty": b"", "junk": b"\0\xff{[" * 99}[harm])
+            victim.write_bytes(
+                {"torn": data[: len(data) // 2], "empty": b"", "junk": b"\0\xff{[" * 99}[harm]
+            )
         harmed = replayed(folder)
         assert would_do(*harmed) in {was, "none", "held"}, file.name
         assert verdict(harmed[1]) in {verdict(diagnosis), Verdict.UNKNOWN}, file.name
@@ -197,20 +218,38 @@ def test_what_nobody_knows_is_left_alone(tmp_path: Path) -> None:
     state = "kubelet-1.36.3-plugin-0.20.0/incident-2-nvml-ok-old-container"
     folder = copied(state, tmp_path)
     (folder / "journal.txt").write_text("…")
-    (folder / "crictl-inspect-feedfacecafe.json").write_text('{"status": {"id": "feedfacecafe", "state": "NEW"}}')
-    (folder / "plugin-feedfacecafe.log").write_text("Registered device plugin for 'nvidia.com/gpu' with Kubelet\n")
+    (folder / "crictl-inspect-feedfacecafe.json").write_text(
+        '{"status": {"id": "feedfacecafe", "state": "NEW"}}'
+    )
+    (folder / "plugin-feedfacecafe.log").write_text(
+        "Registered device plugin for 'nvidia.com/gpu' with Kubelet\n"
+    )
     assert replayed(folder) == replayed(CAPTURES / state)
     assert seen(load(tmp_path / "an-empty-folder"))[1].first_broken() is None
 
 
-@pytest.mark.parametrize(("written", "meant"), [
-    ("2026-11-29T12:36:14.099974037Z", 1795955774_099974037), ("2026-11-29T12:36:14Z", 1795955774_000000000),
-    ("2026-11-29T12:36:14.1Z", 1795955774_100000000), ("2026-11-29T13:36:14.1+01:00", 1795955774_100000000),
-    ("2026-11-29T12:36:14.0999740371234Z", 1795955774_099974037),
-    ("2026-11-29 12:36:14.099974037 +0000", 1795955774_099974037), ("2026-11-29T12:36:14.5", 1795955774_500000000),
-    ("1795955774099974037", 1795955774_099974037), (1795955774, 1795955774), ("0001-01-01T00:00:00Z", 0),
-    ("1969-12-31T23:59:59.5Z", 0), ("2026-13-29T12:36:14Z", 0), ("", 0), (None, 0), ("yesterday", 0), (-5, 0),
-    ("Nov 29 12:46", 0), ("0001-01-01T00:00:00+14:00", 0),
-])
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("2026-11-29T12:36:14.099974037Z", 1795955774_099974037),
+        ("2026-11-29T12:36:14Z", 1795955774_000000000),
+        ("2026-11-29T12:36:14.1Z", 1795955774_100000000),
+        ("2026-11-29T13:36:14.1+01:00", 1795955774_100000000),
+        ("2026-11-29T12:36:14.0999740371234Z", 1795955774_099974037),
+        ("2026-11-29 12:36:14.099974037 +0000", 1795955774_099974037),
+        ("2026-11-29T12:36:14.5", 1795955774_500000000),
+        ("1795955774099974037", 1795955774_099974037),
+        (1795955774, 1795955774),
+        ("0001-01-01T00:00:00Z", 0),
+        ("1969-12-31T23:59:59.5Z", 0),
+        ("2026-13-29T12:36:14Z", 0),
+        ("", 0),
+        (None, 0),
+        ("yesterday", 0),
+        (-5, 0),
+        ("Nov 29 12:46", 0),
+        ("0001-01-01T00:00:00+14:00", 0),
+    ],
+)
 def test_times(written: Any, meant: int) -> None:
     assert nanoseconds(written) == meant

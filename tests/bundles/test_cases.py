@@ -24,7 +24,9 @@ from .casenode import CaseNode
 from .mender import and_when, would_do
 
 ALL = list(scenes())
-each_scene = pytest.mark.parametrize("scene", ALL, ids=[f"{s.case}-{s.name}".replace(" ", "-") for s in ALL])
+each_scene = pytest.mark.parametrize(
+    "scene", ALL, ids=[f"{s.case}-{s.name}".replace(" ", "-") for s in ALL]
+)
 
 
 def taped(scene: CaseScene) -> tuple[Scene, Tape]:
@@ -47,7 +49,9 @@ def judged(scene: CaseScene, tape: Tape) -> tuple[Opinion, Settings]:
 @each_scene
 def test_a_case(scene: CaseScene, tmp_path: Path) -> None:
     live, tape = taped(scene)
-    if next(s for s in ALL if s.case == scene.case) is scene:  # to disk and back: once a case, for fsync takes long
+    if (
+        next(s for s in ALL if s.case == scene.case) is scene
+    ):  # to disk and back: once a case, for fsync takes long
         bundle.write(tape, tmp_path / "bundle")
         tape = bundle.read(tmp_path / "bundle")
     opinion, settings = judged(scene, tape)
@@ -68,24 +72,36 @@ def test_a_case(scene: CaseScene, tmp_path: Path) -> None:
         assert words in page, page
 
 
-TORN = [n for n, scene in enumerate(ALL) if n % 2 == 0 and "8 NeverStartedAgain" not in scene.said("says")]
-"""A restartPolicy that cannot be read counts as Always, which nearly every plugin's is: that one is left out."""
+TORN = [
+    n
+    for n, scene in enumerate(ALL)
+    if n % 2 == 0 and "8 NeverStartedAgain" not in scene.said("says")
+]
+"""A restartPolicy that cannot be read counts as Always, which nearly every plugin's is: that one is
+left out."""
 
 
 @pytest.mark.parametrize("number", TORN)
 def test_a_torn_bundle_of_a_case_makes_nothing_up(number: int) -> None:
-    """A fifth of the answers is lost: the mender does nothing that it would not have done, and nobody crashes."""
+    """A fifth of the answers is lost: the mender does nothing that it would not have done, and
+    nobody crashes."""
     scene, rolled = ALL[number], random.Random(number)
     _, tape = taped(scene)
     opinion, settings = judged(scene, tape)
     was = would_do(opinion.scene, opinion.diagnosis, settings)
     for _ in range(4):
-        left = {k: answer for k, answer in tape.answers.items() if rolled.random() > 0.2 or k == Tape.key("clock")}
+        left = {
+            k: answer
+            for k, answer in tape.answers.items()
+            if rolled.random() > 0.2 or k == Tape.key("clock")
+        }
         opinion, settings = judged(scene, Tape(left))
         assert text(opinion)
         # Where its access is not on the tape any more, the plugin is not trusted with a signal.
         allowed = {was, "none", "held", *(["rebuild"] if was == "hup" else [])}
-        assert would_do(opinion.scene, opinion.diagnosis, settings) in allowed, tape.answers.keys() - left.keys()
+        assert would_do(opinion.scene, opinion.diagnosis, settings) in allowed, (
+            tape.answers.keys() - left.keys()
+        )
 
 
 PAGE = FOLDER.parents[2] / "docs/cases.md"
@@ -116,6 +132,9 @@ def test_every_case_is_in_the_table_once() -> None:
     page = PAGE.read_text()
     assert sorted(re.findall(r"^\| ([A-E]\d+) \|", page, re.M)) == sorted(every)
     bundled = len(cases())
-    assert f"{len(every)} cases: {bundled} are bundles ({len(ALL)} nodes), {len(every) - bundled} " in page
+    assert (
+        f"{len(every)} cases: {bundled} are bundles ({len(ALL)} nodes), {len(every) - bundled} "
+        in page
+    )
     for path in re.findall(r"`(tests/[\w./]+)`", page):
         assert (PAGE.parents[1] / path).exists(), path

@@ -1,7 +1,7 @@
 """A bundle that lost something never says "fine" where the whole one does not.
 
-On disk: every byte counts (SHA256SUMS), so what is damaged is refused. On the tape: answers that were never given,
-as an older gpu-gate or one without root leaves them, make findings unknown.
+On disk: every byte counts (SHA256SUMS), so what is damaged is refused. On the tape: answers that
+were never given, as an older gpu-gate or one without root leaves them, make findings unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from .load import tape
 from .test_captures import CAPTURES, DEFAULTS, STATES, seen
 
 ROUNDS = 12
-NOT_GIVEN = [{"is": "Refusal", "why": why, "detail": "d"} for why in ("not-permitted", "not-recorded", "not-asked")]
+NOT_GIVEN = [
+    {"is": "Refusal", "why": why, "detail": "d"}
+    for why in ("not-permitted", "not-recorded", "not-asked")
+]
 
 
 def is_fine(diagnosis: Diagnosis) -> bool:
@@ -54,7 +57,9 @@ def test_what_was_not_answered_is_never_fine(state: str) -> None:
         scene, found = seen(Replay(part))
         lost = sorted(set(whole.answers) - set(part.answers))
         assert is_fine(meant) or not is_fine(found), lost
-        told = {(f.condition, f.link) for f in found.findings if f.verdict is Verdict.HOLDS and f.blocks}
+        told = {
+            (f.condition, f.link) for f in found.findings if f.verdict is Verdict.HOLDS and f.blocks
+        }
         if ("NvmlComplete", 5) not in told:  # what the kubelet lists is held against NVML's word
             told.discard(("PluginRegistered", 10))
         if ("PluginRegistered", 10) not in told:  # and the plugin against what the kubelet lists
@@ -76,7 +81,11 @@ def test_damage_on_disk_is_refused(state: str, tmp_path: Path) -> None:
             victim.unlink()
         else:
             at = dice.randrange(len(data))
-            rest = b"" if dice.random() < 0.3 else bytes([data[at] ^ 1 << dice.randrange(8)]) + data[at + 1:]
+            rest = (
+                b""
+                if dice.random() < 0.3
+                else bytes([data[at] ^ 1 << dice.randrange(8)]) + data[at + 1 :]
+            )
             victim.write_bytes(data[:at] + rest)
         try:
             assert bundle.read(folder).answers == meant, victim

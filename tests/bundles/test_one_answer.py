@@ -1,6 +1,8 @@
-"""One answer of a recorded node is lost, or a lie: nobody crashes, nothing gets ready, no hand does what it may not.
+"""One answer of a recorded node is lost, or a lie: nobody crashes, nothing gets ready, no hand does
+what it may not.
 
-Every answer of a bundle, every kind of harm, by dice. The suite plays a few of them; HARM_ROUNDS=5 all, for long.
+Every answer of a bundle, every kind of harm, by dice. The suite plays a few of them; HARM_ROUNDS=5
+all, for long.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ SHARE = 0.01 if ROUNDS == 1 else 1.0
 STEPS = 12
 CUDA = Tape.key("cuda")
 """Asked by --deep only: not to have asked is no answer."""
-EVERY = [*(f"capture {state}" for state in STATES), *(f"case {n} {s.case}" for n, s in enumerate(ALL))]
+EVERY = [
+    *(f"capture {state}" for state in STATES),
+    *(f"case {n} {s.case}" for n, s in enumerate(ALL)),
+]
 BUNDLES = EVERY[::6] if ROUNDS == 1 else EVERY
 
 
@@ -69,13 +74,16 @@ def gets_ready(diagnosis: Diagnosis, settings: Settings, now: float) -> bool:
         if probe is not None:
             taken = probe.ended_at - probe.started_at
             probe = replace(probe, number=number, started_at=now - 0.5 - taken, ended_at=now - 0.5)
-        again = replace(diagnosis, report=probe, registered_at=now - 0.1 if diagnosis.registered else 0.0)
+        again = replace(
+            diagnosis, report=probe, registered_at=now - 0.1 if diagnosis.registered else 0.0
+        )
         state = gate.step(state, again, now, settings).gate
     return state.ready
 
 
 def is_lawful(opinion: Opinion, does: str, settings: Settings) -> bool:
-    """Could the hand be right on a node that really answers so? By the scene alone (docs/design.md, 5)."""
+    """Could the hand be right on a node that really answers so? By the scene alone (docs/design.md,
+    5)."""
     scene, sights = opinion.scene, opinion.scene.plugins
     units = scene.units.value if isinstance(scene.units, Seen) else ()
     running = any(u.is_active for u in units)
@@ -86,27 +94,47 @@ def is_lawful(opinion: Opinion, does: str, settings: Settings) -> bool:
     if len(sights) != 1 or any(plugin.is_anothers(o, sights[0]) for o in scene.socket_owners):
         return False
     sight = sights[0]
-    log, may = plugin.log_of(sight), sight.access.value.allowed if isinstance(sight.access, Seen) else None
+    log, may = (
+        plugin.log_of(sight),
+        sight.access.value.allowed if isinstance(sight.access, Seen) else None,
+    )
     if does == "hup":
-        return may is True and plugin.answers_sighup(sight) and sight.container.state is ContainerState.RUNNING
+        return (
+            may is True
+            and plugin.answers_sighup(sight)
+            and sight.container.state is ContainerState.RUNNING
+        )
     known = may is False or (log is not None and log.says is not PluginSays.UNHEALTHY)
-    return (known and isinstance(sight.detail, Seen) and sight.restart_policy in ("", "Always")
-            and sight.container.state in (ContainerState.RUNNING, ContainerState.CREATED))
+    return (
+        known
+        and isinstance(sight.detail, Seen)
+        and sight.restart_policy in ("", "Always")
+        and sight.container.state in (ContainerState.RUNNING, ContainerState.CREATED)
+    )
 
 
 def is_let_off(meant: Opinion, found: Opinion) -> bool:
-    """Only access was wrong, the kubelet lists every GPU, and nobody says now that access is well: not to know it
-    holds no node back (docs/access.md). Nor does a CDI spec that was not read, and no doctor calls it fine."""
+    """Only access was wrong, the kubelet lists every GPU, and nobody says now that access is well:
+    not to know it holds no node back (docs/access.md). Nor does a CDI spec that was not read, and
+    no doctor calls it fine."""
     broken, registered = meant.broken, meant.diagnosis.registered
     if broken is not None and broken.condition == "CdiSpec":
-        return found.exit_code != 0 and any(f.reason == "CdiUnknown" for f in found.diagnosis.findings)
-    if broken is None or registered is None or registered.verdict is not Verdict.HOLDS or not (
-            broken.condition == "WorkloadAccess" or broken.reason == "PluginAccessDenied"):
+        return found.exit_code != 0 and any(
+            f.reason == "CdiUnknown" for f in found.diagnosis.findings
+        )
+    if (
+        broken is None
+        or registered is None
+        or registered.verdict is not Verdict.HOLDS
+        or not (broken.condition == "WorkloadAccess" or broken.reason == "PluginAccessDenied")
+    ):
         return False
     access = [f for f in found.findings if f.condition == broken.condition]
     plugins = found.scene.plugins
-    return not any(f.verdict is Verdict.HOLDS for f in access) or \
-        (broken.link == 8 and not any(isinstance(s.access, Seen) and s.access.value.allowed for s in plugins))
+    return not any(f.verdict is Verdict.HOLDS for f in access) or (
+        broken.link == 8
+        and not any(isinstance(s.access, Seen) and s.access.value.allowed for s in plugins)
+    )
 
 
 def harmed(whole: Tape, key: str, harm: Harm) -> Tape:
@@ -136,7 +164,9 @@ def test_one_answer_is_another(name: str) -> None:
                 except Exception as exc:
                     raise AssertionError(told) from exc
                 does = would_do(found.scene, found.diagnosis, settings)
-                assert does in (was, "none", "held") or is_lawful(found, does, settings), f"{told}: {was} to {does}"
+                assert does in (was, "none", "held") or is_lawful(found, does, settings), (
+                    f"{told}: {was} to {does}"
+                )
                 if harm.is_fact or key == CUDA or is_let_off(meant, found):
                     continue
                 ready = gets_ready(found.diagnosis, settings, found.scene.clock.boottime)

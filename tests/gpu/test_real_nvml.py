@@ -17,8 +17,13 @@ WITHIN_S = 120
 
 
 def probe() -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-m", "agent", "probe", "--json"], cwd=REPO, timeout=WITHIN_S,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "agent", "probe", "--json"],
+        cwd=REPO,
+        timeout=WITHIN_S,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert isinstance(said, dict)
@@ -26,8 +31,13 @@ def probe() -> dict[str, Any]:
 
 
 def nvidia_smi(fields: str) -> set[tuple[str, ...]]:
-    done = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True,
-                          text=True, timeout=WITHIN_S, check=True)
+    done = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=True,
+    )
     return {tuple(part.strip() for part in line.split(",")) for line in done.stdout.splitlines()}
 
 
@@ -35,7 +45,9 @@ def test_every_gpu_is_seen_as_nvidia_smi_sees_it(driver: str) -> None:
     said = probe()
     assert said["end"] == "answered" and said["errors"] == []
     seen = {(gpu["uuid"], gpu["bus_id"], gpu["name"]) for gpu in said["gpus"]}
-    assert seen == {(uuid, parse.bus_id(bus), name) for uuid, bus, name in nvidia_smi("uuid,pci.bus_id,name")}
+    assert seen == {
+        (uuid, parse.bus_id(bus), name) for uuid, bus, name in nvidia_smi("uuid,pci.bus_id,name")
+    }
     assert said["driver_version"] == parse.driver_version(driver.encode())
     assert all(Path(f"/dev/nvidia{gpu['minor']}").exists() for gpu in said["gpus"])
 
@@ -46,8 +58,9 @@ def test_probe_after_probe_sees_the_same() -> None:
 
 
 def test_a_probe_that_holds_nvml_lets_go_of_it() -> None:
-    holder = subprocess.Popen([sys.executable, "-I", PROGRAM, "--hold"], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-I", PROGRAM, "--hold"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert holder.stdout is not None and json.loads(holder.stdout.readline())["gpus"]
     assert holder.poll() is None
     holder.communicate(timeout=WITHIN_S)

@@ -1,13 +1,16 @@
 #!/usr/bin/python3
 """What is done to a container behind its runtime's back; run on a node, as root.
 
-    behind_runc.py created PID BUNDLE     as a hook of runc's: what LEGACY= in the container's environment says
-    behind_runc.py hook PID RULE...       what the legacy NVIDIA runtime hook does: RULE is c:195:*:rw
+    behind_runc.py created PID BUNDLE     as a hook of runc's: what LEGACY= in the container's
+    environment says
+    behind_runc.py hook PID RULE...       what the legacy NVIDIA runtime hook does: RULE is
+    c:195:*:rw
     behind_runc.py deny PID MAJOR MINOR   one more device program, which denies this node
-    behind_runc.py feel PID DEVICE...     a line for each change of access(2) in its cgroup, until stdin ends
+    behind_runc.py feel PID DEVICE...     a line for each change of access(2) in its cgroup, until
+    stdin ends
 
-The hook (libnvidia-container, nvcgo) reads the device programs of the container's own cgroup, puts its rules in front
-and attaches them in their place. systemd and runc know nothing of it.
+The hook (libnvidia-container, nvcgo) reads the device programs of the container's own cgroup, puts
+its rules in front and attaches them in their place. systemd and runc know nothing of it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-# include/uapi/linux/bpf.h: commands, BPF_CGROUP_DEVICE, BPF_PROG_TYPE_CGROUP_DEVICE, BPF_F_ALLOW_MULTI.
+# include/uapi/linux/bpf.h: commands, BPF_CGROUP_DEVICE, BPF_PROG_TYPE_CGROUP_DEVICE,
+# BPF_F_ALLOW_MULTI.
 LOAD, ATTACH, DETACH, BY_ID, INFO, QUERY = 5, 8, 9, 13, 15, 16
 DEVICE, TYPE, MULTI = 6, 15, 2
 SYSCALL = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
@@ -49,12 +53,20 @@ def answer(value: int) -> bytes:
 
 
 def matches(kind: str, major: str, minor: str, rights: str, value: int) -> bytes:
-    """Return `value` where struct bpf_cgroup_dev_ctx {access_type, major, minor} fits, else go on."""
+    """Return `value` where struct bpf_cgroup_dev_ctx {access_type, major, minor} fits, else go
+    on."""
     other = sum(bit for right, bit in RIGHTS.items() if right not in rights)
     tests = [(insn(0x61, 2, 1, 0) + insn(0x57, 2, imm=0xFFFF), KINDS[kind])]
-    tests += [(insn(0x61, 2, 1, off), int(word)) for off, word in ((4, major), (8, minor)) if word != "*"]
+    tests += [
+        (insn(0x61, 2, 1, off), int(word)) for off, word in ((4, major), (8, minor)) if word != "*"
+    ]
     parts = [(load, insn(0x55, 2, off=0, imm=wanted)) for load, wanted in tests]
-    parts.append((insn(0x61, 2, 1, 0) + insn(0x77, 2, imm=16) + insn(0x57, 2, imm=other), insn(0x55, 2, imm=0)))
+    parts.append(
+        (
+            insn(0x61, 2, 1, 0) + insn(0x77, 2, imm=16) + insn(0x57, 2, imm=other),
+            insn(0x55, 2, imm=0),
+        )
+    )
     out, end = answer(value), answer(value)
     for load, jump in reversed(parts):
         code, dst, _, imm = struct.unpack("=BBhi", jump)
@@ -65,13 +77,17 @@ def matches(kind: str, major: str, minor: str, rights: str, value: int) -> bytes
 
 def load(text: bytes) -> int:
     code, gpl = ctypes.create_string_buffer(text), ctypes.create_string_buffer(b"GPL")
-    return bpf(LOAD, "=IIQQ", TYPE, len(text) // 8, ctypes.addressof(code), ctypes.addressof(gpl))[0]
+    return bpf(LOAD, "=IIQQ", TYPE, len(text) // 8, ctypes.addressof(code), ctypes.addressof(gpl))[
+        0
+    ]
 
 
 def own_programs(cgroup: int) -> list[int]:
     """File descriptors of the programs attached to this very cgroup."""
     ids = (ctypes.c_uint32 * 64)()
-    count = struct.unpack_from("=I", bpf(QUERY, "=IIIIQI", cgroup, DEVICE, 0, 0, ctypes.addressof(ids), 64)[1], 24)[0]
+    count = struct.unpack_from(
+        "=I", bpf(QUERY, "=IIIIQI", cgroup, DEVICE, 0, 0, ctypes.addressof(ids), 64)[1], 24
+    )[0]
     return [bpf(BY_ID, "=I", number)[0] for number in ids[:count]]
 
 
@@ -100,18 +116,27 @@ def hook(pid: str, rules: list[str]) -> None:
         bpf(DETACH, "=III", cgroup, old, DEVICE)
     for kind, major, minor in (rule.split(":")[:3] for rule in rules):
         for path, number in host_nodes(kind):
-            if (major, minor) in ((str(os.major(number)), str(os.minor(number))), (str(os.major(number)), "*")):
+            if (major, minor) in (
+                (str(os.major(number)), str(os.minor(number))),
+                (str(os.major(number)), "*"),
+            ):
                 make(Path(f"/proc/{pid}/root{path}"), kind, number)
 
 
 def created(pid: str, bundle: str) -> None:
-    """LEGACY holds rules beside those of the GPUs that NVIDIA_VISIBLE_DEVICES names, as Allocate said."""
+    """LEGACY holds rules beside those of the GPUs that NVIDIA_VISIBLE_DEVICES names, as Allocate
+    said."""
     with open(f"{bundle}/config.json") as file:
         said = dict(word.split("=", 1) for word in json.load(file)["process"]["env"])
     if "LEGACY" in said:
-        uvm = next(line.split()[0] for line in Path("/proc/devices").read_text().splitlines()
-                   if line.endswith(" nvidia-uvm"))
-        minors = [int(uuid[-12:]) for uuid in said.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if uuid]
+        uvm = next(
+            line.split()[0]
+            for line in Path("/proc/devices").read_text().splitlines()
+            if line.endswith(" nvidia-uvm")
+        )
+        minors = [
+            int(uuid[-12:]) for uuid in said.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if uuid
+        ]
         control = ["c:195:255:rw", f"c:{uvm}:0:rw", f"c:{uvm}:1:rw"] if minors else []
         hook(pid, [*control, *(f"c:195:{minor}:rw" for minor in minors), *said["LEGACY"].split()])
 
@@ -156,7 +181,9 @@ def feel(pid: str, devices: list[str]) -> None:
             can = libc.access(f"/proc/self/fd/{fd}".encode(), os.R_OK | os.W_OK) == 0
             if known.get(device) is not can:
                 known[device] = can
-                print(json.dumps({"at": time.monotonic(), "device": device, "can": can}), flush=True)
+                print(
+                    json.dumps({"at": time.monotonic(), "device": device, "can": can}), flush=True
+                )
         time.sleep(0.001)
 
 

@@ -57,7 +57,8 @@ def _factory(request: pytest.FixtureRequest, made: list[Node]) -> MakeNode:
 
 @pytest.fixture
 def make_node(request: pytest.FixtureRequest) -> Iterator[MakeNode]:
-    """make_node(suite, deb=True, standins=True, boot=True, until="basic.target"): a node for this test.
+    """make_node(suite, deb=True, standins=True, boot=True, until="basic.target"): a node for this
+    test.
 
     With boot=False its disk can be changed first (put, copy, run); then call boot().
     """

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""`make demo`: a GPU node lives through the incident, without the gate and with it, and can be looked at.
+"""`make demo`: a GPU node lives through the incident, without the gate and with it, and can be
+looked at.
 
-On a terminal it ends when the person has seen enough of the last node's page, anywhere else (CI) by itself.
-Everything but the GPUs, their library and the kubelet is real: systemd, D-Bus, udev, journald, containerd, runc.
+On a terminal it ends when the person has seen enough of the last node's page, anywhere else (CI) by
+itself. Everything but the GPUs, their library and the kubelet is real: systemd, D-Bus, udev,
+journald, containerd, runc.
 """
 
 from __future__ import annotations
@@ -46,19 +48,32 @@ class Timeline:
                 return
             self.zero = started
             self._say("persistenced", 0.0, "nvidia-persistenced is up")
-        for unit, name in (("kubelet.service", "the kubelet"), ("gpu-gate.target", "gpu-gate.target")):
+        for unit, name in (
+            ("kubelet.service", "the kubelet"),
+            ("gpu-gate.target", "gpu-gate.target"),
+        ):
             if seen["units"][unit] is not None and unit not in self.known:
                 self._say(unit, seen["units"][unit] - self.zero, f"{name} is up")
         now = max(0.0, seen["at"] - self.zero)
-        self._changed("nvml", seen["nvml"], now, "NVML on the host: {} GPUs" if isinstance(seen["nvml"], int)
-                      else "NVML on the host: {}")
-        for line in seen["log"][self.known.get("lines", 0):]:
-            if any(word in line for word in ("Failed to initialize NVML", "Registered device plugin")):
+        self._changed(
+            "nvml",
+            seen["nvml"],
+            now,
+            "NVML on the host: {} GPUs"
+            if isinstance(seen["nvml"], int)
+            else "NVML on the host: {}",
+        )
+        for line in seen["log"][self.known.get("lines", 0) :]:
+            if any(
+                word in line for word in ("Failed to initialize NVML", "Registered device plugin")
+            ):
                 self._say(f"log {line}", now, f"device plugin: {_message(line)}")
         self.known["lines"] = len(seen["log"])
         if seen["node"]:
             self._changed("pod", _phase(seen["node"]), now, "device plugin pod: {}")
-            self._changed("allocatable", _allocatable(seen["node"]), now, "kubelet lists nvidia.com/gpu: {}")
+            self._changed(
+                "allocatable", _allocatable(seen["node"]), now, "kubelet lists nvidia.com/gpu: {}"
+            )
 
     def _changed(self, key: str, value: Any, at: float, sentence: str) -> None:
         if value is not None and self.known.get(key) != value:
@@ -111,21 +126,32 @@ def live(node: Node, until: str, timeline: Timeline | None = None) -> Timeline:
 
 
 def act(number: int, title: str) -> None:
-    print(f"\n\033[1mAct {number}: {title}\033[0m\n" if sys.stdout.isatty() else f"\nAct {number}: {title}\n",
-          flush=True)
+    print(
+        f"\n\033[1mAct {number}: {title}\033[0m\n"
+        if sys.stdout.isatty()
+        else f"\nAct {number}: {title}\n",
+        flush=True,
+    )
 
 
 def without(package: Path) -> tuple[dict[str, str], dict[str, str]]:
-    act(1, f"without the gate. NVML answers 999 until {EARLY_S} s after nvidia-persistenced; the plugin (an old "
-           "one) asks at once.")
+    act(
+        1,
+        f"without the gate. NVML answers 999 until {EARLY_S} s after nvidia-persistenced; the "
+        "plugin (an old "
+        "one) asks at once.",
+    )
     with Node(tree.layers("bookworm")) as node:
         node.put("/etc/simgpu.conf", INCIDENT)
         make_plugin_old_and_deaf(node)
         node.boot()
         timeline = live(node, f"nvml {GPUS}")
         state = json.loads(node.run(["simgpu", "node"]).stdout)
-        print(f"\n    The host sees {GPUS} GPUs, the plugin is {_phase(state)}, and the kubelet lists "
-              f"{_allocatable(state)}. It stays so for hours.")
+        print(
+            f"\n    The host sees {GPUS} GPUs, the plugin is {_phase(state)}, and the kubelet "
+            "lists "
+            f"{_allocatable(state)}. It stays so for hours."
+        )
         broken = _row(timeline, state)
         said = consult(node, package)
         mend(node, package, timeline)
@@ -140,7 +166,8 @@ KEPT = "/var/tmp/before"
 
 
 def consult(node: Node, package: Path) -> str:
-    """The doctor on the broken node, from a package that is unpacked and not installed; its verdict."""
+    """The doctor on the broken node, from a package that is unpacked and not installed; its
+    verdict."""
     print("\n    The doctor, run from an unpacked package (gpu-gate doctor; nothing is changed):\n")
     node.copy(package, f"/var/cache/{package.name}")
     node.run(f"dpkg -x /var/cache/{package.name} /var/tmp/gpu-gate; {UNPACKED} evidence {KEPT}")
@@ -151,15 +178,23 @@ def consult(node: Node, package: Path) -> str:
 
 def again(node: Node, before: str) -> None:
     """The node is well, and the bundle that was kept of it still says what was wrong."""
-    print("\n    The doctor on the mended node, and on the evidence that was kept before (gpu-gate doctor BUNDLE):\n")
-    now, then = (node.run(f"gpu-gate doctor {of}", check=False).stdout.splitlines()[0] for of in ("", KEPT))
+    print(
+        "\n    The doctor on the mended node, and on the evidence that was kept before "
+        "(gpu-gate doctor BUNDLE):\n"
+    )
+    now, then = (
+        node.run(f"gpu-gate doctor {of}", check=False).stdout.splitlines()[0] for of in ("", KEPT)
+    )
     _indented(f"now     {now}\nbefore  {then}")
     if then != before or now == before:
         raise NodeError(f"the bundle says {then!r}, the node said {before!r}, and now says {now!r}")
 
 
 def mend(node: Node, package: Path, timeline: Timeline) -> None:
-    print("\n    Now gpu-gate is installed on this very node (apt install ./gpu-gate_*.deb). Nothing is restarted.\n")
+    print(
+        "\n    Now gpu-gate is installed on this very node (apt install ./gpu-gate_*.deb). "
+        "Nothing is restarted.\n"
+    )
     tree.install_deb(node, package)
     live(node, f"allocatable {GPUS}", timeline)
     print("\n    What it said, and what it kept before it did anything:\n")
@@ -171,17 +206,27 @@ def race(node: Node) -> None:
     """What the evidence of the first repair tells of the boot (gpu-gate timeline, shortened)."""
     first = "/var/lib/gpu-gate/evidence/$(ls -tr /var/lib/gpu-gate/evidence | head -1)"
     told = json.loads(node.run(f"gpu-gate timeline --json {first}").stdout)
-    print("\n    The race, from the evidence it kept (gpu-gate timeline /var/lib/gpu-gate/evidence/…):\n")
+    print(
+        "\n    The race, from the evidence it kept (gpu-gate timeline "
+        "/var/lib/gpu-gate/evidence/…):\n"
+    )
     at = {m["what"]: m for m in reversed(told["moments"])}
     for what in ("persistenced", "kubelet", "started", "said-init-failed", "seen", "stable"):
         if what in at:
-            print(f"    {at[what]['at'] - at['persistenced']['at']:6.1f} s  {at[what]['text']}"[:118])
+            print(
+                f"    {at[what]['at'] - at['persistenced']['at']:6.1f} s  {at[what]['text']}"[:118]
+            )
     _indented("\n".join(told["sentences"][:3]))
 
 
 def deaf(node: Node, timeline: Timeline) -> None:
-    print(f"\n    The kubelet is restarted. This plugin is deaf to that; it is given {REGISTER_S} s.\n")
-    node.put("/etc/gpu-gate/gpu-gate.conf.d/demo.conf", f"[Plugin]\nRegisterWithinSec={REGISTER_S}s\n")
+    print(
+        "\n    The kubelet is restarted. This plugin is deaf to that; it is given "
+        f"{REGISTER_S} s.\n"
+    )
+    node.put(
+        "/etc/gpu-gate/gpu-gate.conf.d/demo.conf", f"[Plugin]\nRegisterWithinSec={REGISTER_S}s\n"
+    )
     node.systemctl("reload", "gpu-gate")
     timeline.forget(f"allocatable {GPUS}", "allocatable none")
     node.systemctl("restart", "kubelet")
@@ -193,14 +238,21 @@ def deaf(node: Node, timeline: Timeline) -> None:
 
 
 def make_plugin_old_and_deaf(node: Node) -> None:
-    """v0.9's ways: after a failed start it never tries again, and does not hear a kubelet restart."""
+    """v0.9's ways: after a failed start it never tries again, and does not hear a kubelet
+    restart."""
     path = "/etc/kubernetes/manifests/nvidia-device-plugin.yaml"
-    old = "      env:\n" + "".join(f'        - {{name: {name}, value: "1"}}\n' for name in ("OLD", "DEAF"))
+    old = "      env:\n" + "".join(
+        f'        - {{name: {name}, value: "1"}}\n' for name in ("OLD", "DEAF")
+    )
     node.put(path, node.read(path).replace("      env:\n", old))
 
 
 def with_gate(package: Path) -> dict[str, str]:
-    act(2, "with the gate. The same node, the same second; the .deb is installed, nothing is configured.")
+    act(
+        2,
+        "with the gate. The same node, the same second; the .deb is installed, nothing is "
+        "configured.",
+    )
     with Node(tree.layers("bookworm", package)) as node:
         node.put("/etc/simgpu.conf", INCIDENT)
         node.boot()
@@ -210,7 +262,9 @@ def with_gate(package: Path) -> dict[str, str]:
         _indented(node.journal("-u", "gpu-gate", "-o", "cat", "-t", "gpu-gate"))
         print("\n    What the boot waited for (systemd-analyze critical-chain kubelet.service):\n")
         node.wait_booted()
-        chain = node.run(["systemd-analyze", "critical-chain", "--no-pager", "kubelet.service"]).stdout
+        chain = node.run(
+            ["systemd-analyze", "critical-chain", "--no-pager", "kubelet.service"]
+        ).stdout
         _indented("\n".join(chain.strip().splitlines()[3:9]))
         print("\n    What gpu-gate sees now (gpu-gate status):\n")
         _indented(node.run(["gpu-gate", "status"], check=False).stdout)
@@ -228,8 +282,10 @@ def _row(timeline: Timeline, state: dict[str, Any]) -> dict[str, str]:
         return f"{found:.1f} s" if found is not None else "never"
 
     return {
-        "NVML sees 8": at(f"nvml {GPUS}"), "kubelet up": at("kubelet.service"),
-        "plugin": _phase(state) or "none", "kubelet lists": f"{_allocatable(state)} of {GPUS}",
+        "NVML sees 8": at(f"nvml {GPUS}"),
+        "kubelet up": at("kubelet.service"),
+        "plugin": _phase(state) or "none",
+        "kubelet lists": f"{_allocatable(state)} of {GPUS}",
         "since": at(f"allocatable {GPUS}"),
     }
 
@@ -248,31 +304,53 @@ What to try next:
 
 def wants_view(words: list[str]) -> bool:
     """A person at a terminal wants to look. A program wants the demo to end."""
-    parser = argparse.ArgumentParser(prog="make demo ARGS=…", description="a GPU node lives through the incident")
-    parser.add_argument("--view", action=argparse.BooleanOptionalAction,
-                        default=sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI"),
-                        help="keep the last node and its page until Enter or Ctrl-C (on a terminal: yes)")
+    parser = argparse.ArgumentParser(
+        prog="make demo ARGS=…", description="a GPU node lives through the incident"
+    )
+    parser.add_argument(
+        "--view",
+        action=argparse.BooleanOptionalAction,
+        default=sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI"),
+        help="keep the last node and its page until Enter or Ctrl-C (on a terminal: yes)",
+    )
     return bool(parser.parse_args(words).view)
 
 
 def main(words: list[str]) -> int:
     stays, began = wants_view(words), time.monotonic()
     try:
-        print("gpu-gate: a GPU node boots, three times. What is not built yet is built first …", flush=True)
+        print(
+            "gpu-gate: a GPU node boots, three times. What is not built yet is built first …",
+            flush=True,
+        )
         package = tree.build_deb()
         tree.layers("bookworm", package)
         broken, mended = without(package)
-        rows = {"without the gate": broken, "… and mended": mended, "with the gate": with_gate(package)}
-        act(3, "device access. Containers whose GPUs came behind runc's back, as NVIDIA's legacy hook gives them.")
+        rows = {
+            "without the gate": broken,
+            "… and mended": mended,
+            "with the gate": with_gate(package),
+        }
+        act(
+            3,
+            "device access. Containers whose GPUs came behind runc's back, as NVIDIA's legacy "
+            "hook gives them.",
+        )
         with Node(tree.layers("bookworm", package)) as node:
             kept = access(node)
             table(rows)
             print(f"({time.monotonic() - began:.0f} s)\n")
             look(node, stays)
     except (NodeError, AssertionError) as error:
-        print(f"{error}\nThe demo ends here. Was the machine very busy? Then run it once more.", file=sys.stderr)
+        print(
+            f"{error}\nThe demo ends here. Was the machine very busy? Then run it once more.",
+            file=sys.stderr,
+        )
         return 1
-    well = all(rows[name]["kubelet lists"] == f"{GPUS} of {GPUS}" for name in ("… and mended", "with the gate"))
+    well = all(
+        rows[name]["kubelet lists"] == f"{GPUS} of {GPUS}"
+        for name in ("… and mended", "with the gate")
+    )
     return 0 if well and kept else 1
 
 

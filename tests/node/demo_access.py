@@ -1,4 +1,5 @@
-"""Act 3 of the demo: device access. What a daemon-reload takes from a running container, and what gpu-gate does."""
+"""Act 3 of the demo: device access. What a daemon-reload takes from a running container, and what
+gpu-gate does."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ ONLY_HEAL = "[Access]\nPrevent=report\n"
 
 
 def access(node: Node) -> bool:
-    """True where everything went as it should. The node comes with the package, and is booted here."""
+    """True where everything went as it should. The node comes with the package, and is booted
+    here."""
     node.put(gate.CONF, gate.QUICK + ONLY_HEAL)
     node.boot()
     gate.wait_ready(node)
@@ -28,10 +30,16 @@ def _without(rig: Rig) -> bool:
     with rig.feeling(lost, CTL) as feel:
         rig.take_away(lost)
         gate.until(lambda: feel.changes(CTL)[-1:] == [False], "trainer-a still has its GPUs")
-        print("    without gpu-gate   daemon-reload: trainer-a may not open /dev/nvidiactl any more, for good")
+        print(
+            "    without gpu-gate   daemon-reload: trainer-a may not open /dev/nvidiactl any "
+            "more, for good"
+        )
         rig.node.systemctl("start", "gpu-gate")
         gate.until(lambda: feel.changes(CTL)[-1:] == [True], lambda: gate.said(rig.node))
-        print("                       gpu-gate is started: trainer-a has it back, and was never stopped")
+        print(
+            "                       gpu-gate is started: trainer-a has it back, and was never "
+            "stopped"
+        )
     return True
 
 
@@ -42,7 +50,10 @@ def _healed(rig: Rig) -> bool:
         rig.take_away(container)
         gate.until(lambda: bool(feel.gaps_s(CTL)), lambda: gate.said(rig.node))
         gap_ms = feel.gaps_s(CTL)[0] * 1000
-        print(f"    healing only       daemon-reload: trainer-b lost it, and has it back {gap_ms:.0f} ms later")
+        print(
+            "    healing only       daemon-reload: trainer-b lost it, and has it back "
+            f"{gap_ms:.0f} ms later"
+        )
     return True
 
 
@@ -56,7 +67,10 @@ def _kept(rig: Rig) -> bool:
         rig.storm(container, reloads=5)
         felt = [feel.changes(device) for device in devices]
     came = "kept everything, /dev/fuse too" if felt == [[True]] * 3 else f"felt {felt}"
-    print(f"    as installed       5 daemon-reloads, a daemon-reexec, a set-property: trainer-c {came}")
+    print(
+        "    as installed       5 daemon-reloads, a daemon-reexec, a set-property: trainer-c "
+        f"{came}"
+    )
     return felt == [[True]] * 3
 
 
@@ -66,5 +80,3 @@ def _wait(rig: Rig, container: Container, after: str) -> None:
         return next((row for row in rows if row["id"] == container.id), {})
 
     gate.until(lambda: (row().get("now"), row().get("after_reload")) == ("allowed", after), row)
-
-

@@ -1,7 +1,9 @@
-"""What the tests of the gate ask of a node, in few words: its status, its kubelet, its plugin, and a fresh start.
+"""What the tests of the gate ask of a node, in few words: its status, its kubelet, its plugin, and
+a fresh start.
 
-start_over() makes a running node forget that it was released and asks for the kubelet's start again, as its boot
-did: many gate stories fit into one boot that way. Stories about the boot itself boot.
+start_over() makes a running node forget that it was released and asks for the kubelet's start
+again, as its boot did: many gate stories fit into one boot that way. Stories about the boot itself
+boot.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ BEFORE_A_HEARTBEAT_S = 25.0
 BUS_IDS = [f"0000:{bus}:00.0" for bus in ("07", "0f", "47", "4e", "87", "90", "b7", "bd")]
 
 
-def until(condition: Callable[[], Any], what: Callable[[], Any] | str, timeout: float = PATIENCE_S) -> Any:
-    """What the condition answered as soon as it held: asked again, it may be another thing. In vain, say `what` (a
-    function: what it answers then)."""
+def until(
+    condition: Callable[[], Any], what: Callable[[], Any] | str, timeout: float = PATIENCE_S
+) -> Any:
+    """What the condition answered as soon as it held: asked again, it may be another thing. In
+    vain, say `what` (a function: what it answers then)."""
     found: list[Any] = [None]
 
     def holds() -> Any:
@@ -45,7 +49,15 @@ def until(condition: Callable[[], Any], what: Callable[[], Any] | str, timeout: 
 
 def status(node: Node) -> dict[str, Any]:
     """The agent's /status, over its socket; {} where no agent answers."""
-    words = ["curl", "-sS", "-m", "20", "--unix-socket", "/run/gpu-gate/agent.sock", "http://localhost/status"]
+    words = [
+        "curl",
+        "-sS",
+        "-m",
+        "20",
+        "--unix-socket",
+        "/run/gpu-gate/agent.sock",
+        "http://localhost/status",
+    ]
     said = node.run(words, check=False).stdout
     return json.loads(said) if said.startswith("{") else {}
 
@@ -55,13 +67,17 @@ def gate(node: Node) -> dict[str, Any]:
 
 
 def readyz(node: Node) -> tuple[int, str]:
-    said = node.run(["curl", "-s", "-m", "20", "-w", "\n%{http_code}", "http://127.0.0.1:9477/readyz"], check=False)
+    said = node.run(
+        ["curl", "-s", "-m", "20", "-w", "\n%{http_code}", "http://127.0.0.1:9477/readyz"],
+        check=False,
+    )
     body, _, code = said.stdout.rpartition("\n")
     return int(code or 0), body.strip()
 
 
 def wait_gate(node: Node, timeout: float = PATIENCE_S, **wanted: str) -> dict[str, Any]:
     """Until the gate says so in one answer; that answer."""
+
     def held() -> dict[str, Any]:
         now = gate(node)
         return now if wanted.items() <= now.items() else {}
@@ -83,6 +99,7 @@ def wait_ready(node: Node, timeout: float = PATIENCE_S) -> None:
 
 def wait_why(node: Node, part: str, timeout: float = PATIENCE_S) -> str:
     """Until the agent says this about readiness; what it says."""
+
     def said() -> str:
         why = str(gate(node).get("ready_why", ""))
         return why if part in why else ""
@@ -99,7 +116,9 @@ def released(node: Node) -> dict[str, Any]:
     said = node.run("cat /run/gpu-gate/released", check=False)
     if said.returncode:
         return {}
-    return json.loads(said.stdout) if said.stdout.startswith("{") else {"reason": said.stdout.strip()}
+    return (
+        json.loads(said.stdout) if said.stdout.startswith("{") else {"reason": said.stdout.strip()}
+    )
 
 
 def said(node: Node, *words: str) -> str:
@@ -117,7 +136,9 @@ def kubelet_start(node: Node) -> str:
 
 
 def is_held(node: Node) -> bool:
-    wait, kubelet = (node.show(f"{unit}.service", "ActiveState") for unit in ("gpu-gate-wait", "kubelet"))
+    wait, kubelet = (
+        node.show(f"{unit}.service", "ActiveState") for unit in ("gpu-gate-wait", "kubelet")
+    )
     return (wait, kubelet) == ("activating", "inactive")
 
 
@@ -129,11 +150,17 @@ def wait_held(node: Node) -> None:
 
 def wait_looked(node: Node) -> None:
     """Until an agent has looked once: before that its status has no meaning."""
-    until(lambda: status(node).get("cycle", {}).get("number"), lambda: f"a cycle, but {status(node)}")
+    until(
+        lambda: status(node).get("cycle", {}).get("number"), lambda: f"a cycle, but {status(node)}"
+    )
 
 
 def wait_kubelet(node: Node, timeout: float = PATIENCE_S) -> None:
-    until(lambda: node.is_active("kubelet.service"), lambda: f"the kubelet; {gate(node)} {released(node)}", timeout)
+    until(
+        lambda: node.is_active("kubelet.service"),
+        lambda: f"the kubelet; {gate(node)} {released(node)}",
+        timeout,
+    )
 
 
 def kubelet_state(node: Node) -> dict[str, Any]:
@@ -152,7 +179,13 @@ def plugins(node: Node) -> list[dict[str, Any]]:
 
 
 def plugin_hup(node: Node) -> None:
-    node.run(["kill", "-HUP", str(json.loads(node.run(["simcri", "inspect", PLUGIN]).stdout)["info"]["pid"])])
+    node.run(
+        [
+            "kill",
+            "-HUP",
+            str(json.loads(node.run(["simcri", "inspect", PLUGIN]).stdout)["info"]["pid"]),
+        ]
+    )
 
 
 # --- time and tries
@@ -171,8 +204,12 @@ def entered(node: Node, unit: str) -> float:
 
 
 def nvml_calls(node: Node) -> list[list[str]]:
-    """[boottime, pid, program, call, result] of every nvmlInit and nvmlShutdown since `simgpu calls`."""
-    return [line.split() for line in node.run("cat /run/simgpu/nvml.calls", check=False).stdout.splitlines()]
+    """[boottime, pid, program, call, result] of every nvmlInit and nvmlShutdown since `simgpu
+    calls`."""
+    return [
+        line.split()
+        for line in node.run("cat /run/simgpu/nvml.calls", check=False).stdout.splitlines()
+    ]
 
 
 def deadline_passes(node: Node, settings: str) -> None:
@@ -187,7 +224,8 @@ def probe_pids(node: Node) -> list[int]:
 
 # --- starting
 
-# The stand-ins for NVML and nvidia-modprobe write down who called them; the agent's own sandbox has no room for that.
+# The stand-ins for NVML and nvidia-modprobe write down who called them; the agent's own sandbox has
+# no room for that.
 RECORDS = "[Service]\nReadWritePaths=-/run/simgpu\n"
 
 
@@ -208,7 +246,8 @@ def ready(make_module_node: Callable[..., Node], settings: str = QUICK, gpus: in
 
 
 def pod_text(name: str, gpus: int, devices: str, security: str = "", env: str = "") -> str:
-    """A static pod of the kubelet's stand-in that sleeps; `devices` come in the OCI spec, as CDI's do."""
+    """A static pod of the kubelet's stand-in that sleeps; `devices` come in the OCI spec, as CDI's
+    do."""
     limits = f'{{limits: {{nvidia.com/gpu: "{gpus}"}}}}' if gpus else "{}"
     return f"""
 apiVersion: v1
@@ -232,7 +271,8 @@ def configure(node: Node, text: str) -> None:
 
 
 def start_over(node: Node, *, sim: str = "", settings: str = QUICK, start: bool = True) -> None:
-    """Nothing released, the GPUs as `sim` (shell lines) leaves them, the kubelet's start asked for."""
+    """Nothing released, the GPUs as `sim` (shell lines) leaves them, the kubelet's start asked
+    for."""
     node.run(
         f"""
         systemctl stop kubelet gpu-gate.target gpu-gate-wait gpu-gate

@@ -1,8 +1,9 @@
-"""Containers that hold GPUs, or seem to, on a node with the stand-ins: made by containerd and runc as they are, and
-what others do to them behind runc.
+"""Containers that hold GPUs, or seem to, on a node with the stand-ins: made by containerd and runc
+as they are, and what others do to them behind runc.
 
     rig = Rig(node, "bookworm")          # the plugin has registered
-    pod = rig.legacy("a", gpus=2)        # the legacy hook gave it the GPUs: the OCI spec and systemd know nothing
+    pod = rig.legacy("a", gpus=2)        # the legacy hook gave it the GPUs: the OCI spec and
+    systemd know nothing
     rig.can(pod, "c:195:0")              # asked from inside its cgroup
     with rig.feeling(pod, "c:195:0") as feel: …; feel.changes()
 """
@@ -24,7 +25,14 @@ from nspawn import Node
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = "/opt/probe/behind_runc.py"
-CTL, UVM, UVM_TOOLS, GPU0, NULL, FUSE = "c:195:255", "c:235:0", "c:235:1", "c:195:0", "c:1:3", "c:10:229"
+CTL, UVM, UVM_TOOLS, GPU0, NULL, FUSE = (
+    "c:195:255",
+    "c:235:0",
+    "c:235:1",
+    "c:195:0",
+    "c:1:3",
+    "c:10:229",
+)
 ASK = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -50,7 +58,8 @@ class Container:
     scope: str
     cgroup: str
     gpus: tuple[str, ...] = ()
-    "device words (c:195:0) of what was allocated, by number: the order of ids depends on which GPUs were free"
+    """device words (c:195:0) of what was allocated, by number: the order of ids depends on which
+    GPUs were free"""
 
 
 class Feeling:
@@ -84,8 +93,14 @@ class Rig:
 
     # --- containers
 
-    def pod(self, name: str, gpus: int = 0, devices: str = "", security: str = "",
-            legacy: str | None = None) -> Container:
+    def pod(
+        self,
+        name: str,
+        gpus: int = 0,
+        devices: str = "",
+        security: str = "",
+        legacy: str | None = None,
+    ) -> Container:
         env = f'env: [{{name: LEGACY, value: "{legacy}"}}]' if legacy is not None else ""
         # Moved in whole: what lies there under another name for a moment is another pod.
         self.node.put(f"/opt/probe/{name}.yaml", gate.pod_text(name, gpus, devices, security, env))
@@ -105,7 +120,8 @@ class Rig:
         return Container(name, ids[0], pid, scope, f"/sys/fs/cgroup{cgroup}", self._allocated(name))
 
     def legacy(self, name: str, gpus: int = 1, *more: str) -> Container:
-        """Given its GPUs by the legacy hook, behind runc and before it starts; `more` are rules beside NVIDIA's."""
+        """Given its GPUs by the legacy hook, behind runc and before it starts; `more` are rules
+        beside NVIDIA's."""
         return self.pod(name, gpus, legacy=" ".join(more))
 
     def take_away(self, container: Container) -> None:
@@ -133,7 +149,10 @@ class Rig:
 
     def can(self, container: Container, device: str) -> bool:
         """Asked by a process that joins its cgroup for it."""
-        return self.node.run(["python3", "/opt/probe/ask.py", container.cgroup, device]).stdout.strip() == "0"
+        return (
+            self.node.run(["python3", "/opt/probe/ask.py", container.cgroup, device]).stdout.strip()
+            == "0"
+        )
 
     def can_all(self, container: Container, *devices: str) -> list[bool]:
         return [self.can(container, device) for device in devices or (CTL, UVM, *container.gpus)]
@@ -144,7 +163,9 @@ class Rig:
         with self.node.spawn(words, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
             feel = Feeling(program)
             try:
-                gate.until(lambda: all(feel.changes(device) for device in devices), "no first feeling")
+                gate.until(
+                    lambda: all(feel.changes(device) for device in devices), "no first feeling"
+                )
                 yield feel
             finally:  # it sits in another cgroup than it was started in: nobody else ends it
                 assert program.stdin is not None
@@ -153,8 +174,17 @@ class Rig:
 
     def allow_list(self, container: Container) -> dict[str, str]:
         """DeviceAllow= of its scope, as systemd has it now."""
-        said = self.node.run(["busctl", "get-property", "--json=short", "org.freedesktop.systemd1",
-                              self.path(container), "org.freedesktop.systemd1.Scope", "DeviceAllow"]).stdout
+        said = self.node.run(
+            [
+                "busctl",
+                "get-property",
+                "--json=short",
+                "org.freedesktop.systemd1",
+                self.path(container),
+                "org.freedesktop.systemd1.Scope",
+                "DeviceAllow",
+            ]
+        ).stdout
         return dict(json.loads(said)["data"])
 
     def path(self, container: Container) -> str:
@@ -164,12 +194,21 @@ class Rig:
     def _allocated(self, name: str) -> tuple[str, ...]:
         path = f"{gate.SOCKETS}/kubelet_internal_checkpoint"
         entries = json.loads(self.node.read(path))["Data"]["PodDeviceEntries"] or []
-        ids = [uuid for entry in entries if entry["ContainerName"] == name
-               for part in entry["DeviceIDs"].values() for uuid in part]
+        ids = [
+            uuid
+            for entry in entries
+            if entry["ContainerName"] == name
+            for part in entry["DeviceIDs"].values()
+            for uuid in part
+        ]
         if not ids:
             return ()
-        code = ("import pynvml as n, sys; n.nvmlInit()\n"
-                "for u in sys.argv[1:]: print(n.nvmlDeviceGetMinorNumber(n.nvmlDeviceGetHandleByUUID(u)))")
-        minors = self.node.run(["python3", "-c", code, *ids], env={"PYTHONPATH": "/opt/gpu-gate-sim"}).stdout
+        code = (
+            "import pynvml as n, sys; n.nvmlInit()\n"
+            "for u in sys.argv[1:]: "
+            "print(n.nvmlDeviceGetMinorNumber(n.nvmlDeviceGetHandleByUUID(u)))"
+        )
+        minors = self.node.run(
+            ["python3", "-c", code, *ids], env={"PYTHONPATH": "/opt/gpu-gate-sim"}
+        ).stdout
         return tuple(f"c:195:{minor}" for minor in sorted(map(int, minors.split())))
-

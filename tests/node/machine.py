@@ -1,8 +1,10 @@
-"""The machine under a node: an overlay over trees, booted by systemd-nspawn, and a guard that cleans up.
+"""The machine under a node: an overlay over trees, booted by systemd-nspawn, and a guard that
+cleans up.
 
-Nothing of it lives in the mount table of this machine: the overlay is mounted in a mount namespace of the node's
-own and dies with its last process. What is left to clean are processes, cgroups and one folder under .cache/nodes,
-and the guard does that however the test runner ends, SIGKILL included.
+Nothing of it lives in the mount table of this machine: the overlay is mounted in a mount namespace
+of the node's own and dies with its last process. What is left to clean are processes, cgroups and
+one folder under .cache/nodes, and the guard does that however the test runner ends, SIGKILL
+included.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from remains import (
     remove_cgroup,
 )
 
-# Beyond nspawn's own list: what runc, systemd's device programs and the agent's probes call on a real host.
+# Beyond nspawn's own list: what runc, systemd's device programs and the agent's probes call on a
+# real host.
 SYSTEM_CALLS = "bpf keyctl add_key request_key clone3 openat2 perf_event_open open_by_handle_at"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -83,7 +86,10 @@ class Machine:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -92,7 +98,8 @@ class Machine:
     def boot(self: M, *, until: str = "basic.target", timeout: float = 120.0) -> M:
         """Switch the node on and wait until the unit `until` is active and the system bus answers.
 
-        basic.target and not the whole boot: a gate that holds the kubelet holds multi-user.target as well.
+        basic.target and not the whole boot: a gate that holds the kubelet holds multi-user.target
+        as well.
         """
         if self.leader is not None:
             raise NodeError(f"{self.name} is up already; use reboot() to start it afresh.")
@@ -102,7 +109,9 @@ class Machine:
         if not self._wait_up(until, end):
             said = self.console()
             self._halt()
-            raise NodeError(f"{self.name} did not reach {until} in {timeout:.0f} s. Its console said:\n{said}")
+            raise NodeError(
+                f"{self.name} did not reach {until} in {timeout:.0f} s. Its console said:\n{said}"
+            )
         return self
 
     def wait_booted(self, timeout: float = 180.0) -> str:
@@ -124,8 +133,11 @@ class Machine:
         """Stop as a machine stops that loses its power: nothing gets to say goodbye."""
         self._halt()
 
-    def reboot(self: M, *, orderly: bool = True, until: str = "basic.target", timeout: float = 180.0) -> M:
-        """Down and up again with the same disk; /run, /tmp and /dev are new, the boot id as well."""
+    def reboot(
+        self: M, *, orderly: bool = True, until: str = "basic.target", timeout: float = 180.0
+    ) -> M:
+        """Down and up again with the same disk; /run, /tmp and /dev are new, the boot id as
+        well."""
         if orderly:
             self.poweroff(timeout / 2)
         else:
@@ -152,7 +164,8 @@ class Machine:
         input: str | bytes | None = None,
         env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run an argv, or a text as a shell script (`sh -e`), as root on the node; output comes as text."""
+        """Run an argv, or a text as a shell script (`sh -e`), as root on the node; output comes as
+        text."""
         data = input.encode() if isinstance(input, str) else input
         cgroup, argv = self._enter(command, env)
         feed = subprocess.DEVNULL if data is None else subprocess.PIPE
@@ -164,7 +177,9 @@ class Machine:
             if not isinstance(problem, subprocess.TimeoutExpired):
                 raise
             said = b"".join(filter(None, (problem.stdout, problem.stderr))).decode(errors="replace")
-            raise NodeError(f"{shown(command)} did not end in {timeout} s on {self.name}.\n{said}") from None
+            raise NodeError(
+                f"{shown(command)} did not end in {timeout} s on {self.name}.\n{said}"
+            ) from None
         if cgroup is not None:
             with contextlib.suppress(OSError):  # a job it left in the background keeps it
                 cgroup.rmdir()
@@ -172,15 +187,21 @@ class Machine:
         done = subprocess.CompletedProcess(argv, proc.returncode, *texts)
         if check and done.returncode:
             raise NodeError(
-                f"{shown(command)} ended with {done.returncode} on {self.name}.\n{done.stdout}{done.stderr}"
+                f"{shown(command)} ended with {done.returncode} on "
+                f"{self.name}.\n{done.stdout}{done.stderr}"
             )
         return done
 
     @contextlib.contextmanager
     def spawn(self, command: Command, **options: Any) -> Iterator[subprocess.Popen[str]]:
-        """A program beside the test, with pipes in text mode; it and its children end with the block."""
+        """A program beside the test, with pipes in text mode; it and its children end with the
+        block."""
         cgroup, argv = self._enter(command, options.pop("env", None))
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
         proc: subprocess.Popen[str] = subprocess.Popen(argv, text=True, **{**pipes, **options})
         try:
             yield proc
@@ -188,7 +209,8 @@ class Machine:
             self._end(proc, cgroup)
 
     def console(self) -> str:
-        """What PID 1 wrote to the console, and the end of the journal on disk; works on a dead node too."""
+        """What PID 1 wrote to the console, and the end of the journal on disk; works on a dead node
+        too."""
         log = (self.folder / "console.log").read_text(errors="replace")[-8000:]
         where = str(self.folder / "upper/var/log/journal")
         words = ["journalctl", "--no-pager", "-n", "80", "-D", where]
@@ -204,7 +226,8 @@ class Machine:
         new.replace(self.folder / "state.json")
 
     def _start_guard(self) -> subprocess.Popen[bytes]:
-        """It waits on a pipe that only we hold, reads its end however this process ends, and cleans up."""
+        """It waits on a pipe that only we hold, reads its end however this process ends, and cleans
+        up."""
         script = 'read -r _; exec "$0" -ISE "$1" clean "$2"'
         return subprocess.Popen(
             ["sh", "-c", script, sys.executable, remains.__file__, str(self.folder)],
@@ -217,18 +240,27 @@ class Machine:
     def _overlay(self) -> str:
         lower = ":".join(map(str, self.layers))
         options = f"lowerdir={lower},upperdir={self.folder}/upper,workdir={self.folder}/work"
-        return f"mount -t overlay overlay -o {shlex.quote(options)} {shlex.quote(str(self.folder))}/root"
+        return (
+            f"mount -t overlay overlay -o {shlex.quote(options)} "
+            f"{shlex.quote(str(self.folder))}/root"
+        )
 
     def _start(self) -> int:
         prefix = self._take_cgroups()
-        joins = "".join(f"echo $$ >{shlex.quote(name)}/cgroup.procs; " for name in self._state["cgroups"])
+        joins = "".join(
+            f"echo $$ >{shlex.quote(name)}/cgroup.procs; " for name in self._state["cgroups"]
+        )
         # A /run/systemd of its own: nspawn leaves propagation and lock folders there.
         script = (
-            f"set -e; {'' if prefix else joins}mkdir -p /run/systemd; mount -t tmpfs tmpfs /run/systemd; "
+            f"set -e; {'' if prefix else joins}mkdir -p /run/systemd; mount -t tmpfs tmpfs "
+            "/run/systemd; "
             f"{self._overlay()}; exec {shlex.join(self._nspawn_words())}"
         )
         words = [*prefix, "unshare", "--mount", "--propagation", "private", "sh", "-c", script]
-        with (self.folder / "console.log").open("ab") as console, self._notify_socket() as (notify, where):
+        with (
+            (self.folder / "console.log").open("ab") as console,
+            self._notify_socket() as (notify, where),
+        ):
             env = {
                 "PATH": PATH,
                 "TERM": "dumb",
@@ -258,8 +290,8 @@ class Machine:
             f"--hostname={self.hostname}",
             "--register=no",
             "--keep-unit",
-            # Kernel uevents still arrive in a network namespace of its own, while udev's .link rules and the
-            # ports on 127.0.0.1 stay off this machine's network.
+            # Kernel uevents still arrive in a network namespace of its own, while udev's .link
+            # rules and the ports on 127.0.0.1 stay off this machine's network.
             "--private-network",
             "--capability=all",
             f"--system-call-filter={SYSTEM_CALLS}",
@@ -271,7 +303,8 @@ class Machine:
         ]
 
     def _take_cgroups(self) -> list[str]:
-        """Cgroups of the node's own; a machine that systemd runs gives one out, by the returned prefix."""
+        """Cgroups of the node's own; a machine that systemd runs gives one out, by the returned
+        prefix."""
         unit = f"gpu-gate-{self.name}"
         if Path("/run/systemd/system").is_dir():
             self._save(cgroups=[str(hierarchies()[0] / "system.slice" / f"{unit}.scope")])
@@ -284,7 +317,8 @@ class Machine:
 
     @contextlib.contextmanager
     def _notify_socket(self) -> Iterator[tuple[socket.socket, str]]:
-        """nspawn tells the pid of the node's PID 1 by sd_notify. An abstract name: a path may be too long."""
+        """nspawn tells the pid of the node's PID 1 by sd_notify. An abstract name: a path may be
+        too long."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
             notify.bind(f"\0gpu-gate-{self.name}-{secrets.token_hex(4)}")
             notify.settimeout(0.1)
@@ -303,11 +337,15 @@ class Machine:
 
     def _wait_up(self, until: str, end: float) -> bool:
         bus = Path(f"/proc/{self.leader}/root/run/dbus/system_bus_socket")
-        if not poll(lambda: bus.exists() or not alive(self._state["leader"]), end - time.monotonic()):
+        if not poll(
+            lambda: bus.exists() or not alive(self._state["leader"]), end - time.monotonic()
+        ):
             return False
         lines = Path(f"/proc/{self.leader}/cgroup").read_text().splitlines()
         inner = next(x[3:] for x in lines if x.startswith("0::"))
-        self._cgroup = hierarchies()[0] / inner.removesuffix("/init.scope").lstrip("/") / "gpu-gate-run"
+        self._cgroup = (
+            hierarchies()[0] / inner.removesuffix("/init.scope").lstrip("/") / "gpu-gate-run"
+        )
         self._cgroup.mkdir(exist_ok=True)
         asked = ["systemctl", "is-active", "--quiet", until]
 
@@ -331,8 +369,18 @@ class Machine:
 
     def _enter(self, command: Command, env: dict[str, str] | None) -> tuple[Path | None, list[str]]:
         words = ["sh", "-ec", command] if isinstance(command, str) else list(command)
-        pairs = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", "TERM": os.environ.get("TERM", "dumb")}
-        inner = ["env", "-i", *(f"{key}={value}" for key, value in {**pairs, **(env or {})}.items()), *words]
+        pairs = {
+            "PATH": PATH,
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+            "TERM": os.environ.get("TERM", "dumb"),
+        }
+        inner = [
+            "env",
+            "-i",
+            *(f"{key}={value}" for key, value in {**pairs, **(env or {})}.items()),
+            *words,
+        ]
         if self.leader is None:
             return None, self._enter_disk(inner)
         if self._cgroup is None:
@@ -341,13 +389,24 @@ class Machine:
         cgroup = self._cgroup / str(self._runs)
         cgroup.mkdir()
         join = 'echo $$ >"$0"/cgroup.procs && exec "$@"'
-        return cgroup, ["sh", "-c", join, str(cgroup), "nsenter", f"--target={self.leader}", "--all", *inner]
+        return cgroup, [
+            "sh",
+            "-c",
+            join,
+            str(cgroup),
+            "nsenter",
+            f"--target={self.leader}",
+            "--all",
+            *inner,
+        ]
 
     def _enter_disk(self, inner: list[str]) -> list[str]:
         root = shlex.quote(f"{self.folder}/root")
         script = (
-            f"set -e; {self._overlay()}; mount -t proc proc {root}/proc; mount --rbind /dev {root}/dev; "
-            f'mount -t tmpfs tmpfs {root}/run; mount -t tmpfs tmpfs {root}/tmp; exec chroot {root} "$@"'
+            f"set -e; {self._overlay()}; mount -t proc proc {root}/proc; mount --rbind /dev "
+            f"{root}/dev; "
+            f"mount -t tmpfs tmpfs {root}/run; mount -t tmpfs tmpfs {root}/tmp; exec chroot "
+            f'{root} "$@"'
         )
         alone = ["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
         return ["unshare", *alone, "sh", "-c", script, "sh", *inner]

@@ -1,6 +1,8 @@
-"""Runs on a node and prints one JSON line a moment: what a person would see who looks everywhere at once.
+"""Runs on a node and prints one JSON line a moment: what a person would see who looks everywhere at
+once.
 
-It asks the parts themselves (systemd, NVML, the container's log, the kubelet's pod-resources API), never gpu-gate.
+It asks the parts themselves (systemd, NVML, the container's log, the kubelet's pod-resources API),
+never gpu-gate.
 """
 
 import glob
@@ -58,10 +60,20 @@ def kubelet():
 
 
 def main():
-    units = ["nvidia-persistenced.service", "kubelet.service", "gpu-gate.service", "gpu-gate.target"]
+    units = [
+        "nvidia-persistenced.service",
+        "kubelet.service",
+        "gpu-gate.service",
+        "gpu-gate.target",
+    ]
     while True:
-        seen = {"at": time.clock_gettime(time.CLOCK_MONOTONIC), "units": unit_times(units), "nvml": nvml(),
-                "log": plugin_log(), "node": kubelet()}
+        seen = {
+            "at": time.clock_gettime(time.CLOCK_MONOTONIC),
+            "units": unit_times(units),
+            "nvml": nvml(),
+            "log": plugin_log(),
+            "node": kubelet(),
+        }
         print(json.dumps(seen), flush=True)
         time.sleep(PAUSE_S)
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What a node consists of on this machine, and how every trace of it goes: processes, cgroups, one folder.
+"""What a node consists of on this machine, and how every trace of it goes: processes, cgroups, one
+folder.
 
-python3 remains.py reap            removes the nodes of runners that died
-python3 remains.py clean FOLDER    removes one; a node's guard ends in this
+python3 remains.py reap            removes the nodes of runners that died python3 remains.py clean
+FOLDER    removes one; a node's guard ends in this
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any
 
 NODES = Path(__file__).resolve().parents[2] / ".cache" / "nodes"
 
-Identity = tuple[int, int]  # pid and its start time in clock ticks: a pid alone may be somebody else's by now
+Identity = tuple[
+    int, int
+]  # pid and its start time in clock ticks: a pid alone may be somebody else's by now
 
 
 class NodeError(RuntimeError):
@@ -58,7 +61,8 @@ def poll(condition: Callable[[], object], timeout: float, pause: float = 0.02) -
 
 
 def hierarchies() -> list[Path]:
-    """Where a node gets a cgroup of its own: the v2 tree, then systemd's named v1 tree if there is one."""
+    """Where a node gets a cgroup of its own: the v2 tree, then systemd's named v1 tree if there is
+    one."""
     found: dict[str, Path] = {}
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind, options = line.split()[:4]
@@ -67,7 +71,9 @@ def hierarchies() -> list[Path]:
         elif kind == "cgroup" and "name=systemd" in options.split(","):
             found.setdefault("v1", Path(where))
     if "v2" not in found:
-        raise NodeError("No cgroup v2 tree is mounted here; try mount -t cgroup2 none /sys/fs/cgroup.")
+        raise NodeError(
+            "No cgroup v2 tree is mounted here; try mount -t cgroup2 none /sys/fs/cgroup."
+        )
     return [found[key] for key in ("v2", "v1") if key in found]
 
 
@@ -125,7 +131,10 @@ def main(words: list[str]) -> int:
         reap(NODES.parent / "trees" / "building")
         left = [folder.name for folder in NODES.glob("*/")]
         if left:
-            print(f"{', '.join(left)}: in use by a run that is alive. End that run first.", file=sys.stderr)
+            print(
+                f"{', '.join(left)}: in use by a run that is alive. End that run first.",
+                file=sys.stderr,
+            )
             return 1
     elif words == ["reap"]:
         print("\n".join(reap()) or "No node of a dead runner was left.")

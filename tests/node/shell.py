@@ -23,7 +23,10 @@ A node with {version}, the package and the stand-ins. It goes when you leave the
 def main(words: list[str]) -> int:
     suite = words[0] if words else "bookworm"
     if suite not in tree.SUITES:
-        print(f"There is no suite {suite}; SUITE= is one of {', '.join(tree.SUITES)}.", file=sys.stderr)
+        print(
+            f"There is no suite {suite}; SUITE= is one of {', '.join(tree.SUITES)}.",
+            file=sys.stderr,
+        )
         return 2
     try:
         with Node(tree.layers(suite, tree.build_deb())) as node:

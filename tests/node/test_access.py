@@ -1,4 +1,5 @@
-"""The access probe against real device programs: systemd's, runc's, and ones that stand behind both."""
+"""The access probe against real device programs: systemd's, runc's, and ones that stand behind
+both."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ REPO = Path(__file__).resolve().parents[2]
 PROBE = "python3 -I -S /opt/probe/gpu_gate/host/access/access_program.py"
 CTL, GPU0, NULL = "/dev/nvidiactl", "c:195:0", "c:1:3"
 
-# What a legacy hook and others do behind the runtime: programs of one's own on a container's cgroup.
+# What a legacy hook and others do behind the runtime: programs of one's own on a container's
+# cgroup.
 #   program.py CGROUP deny MAJOR MINOR      one more program, which denies this node
 #   program.py CGROUP allow                 this cgroup's own programs, replaced by one that allows all
 # include/uapi/linux/bpf.h: struct bpf_insn, struct bpf_cgroup_dev_ctx {access_type, major, minor}.
@@ -81,7 +83,13 @@ def accesses(node: Node, pid: object, *devices: str, by: str = "") -> list[str]:
 def scope(node: Node, *properties: str) -> Iterator[tuple[int, str]]:
     """A scope such as runc's systemd driver makes: (pid, folder of its cgroup)."""
     unit = f"cri-containerd-{os.urandom(4).hex()}.scope"
-    words = ["systemd-run", "--quiet", "--scope", f"--unit={unit}", *(f"--property={p}" for p in properties)]
+    words = [
+        "systemd-run",
+        "--quiet",
+        "--scope",
+        f"--unit={unit}",
+        *(f"--property={p}" for p in properties),
+    ]
     with node.spawn([*words, "sh", "-c", "echo $$; exec sleep 1000"]) as sleeper:
         assert sleeper.stdout is not None
         pid = int(sleeper.stdout.readline())
@@ -114,17 +122,25 @@ def test_systemd_policies(node: Node, properties: tuple[str, ...], wanted: str) 
     with scope(node, *properties) as (pid, _):
         assert accesses(node, pid, CTL, GPU0, NULL) == wanted.split()
         # and as a service asks, which is what the agent is
-        assert accesses(node, pid, CTL, GPU0, NULL, by="systemd-run --quiet --pipe --wait") == wanted.split()
+        assert (
+            accesses(node, pid, CTL, GPU0, NULL, by="systemd-run --quiet --pipe --wait")
+            == wanted.split()
+        )
     assert leftovers(node) == ""
 
 
 def test_the_answer_is_what_the_process_itself_gets(node: Node) -> None:
     with scope(node, *STRICT) as (pid, cgroup):
-        inside = f"sh -c 'echo $$ >{cgroup}/cgroup.procs; exec python3 -c \"open(\\\"{CTL}\\\")\"'"
+        inside = f'sh -c \'echo $$ >{cgroup}/cgroup.procs; exec python3 -c "open(\\"{CTL}\\")"\''
         assert "Operation not permitted" in node.run(inside, check=False).stderr
         answer = ask(node, pid, CTL)
         assert answer["cgroup"] == cgroup.removeprefix("/sys/fs/cgroup")
-        assert (answer["v"], answer["pid"], answer["version"], answer["way"]) == (1, pid, "v2", "scratch")
+        assert (answer["v"], answer["pid"], answer["version"], answer["way"]) == (
+            1,
+            pid,
+            "v2",
+            "scratch",
+        )
         (one,) = answer["answers"]
         assert (one["access"], one["errno"], one["major"], one["minor"]) == ("denied", 1, 195, 255)
 
@@ -142,7 +158,9 @@ def test_every_level_must_allow(node: Node) -> None:
 
 
 def test_a_second_program_on_the_leaf(node: Node) -> None:
-    with scope(node, *STRICT, "DeviceAllow=/dev/char/195:255 rw", "DeviceAllow=/dev/char/195:0 rw") as (pid, cgroup):
+    with scope(
+        node, *STRICT, "DeviceAllow=/dev/char/195:255 rw", "DeviceAllow=/dev/char/195:0 rw"
+    ) as (pid, cgroup):
         assert accesses(node, pid, CTL, GPU0) == ["allowed", "allowed"]
         node.run(f"python3 /opt/probe/program.py {cgroup} deny 195 255")
         assert accesses(node, pid, CTL, GPU0) == ["denied", "allowed"]
@@ -151,11 +169,27 @@ def test_a_second_program_on_the_leaf(node: Node) -> None:
 def test_several_processes_in_one_run(node: Node) -> None:
     given = "DeviceAllow=/dev/char/195:255 rw"
     with scope(node, *STRICT) as (denied, _), scope(node, *STRICT, given) as (allowed, _):
-        words = [f"--pid {pid} {CTL} {NULL}" for pid in (denied, allowed, 999999, 1, denied, allowed)]
+        words = [
+            f"--pid {pid} {CTL} {NULL}" for pid in (denied, allowed, 999999, 1, denied, allowed)
+        ]
         lines = node.run(f"{PROBE} {' '.join(words)}").stdout.splitlines()
     found = [[answer["access"] for answer in json.loads(line)["answers"]] for line in lines]
-    assert [one[0] for one in found] == ["denied", "allowed", "unknown", "allowed", "denied", "allowed"]
-    assert [one[1] for one in found] == ["allowed", "allowed", "unknown", "allowed", "allowed", "allowed"]
+    assert [one[0] for one in found] == [
+        "denied",
+        "allowed",
+        "unknown",
+        "allowed",
+        "denied",
+        "allowed",
+    ]
+    assert [one[1] for one in found] == [
+        "allowed",
+        "allowed",
+        "unknown",
+        "allowed",
+        "allowed",
+        "allowed",
+    ]
 
 
 # --- nothing of the container is disturbed
@@ -163,7 +197,8 @@ def test_several_processes_in_one_run(node: Node) -> None:
 
 @contextlib.contextmanager
 def limits(node: Node, pid: int) -> Iterator[list[Path]]:
-    """The process at its limits of memory and pids, by the controllers this machine has; the files that tell."""
+    """The process at its limits of memory and pids, by the controllers this machine has; the files
+    that tell."""
     files: list[Path] = []
     host_pid = node.host_pid(pid)
     with contextlib.ExitStack() as undo:
@@ -177,8 +212,12 @@ def limits(node: Node, pid: int) -> Iterator[list[Path]]:
             cage = top / f"{node.name}-{pid}"
             cage.mkdir()
             undo.callback(cage.rmdir)
-            undo.callback(lambda cage=cage: poll(lambda: not (cage / "cgroup.procs").read_text(), 60))
-            undo.callback(lambda cage=cage: (cage.parent / "cgroup.procs").write_text(str(host_pid)))
+            undo.callback(
+                lambda cage=cage: poll(lambda: not (cage / "cgroup.procs").read_text(), 60)
+            )
+            undo.callback(
+                lambda cage=cage: (cage.parent / "cgroup.procs").write_text(str(host_pid))
+            )
             (cage / "cgroup.procs").write_text(str(host_pid))
             (cage / limit).write_text(str(max(int((cage / usage).read_text()), 4096)))
             files += [cage / usage, cage / count]
@@ -192,7 +231,9 @@ def test_a_frozen_container_at_its_limits_feels_nothing(node: Node) -> None:
         node.wait_for(f"grep -q 'frozen 1' {cgroup}/cgroup.events")
 
         def state() -> list[str]:
-            inside = node.run(f"cd {cgroup}; cat {names}; ls; stat -c %Y .; grep ctxt /proc/{pid}/status").stdout
+            inside = node.run(
+                f"cd {cgroup}; cat {names}; ls; stat -c %Y .; grep ctxt /proc/{pid}/status"
+            ).stdout
             return [inside, *(file.read_text() for file in files)]
 
         before = state()
@@ -201,7 +242,9 @@ def test_a_frozen_container_at_its_limits_feels_nothing(node: Node) -> None:
         assert state() == before
         node.run(f"echo 0 >{cgroup}/cgroup.freeze")
     if not files:
-        assert "memory" not in {top.name for top in hierarchies()}, "a v1 memory controller was there and not used"
+        assert "memory" not in {top.name for top in hierarchies()}, (
+            "a v1 memory controller was there and not used"
+        )
 
 
 # --- what it says when it cannot look
@@ -216,7 +259,9 @@ def test_not_root(node: Node) -> None:
 def test_gone(node: Node) -> None:
     with scope(node, *STRICT) as (pid, _):
         pass
-    assert poll(lambda: ask(node, pid, CTL)["answers"][0]["detail"] == f"Process {pid} is gone.", 60)
+    assert poll(
+        lambda: ask(node, pid, CTL)["answers"][0]["detail"] == f"Process {pid} is gone.", 60
+    )
 
 
 def test_a_device_that_this_host_lacks(node: Node) -> None:
@@ -229,15 +274,29 @@ def test_a_device_that_this_host_lacks(node: Node) -> None:
 @pytest.mark.parametrize(
     ("sandbox", "sentence"),
     [
-        ("CapabilityBoundingSet=CAP_NET_ADMIN CAP_MKNOD CAP_DAC_OVERRIDE", r"Its device program \d+ cannot be read"),
-        ("CapabilityBoundingSet=CAP_MKNOD CAP_DAC_OVERRIDE", "The device programs of its cgroup cannot be read: "),
+        (
+            "CapabilityBoundingSet=CAP_NET_ADMIN CAP_MKNOD CAP_DAC_OVERRIDE",
+            r"Its device program \d+ cannot be read",
+        ),
+        (
+            "CapabilityBoundingSet=CAP_MKNOD CAP_DAC_OVERRIDE",
+            "The device programs of its cgroup cannot be read: ",
+        ),
         ("SystemCallFilter=~bpf", "The device programs of its cgroup cannot be read: "),
-        ("ProtectControlGroups=yes", "No scratch cgroup could be used; the service wants Delegate= and no Protect"),
+        (
+            "ProtectControlGroups=yes",
+            "No scratch cgroup could be used; the service wants Delegate= and no Protect",
+        ),
         ("DevicePolicy=closed", "gpu-gate itself may not open it: Operation not permitted."),
     ],
 )
-def test_what_we_may_not_do_is_unknown_and_never_denied(node: Node, sandbox: str, sentence: str) -> None:
-    run = f"systemd-run --quiet --pipe --wait --property=SystemCallErrorNumber=EPERM --property='{sandbox}'"
+def test_what_we_may_not_do_is_unknown_and_never_denied(
+    node: Node, sandbox: str, sentence: str
+) -> None:
+    run = (
+        "systemd-run --quiet --pipe --wait --property=SystemCallErrorNumber=EPERM "
+        f"--property='{sandbox}'"
+    )
     with scope(node, *STRICT, "DeviceAllow=/dev/char/195:255 rw") as (pid, _):
         answer = ask(node, pid, CTL, by=run)["answers"][0]
     assert answer["access"] == "unknown"
@@ -246,7 +305,9 @@ def test_what_we_may_not_do_is_unknown_and_never_denied(node: Node, sandbox: str
 
 def test_where_our_own_cgroup_takes_no_more_the_root_is_used(node: Node) -> None:
     with scope(node, *STRICT) as (pid, _):
-        shut = "echo 0 >/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)/cgroup.max.descendants"
+        shut = (
+            "echo 0 >/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)/cgroup.max.descendants"
+        )
         answer = json.loads(node.run(f"{shut}; {PROBE} --pid {pid} {CTL} {NULL}").stdout)
     assert answer["place"] == "/sys/fs/cgroup"
     assert [one["access"] for one in answer["answers"]] == ["denied", "allowed"]
@@ -274,7 +335,9 @@ def test_what_a_killed_probe_left_is_removed(node: Node) -> None:
             rmdir $own/$alive; rm -rf /run/gpu-gate
             """
         ).stdout.split()
-    assert [re.sub(r"\d+$", "N", os.path.basename(path)) for path in kept] == ["gpu-gate-access-1-N"], "a live one's"
+    assert [re.sub(r"\d+$", "N", os.path.basename(path)) for path in kept] == [
+        "gpu-gate-access-1-N"
+    ], "a live one's"
 
 
 def test_however_a_probe_ends_the_next_one_answers_and_cleans_up(node: Node) -> None:
@@ -308,7 +371,8 @@ CONTAINER = """
 
 
 def test_a_runc_container_that_is_given_devices_behind_runc_loses_them(node: Node) -> None:
-    """What libnvidia-container's legacy hook does: its program on the leaf, and systemd knows nothing of it."""
+    """What libnvidia-container's legacy hook does: its program on the leaf, and systemd knows
+    nothing of it."""
     node.wait_for("ctr version")
     pid = int(node.run(CONTAINER.format(name="legacy", devices="")).stdout.split()[-1])
     scope_path = f"/sys/fs/cgroup{ask(node, pid, CTL)['cgroup']}"
@@ -324,7 +388,9 @@ def test_a_runc_container_that_is_given_devices_behind_runc_loses_them(node: Nod
 
 def test_a_privileged_container(node: Node) -> None:
     node.wait_for("ctr version")
-    pid = int(node.run(CONTAINER.format(name="privileged", devices="--privileged")).stdout.split()[-1])
+    pid = int(
+        node.run(CONTAINER.format(name="privileged", devices="--privileged")).stdout.split()[-1]
+    )
     assert accesses(node, pid, CTL, GPU0, NULL) == ["allowed"] * 3
 
 
@@ -345,12 +411,15 @@ def test_the_plugins_container_before_and_after_it_is_denied(make_node, suite: s
 V1 = Path("/sys/fs/cgroup/devices")
 ASK_ITSELF = (
     "import ctypes, sys; open(sys.argv[1] + '/cgroup.procs', 'w').write('0')"
-    "; libc = ctypes.CDLL(None, use_errno=True); print([libc.access(b'/dev/' + n, 6) for n in (b'null', b'zero')])"
+    "; libc = ctypes.CDLL(None, use_errno=True); print([libc.access(b'/dev/' + n, 6) for n in "
+    "(b'null', b'zero')])"
     "; sys.stdin.read()"
 )
 
 
-@pytest.mark.skipif(not (V1 / "devices.list").exists(), reason="this machine has no cgroup v1 with devices")
+@pytest.mark.skipif(
+    not (V1 / "devices.list").exists(), reason="this machine has no cgroup v1 with devices"
+)
 @pytest.mark.parametrize(
     ("rules", "wanted"),
     [
@@ -370,11 +439,24 @@ def test_v1(rules: list[str], wanted: list[str], tmp_path: Path) -> None:
             (cage / ("devices.allow" if number else "devices.deny")).write_text(rule)
         inner.mkdir()
         words = [sys.executable, "-c", ASK_ITSELF, str(inner)]
-        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        with subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as child:
             assert child.stdout is not None
-            itself = ["denied" if failed else "allowed" for failed in json.loads(child.stdout.readline())]
-            probe = [sys.executable, "-I", "-S", str(REPO / "agent/host/access/access_program.py"), "--pid", str(child.pid)]
-            line = subprocess.run([*probe, "c:1:3", "c:1:5"], capture_output=True, text=True, check=True).stdout
+            itself = [
+                "denied" if failed else "allowed" for failed in json.loads(child.stdout.readline())
+            ]
+            probe = [
+                sys.executable,
+                "-I",
+                "-S",
+                str(REPO / "agent/host/access/access_program.py"),
+                "--pid",
+                str(child.pid),
+            ]
+            line = subprocess.run(
+                [*probe, "c:1:3", "c:1:5"], capture_output=True, text=True, check=True
+            ).stdout
             child.communicate("")
         answer = json.loads(line)
         assert [one["access"] for one in answer["answers"]] == itself == wanted
@@ -390,11 +472,20 @@ def test_v1(rules: list[str], wanted: list[str], tmp_path: Path) -> None:
 
 
 def test_reloads_meanwhile_change_no_answer(node: Node) -> None:
-    """The programs are replaced while they are looked at, those of the probe's own service among them."""
-    with scope(node, *STRICT, "DeviceAllow=/dev/zero rw") as (pid, cgroup), scope(node) as (free, _):
+    """The programs are replaced while they are looked at, those of the probe's own service among
+    them."""
+    with (
+        scope(node, *STRICT, "DeviceAllow=/dev/zero rw") as (pid, cgroup),
+        scope(node) as (free, _),
+    ):
         many = f"--pid {pid} {CTL} {NULL} --pid {free} {CTL} {NULL} " * 400
-        node.put("/opt/probe/loop", f"#!/bin/sh\nfor i in 1 2 3 4; do {PROBE} {many}; done\n", 0o755)
-        node.run("systemd-run --quiet --unit=looks --property=StandardOutput=file:/run/looks /opt/probe/loop")
+        node.put(
+            "/opt/probe/loop", f"#!/bin/sh\nfor i in 1 2 3 4; do {PROBE} {many}; done\n", 0o755
+        )
+        node.run(
+            "systemd-run --quiet --unit=looks --property=StandardOutput=file:/run/looks "
+            "/opt/probe/loop"
+        )
         node.run(
             f"""
             number=0
@@ -418,14 +509,24 @@ def test_under_the_units_own_sandbox(node: Node) -> None:
     """The unit of this checkout, with the probe in the agent's place."""
     text = (REPO / "systemd/gpu-gate.service").read_text()
     with scope(node, *STRICT) as (pid, _):
-        for line in ("Type=oneshot", f"ExecStart={PROBE} --pid {pid} {CTL} {NULL}", "Restart=no", "WatchdogSec=0"):
+        for line in (
+            "Type=oneshot",
+            f"ExecStart={PROBE} --pid {pid} {CTL} {NULL}",
+            "Restart=no",
+            "WatchdogSec=0",
+        ):
             text = re.sub(rf"(?m)^{line.partition('=')[0]}=.*$", line, text)
         text = text.replace("NotifyAccess=main\n", "").replace("ExecStart=", "ExecStart=/usr/bin/")
         for extra in ("", "Delegate=\n"):
-            node.put("/etc/systemd/system/probe.service", text.replace("[Service]\n", f"[Service]\n{extra}"))
+            node.put(
+                "/etc/systemd/system/probe.service",
+                text.replace("[Service]\n", f"[Service]\n{extra}"),
+            )
             node.systemctl("daemon-reload")
             node.systemctl("start", "probe.service")
-            said = node.journal("-u", "probe.service", "-o", "cat", "--identifier=python3").splitlines()[-1]
+            said = node.journal(
+                "-u", "probe.service", "-o", "cat", "--identifier=python3"
+            ).splitlines()[-1]
             answer = json.loads(said)
             assert [one["access"] for one in answer["answers"]] == ["denied", "allowed"], answer
             assert answer["place"] == "/sys/fs/cgroup/system.slice/probe.service"

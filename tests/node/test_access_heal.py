@@ -1,5 +1,6 @@
-"""Containers whose devices systemd does not know of: they lose them, keep them, and get them back. One node a suite,
-from before the package is there until it is gone again; the tests are one story, in this order.
+"""Containers whose devices systemd does not know of: they lose them, keep them, and get them back.
+One node a suite, from before the package is there until it is gone again; the tests are one story,
+in this order.
 """
 
 from __future__ import annotations
@@ -41,8 +42,13 @@ def seen(rig: Rig, container: Container) -> dict:
 
 
 def wait_seen(rig: Rig, container: Container, now: str, after: str) -> None:
-    gate.until(lambda: (seen(rig, container).get("now"), seen(rig, container).get("after_reload")) == (now, after),
-               lambda: json.dumps(gate.status(rig.node).get("access"))[:3000])
+    gate.until(
+        lambda: (
+            (seen(rig, container).get("now"), seen(rig, container).get("after_reload"))
+            == (now, after)
+        ),
+        lambda: json.dumps(gate.status(rig.node).get("access"))[:3000],
+    )
 
 
 def all_of(container: Container) -> tuple[str, ...]:
@@ -63,8 +69,10 @@ def test_without_gpu_gate_they_lose_them(rig: Rig) -> None:
     assert rig.can_all(behind, CTL, FUSE) == rig.can_all(linkless, CTL, NULL) == [True, True]
     rig.take_away(behind)
     lost = [False, False], [rig.suite == "trixie", True]
-    gate.until(lambda: (rig.can_all(behind, CTL, FUSE), rig.can_all(linkless, CTL, NULL)) == lost,
-               lambda: (rig.can_all(behind, CTL, FUSE), rig.can_all(linkless, CTL, NULL)))
+    gate.until(
+        lambda: (rig.can_all(behind, CTL, FUSE), rig.can_all(linkless, CTL, NULL)) == lost,
+        lambda: (rig.can_all(behind, CTL, FUSE), rig.can_all(linkless, CTL, NULL)),
+    )
     for name in ("behind", "linkless"):
         rig.remove(name)
 
@@ -74,8 +82,9 @@ def test_the_installation_takes_nothing_away(rig: Rig, deb: Path) -> None:
     rig.node.copy(deb, "/root/gpu-gate.deb")
     container = rig.legacy("install", 1, "c:10:229:rw", "c:4:*:rw")
     with rig.feeling(container, *all_of(container)) as feel:
-        assert "default/install-gpu-node install keeps its devices at a daemon-reload" in \
-            dpkg(rig, "--install", "/root/gpu-gate.deb")
+        assert "default/install-gpu-node install keeps its devices at a daemon-reload" in dpkg(
+            rig, "--install", "/root/gpu-gate.deb"
+        )
         rig.take_away(container)
         assert felt(feel, container) == [[True]] * 6
     rig.remove("install")
@@ -88,8 +97,10 @@ def test_what_is_lost_comes_back_and_what_would_be_lost_is_kept(rig: Rig) -> Non
     given = (CTL, UVM, *heal.gpus)
     with rig.feeling(heal, *given, FUSE, NULL) as healed:
         rig.take_away(heal)
-        gate.until(lambda: all(healed.changes(device) == [True, False, True] for device in given),
-                   lambda: f"{[healed.changes(device) for device in given]}\n{gate.said(rig.node)}")
+        gate.until(
+            lambda: all(healed.changes(device) == [True, False, True] for device in given),
+            lambda: f"{[healed.changes(device) for device in given]}\n{gate.said(rig.node)}",
+        )
         wait_seen(rig, heal, "allowed", "allowed")
         settings(rig, "")  # as the package is
         keep = rig.legacy("keep", 2, "c:10:229:rw", "c:4:*:rw")
@@ -105,7 +116,8 @@ def test_what_is_lost_comes_back_and_what_would_be_lost_is_kept(rig: Rig) -> Non
     others = [f"c:195:{n}" for n in range(8) if f"c:195:{n}" not in keep.gpus]
     assert not any(rig.can_all(keep, *others[:2]))
     rig.remove("heal")
-    # A program that is not systemd's denies: what may be done was done, and is not done again and again.
+    # A program that is not systemd's denies: what may be done was done, and is not done again and
+    # again.
     rig.deny(keep, CTL)
     words = "keep could not be helped: a device program that is not systemd's denies /dev/nvidiactl"
     gate.until(lambda: words in gate.said(rig.node), lambda: gate.said(rig.node))
@@ -115,7 +127,8 @@ def test_what_is_lost_comes_back_and_what_would_be_lost_is_kept(rig: Rig) -> Non
 
 
 def test_the_others_are_left_alone(rig: Rig) -> None:
-    """Privileged, another vendor's, a tenant who makes a node, a plain service: nothing given, nothing counted."""
+    """Privileged, another vendor's, a tenant who makes a node, a plain service: nothing given,
+    nothing counted."""
     rig.node.run("systemd-run --quiet --unit=plain sleep 1000")
     privileged = rig.pod("privileged", security="privileged: true")
     vendor = rig.pod("vendor", legacy="c:10:229:rw")
@@ -126,9 +139,16 @@ def test_the_others_are_left_alone(rig: Rig) -> None:
     wait_seen(rig, bystander, "allowed", "allowed")
     assert [rig.allow_list(one) for one in (vendor, tenant)] == lists
     assert "/dev/char/10:229" not in lists[0]
-    assert rig.allow_list(privileged) == {} and rig.node.show(privileged.scope, "DevicePolicy") == "auto"
+    assert (
+        rig.allow_list(privileged) == {}
+        and rig.node.show(privileged.scope, "DevicePolicy") == "auto"
+    )
     assert rig.node.show("plain.service", "DeviceAllow") == ""
-    assert [rig.can(privileged, GPU0), rig.can(vendor, FUSE), rig.can(tenant, GPU0)] == [True, True, False]
+    assert [rig.can(privileged, GPU0), rig.can(vendor, FUSE), rig.can(tenant, GPU0)] == [
+        True,
+        True,
+        False,
+    ]
     assert not any(seen(rig, one) for one in (privileged, vendor, tenant))
 
 
@@ -137,7 +157,9 @@ def test_upgrade_and_removal_take_nothing_away(rig: Rig) -> None:
     settings(rig, ONLY_SAID)
     container = rig.legacy("upgrade", 1, "c:10:229:rw")
     with rig.feeling(container, *all_of(container)) as feel:
-        assert "default/upgrade-gpu-node upgrade keeps" in dpkg(rig, "--install", "/root/gpu-gate.deb")
+        assert "default/upgrade-gpu-node upgrade keeps" in dpkg(
+            rig, "--install", "/root/gpu-gate.deb"
+        )
         assert feel.changes(CTL) == feel.changes(FUSE) == [True]
     container = rig.legacy("removal", 1, "c:10:229:rw")
     with rig.feeling(container, CTL, FUSE, *container.gpus) as feel:

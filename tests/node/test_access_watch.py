@@ -1,4 +1,5 @@
-"""The agent's word on device access, about real containers: who holds GPUs, after a reload, and after losses."""
+"""The agent's word on device access, about real containers: who holds GPUs, after a reload, and
+after losses."""
 
 from __future__ import annotations
 
@@ -23,8 +24,10 @@ def node(request, make_module_node) -> Node:
     node.put("/opt/probe/program.py", PROGRAM)
     node.boot()
     gate.wait_ready(node)
-    node.run("sed 's,^  name: gpu-a,&\\n  annotations: {sim/devices: \"/dev/nvidia*\"},' "
-             "/opt/gpu-gate-sim/manifests/gpu-pod.yaml >/etc/kubernetes/manifests/gpu-pod.yaml")
+    node.run(
+        "sed 's,^  name: gpu-a,&\\n  annotations: {sim/devices: \"/dev/nvidia*\"},' "
+        "/opt/gpu-gate-sim/manifests/gpu-pod.yaml >/etc/kubernetes/manifests/gpu-pod.yaml"
+    )
     return node
 
 
@@ -35,7 +38,9 @@ def rows(node: Node) -> dict[str, dict[str, Any]]:
 
 
 def wait_row(node: Node, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Until the row of this container is as wanted; that row. It may be away for a moment, or be asked anew."""
+    """Until the row of this container is as wanted; that row. It may be away for a moment, or be
+    asked anew."""
+
     def found() -> dict[str, Any]:
         row = rows(node).get(name, {})
         return row if row and holds(row) else {}
@@ -48,7 +53,8 @@ def wait_now(node: Node, name: str, now: str) -> dict[str, Any]:
 
 
 def deny(node: Node, cgroup: str) -> None:
-    """One more program, which denies /dev/nvidiactl, as an update by a runtime does: no reload, no signal."""
+    """One more program, which denies /dev/nvidiactl, as an update by a runtime does: no reload, no
+    signal."""
     node.run(["python3", "/opt/probe/program.py", f"/sys/fs/cgroup{cgroup}", "deny", "195", "255"])
 
 
@@ -58,7 +64,11 @@ def test_from_a_start_to_losses(node: Node) -> None:
     assert (pod["cgroup_driver"], pod["how"]) == ("systemd", "scratch")
     assert pod["unit"] == f"cri-containerd-{pod['id']}.scope" and not pod["opens_everything"]
     assert {device["path"] for device in pod["devices"]} >= {"/dev/nvidiactl"}
-    assert all("allocated" in device["given"] for device in pod["devices"] if device["path"] == "/dev/nvidiactl")
+    assert all(
+        "allocated" in device["given"]
+        for device in pod["devices"]
+        if device["path"] == "/dev/nvidiactl"
+    )
     plugin = wait_now(node, gate.PLUGIN, "allowed")
     assert plugin["is_plugin"]
     wait_row(node, "main", lambda row: row["after_reload"] == "allowed")
@@ -66,13 +76,17 @@ def test_from_a_start_to_losses(node: Node) -> None:
     assert table.returncode == 0 and "default/gpu-a" in table.stdout
 
     node.systemctl("daemon-reload")
-    # Two heartbeats later the verdict is the same one, only older; and a loss is not that reload's any more.
+    # Two heartbeats later the verdict is the same one, only older; and a loss is not that reload's
+    # any more.
     older = wait_row(node, "main", lambda row: (row["age_s"] or 0) > 7)
     assert older["now"] == "allowed" and gate.readyz(node)[0] == 200
 
     deny(node, pod["cgroup"])
     lost = wait_now(node, "main", "denied")
-    assert (lost["loss"], lost["after_reload"]) == ("update", "denied") and "/dev/nvidiactl" in lost["why"]
+    assert (lost["loss"], lost["after_reload"]) == (
+        "update",
+        "denied",
+    ) and "/dev/nvidiactl" in lost["why"]
     assert node.run("gpu-gate access", check=False).returncode == 1
     assert mend.finding(node, "WorkloadAccess")["reason"] == "AccessDenied"
     assert gate.readyz(node)[0] == 200, "a workload's loss is said, and closes nothing"

@@ -1,4 +1,5 @@
-"""The agent dies, hangs, is stopped or exchanged: the kubelet starts when it should, and is never started twice."""
+"""The agent dies, hangs, is stopped or exchanged: the kubelet starts when it should, and is never
+started twice."""
 
 from __future__ import annotations
 
@@ -82,7 +83,9 @@ def crash_loop(node: Node) -> None:
 @pytest.mark.parametrize(
     ("node", "trouble"),
     [("bookworm", stop), ("bookworm", freeze), ("bookworm", crash_loop), ("trixie", crash_loop)],
-    indirect=["node"], ids=lambda value: getattr(value, "__name__", value))
+    indirect=["node"],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_without_an_agent_the_wait_ends_at_the_deadline(node: Node, trouble) -> None:
     gate.start_over(node, sim=NEVER, settings=SOON)
     gate.wait_held(node)
@@ -106,7 +109,8 @@ def test_without_an_agent_the_wait_ends_at_the_deadline(node: Node, trouble) -> 
 
 @ONE
 def test_an_agent_stopped_for_longer_than_its_watchdog_is_started_again(node: Node) -> None:
-    """WatchdogSec is 90 s; 6 s for the test. The kubelet is held all the while, and then let go by the new one."""
+    """WatchdogSec is 90 s; 6 s for the test. The kubelet is held all the while, and then let go by
+    the new one."""
     node.put("/run/systemd/system/gpu-gate.service.d/watchdog.conf", "[Service]\nWatchdogSec=6s\n")
     node.systemctl("daemon-reload")
     try:
@@ -126,7 +130,10 @@ def test_an_agent_stopped_for_longer_than_its_watchdog_is_started_again(node: No
 def test_restarted_killed_and_stopped_after_release(node: Node) -> None:
     gate.start_over(node)
     gate.wait_ready(node)
-    kubelet, target = gate.kubelet_start(node), node.show("gpu-gate.target", "ActiveEnterTimestampMonotonic")
+    kubelet, target = (
+        gate.kubelet_start(node),
+        node.show("gpu-gate.target", "ActiveEnterTimestampMonotonic"),
+    )
     for command in ("restart gpu-gate", "kill --signal=KILL gpu-gate", "stop gpu-gate"):
         node.run(f"systemctl {command}")
         assert gate.kubelet_start(node) == kubelet
@@ -153,8 +160,15 @@ def pause(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("node", "way_out"),
-    [("bookworm", stop_the_target), ("bookworm", touch_the_mark), ("bookworm", pause), ("trixie", stop_the_target)],
-    indirect=["node"], ids=lambda value: getattr(value, "__name__", value))
+    [
+        ("bookworm", stop_the_target),
+        ("bookworm", touch_the_mark),
+        ("bookworm", pause),
+        ("trixie", stop_the_target),
+    ],
+    indirect=["node"],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_emergency_exits(node: Node, way_out) -> None:
     gate.start_over(node, sim=NEVER)
     gate.wait_held(node)
@@ -180,8 +194,11 @@ def newer(deb: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         file = folder / "tree" / path
         file.write_text(file.read_text().replace("0.1.0", "99.0.0"))
     made = folder / "gpu-gate_99.0.0_all.deb"
-    subprocess.run(["dpkg-deb", "--build", "-Znone", "--root-owner-group", folder / "tree", made], check=True,
-                   stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["dpkg-deb", "--build", "-Znone", "--root-owner-group", folder / "tree", made],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     shutil.rmtree(folder / "tree")
     return made
 
@@ -203,8 +220,10 @@ def test_upgraded_while_held_then_while_open(node: Node, newer: Path, deb: Path)
     gate.wait_ready(node)
     kubelet, plugins = gate.kubelet_start(node), gate.plugins(node)
     node.run(["dpkg", "--install", f"/var/cache/{deb.name}"], timeout=120)
-    gate.until(lambda: gate.status(node).get("agent", {}).get("version", "99.0.0") != "99.0.0",
-               lambda: gate.status(node))
+    gate.until(
+        lambda: gate.status(node).get("agent", {}).get("version", "99.0.0") != "99.0.0",
+        lambda: gate.status(node),
+    )
     gate.wait_ready(node)
     assert gate.kubelet_start(node) == kubelet
     assert gate.plugins(node) == plugins

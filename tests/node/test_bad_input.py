@@ -1,4 +1,5 @@
-"""What a node may throw at the agent: a sentence with a next step, the agent alive, the kubelet not held for ever."""
+"""What a node may throw at the agent: a sentence with a next step, the agent alive, the kubelet not
+held for ever."""
 
 from __future__ import annotations
 
@@ -48,8 +49,9 @@ def test_the_agent_runs_on_with_what_is_right(node: Node) -> None:
     gate.start_over(node, settings="".join(text for text, _, _ in BROKEN[:4]) + gate.QUICK)
     gate.wait_kubelet(node)
     gate.wait_ready(node)
-    assert [note.split(": ")[0].rpartition(":")[2] for note in gate.status(node)["config_problems"]] == \
-        ["2", "3", "4", "6", "8"]
+    assert [
+        note.split(": ")[0].rpartition(":")[2] for note in gate.status(node)["config_problems"]
+    ] == ["2", "3", "4", "6", "8"]
     assert f"configuration: {gate.CONF}:2: unknown key DeadlinSec=" in gate.said(node)
     shown = node.run(["gpu-gate", "config"]).stdout
     assert "DeadlineSec=180s" in shown
@@ -65,7 +67,9 @@ def test_a_reload_keeps_the_last_good_value(node: Node) -> None:
     gate.until(lambda: gate.status(node)["config_problems"], "not read")
     (problem,) = gate.status(node)["config_problems"]
     assert "DeadlineSec=soon" in problem
-    assert "DeadlineSec=77s" in gate.said(node).splitlines()[-1] or "DeadlineSec=77s" in gate.said(node)
+    assert "DeadlineSec=77s" in gate.said(node).splitlines()[-1] or "DeadlineSec=77s" in gate.said(
+        node
+    )
     assert gate.agent_pid(node) == pid
 
 
@@ -74,7 +78,10 @@ def test_a_reload_keeps_the_last_good_value(node: Node) -> None:
 
 def test_a_port_that_is_taken_costs_the_face_only(node: Node) -> None:
     gate.start_over(node, start=False)
-    node.run("systemd-run -q --unit=taker socat TCP-LISTEN:9477,bind=127.0.0.1,reuseaddr,fork SYSTEM:true")
+    node.run(
+        "systemd-run -q --unit=taker socat TCP-LISTEN:9477,bind=127.0.0.1,reuseaddr,fork "
+        "SYSTEM:true"
+    )
     try:
         node.wait_for("ss -ltn | grep -q 9477")
         node.systemctl("start", "gpu-gate.service", "kubelet.service")
@@ -88,7 +95,10 @@ def test_a_port_that_is_taken_costs_the_face_only(node: Node) -> None:
     finally:
         node.systemctl("stop", "taker.service")
     node.systemctl("reload", "gpu-gate.service")
-    gate.until(lambda: gate.readyz(node)[0] == 200 and not gate.status(node)["trouble"], lambda: gate.status(node))
+    gate.until(
+        lambda: gate.readyz(node)[0] == 200 and not gate.status(node)["trouble"],
+        lambda: gate.status(node),
+    )
 
 
 # --- no bus, no systemd
@@ -105,7 +115,9 @@ def test_no_bus_at_all(node: Node, sim: str, word: str) -> None:
             gate.deadline_passes(node, DEADLINE)
         gate.wait_kubelet(node)
         assert gate.released(node)["word"] == word
-        now = gate.until(lambda: (found := gate.status(node)).get("trouble") and found, "no word of the bus")
+        now = gate.until(
+            lambda: (found := gate.status(node)).get("trouble") and found, "no word of the bus"
+        )
         persistence = next(f for f in now["findings"] if f["condition"] == "PersistenceActive")
         assert persistence["verdict"] == "unknown"
         assert gate.readyz(node)[0] == 503 if sim else True
@@ -122,10 +134,17 @@ def test_no_bus_at_all(node: Node, sim: str, word: str) -> None:
 def test_the_agent_without_systemd(node: Node) -> None:
     """As in a container of its own: no bus, no notify socket, no journal, no folder under /run."""
     gate.start_over(node, start=False)
-    alone = "mount -t tmpfs none /run/dbus; mount -t tmpfs none /run/systemd; exec env -i PATH=$PATH gpu-gate run"
-    with node.spawn(["unshare", "--mount", "sh", "-ec", f"mkdir -p /run/gpu-gate; {alone}"]) as agent:
+    alone = (
+        "mount -t tmpfs none /run/dbus; mount -t tmpfs none /run/systemd; exec env -i "
+        "PATH=$PATH gpu-gate run"
+    )
+    with node.spawn(
+        ["unshare", "--mount", "sh", "-ec", f"mkdir -p /run/gpu-gate; {alone}"]
+    ) as agent:
         gate.wait_phase(node, "OPEN")
-        now = gate.until(lambda: (found := gate.status(node)).get("trouble") and found, "no word of the bus")
+        now = gate.until(
+            lambda: (found := gate.status(node)).get("trouble") and found, "no word of the bus"
+        )
         assert any("bus" in line.lower() for line in now["trouble"]), now["trouble"]
         assert gate.released(node)["word"] == "Open"
         node.run(["kill", "-TERM", str(now["agent"]["pid"])])
@@ -140,11 +159,13 @@ def test_the_agent_without_systemd(node: Node) -> None:
 
 JUNK = {
     "junk": ("print('NVIDIA-SMI has failed because')", "the probe printed junk"),
-    "a line that lacks a part": ("print('{\"v\": 1, \"gpus\": [{}]}')", "lacks a part"),
+    "a line that lacks a part": ('print(\'{"v": 1, "gpus": [{}]}\')', "lacks a part"),
     "nothing": ("", "the probe failed: "),
     "1 GB": (
-        "import sys\ntry:\n    for _ in range(1024): sys.stdout.write('x' * (1 << 20))\nexcept BrokenPipeError: pass",
-        "the probe failed: "),
+        "import sys\ntry:\n    for _ in range(1024): sys.stdout.write('x' * (1 << 20))\nexcept "
+        "BrokenPipeError: pass",
+        "the probe failed: ",
+    ),
     "a crash": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "the probe failed: "),
 }
 
@@ -163,7 +184,11 @@ def test_a_probe_that_says_something_else(node: Node, program: str, sentence: st
         gate.wait_kubelet(node)
         assert gate.released(node)["word"] == "Deadline"
         assert gate.agent_pid(node) == pid
-        peak = next(line for line in node.read(f"/proc/{pid}/status").splitlines() if line.startswith("VmHWM"))
+        peak = next(
+            line
+            for line in node.read(f"/proc/{pid}/status").splitlines()
+            if line.startswith("VmHWM")
+        )
         assert int(peak.split()[1]) < 120_000, "kB: what a probe prints is not kept"
         assert gate.readyz(node)[0] == 503
     finally:
@@ -181,7 +206,11 @@ def test_a_mismatch_is_held_for_a_person_and_not_the_kubelet(node: Node) -> None
         assert gate.released(node)["word"] == "CannotHeal"
         gate.wait_phase(node, "HELD")
         code, why = gate.readyz(node)
-        assert (code, "NVML_ERROR_LIB_RM_VERSION_MISMATCH (18)" in why, "next step" in why) == (503, True, True)
+        assert (code, "NVML_ERROR_LIB_RM_VERSION_MISMATCH (18)" in why, "next step" in why) == (
+            503,
+            True,
+            True,
+        )
     finally:
         node.run("simgpu driver load; simgpu nvml ok")
 
@@ -189,12 +218,17 @@ def test_a_mismatch_is_held_for_a_person_and_not_the_kubelet(node: Node) -> None
 # --- GPUs that are somebody else's
 
 
-@pytest.mark.parametrize(("driver", "phase", "says"), [
-    ("vfio-pci", "NOT_APPLICABLE", "no NVIDIA GPU for containers"),
-    ("nouveau", "HELD", "bound to nouveau"),  # after a second in which it is not yet said
-])
+@pytest.mark.parametrize(
+    ("driver", "phase", "says"),
+    [
+        ("vfio-pci", "NOT_APPLICABLE", "no NVIDIA GPU for containers"),
+        ("nouveau", "HELD", "bound to nouveau"),  # after a second in which it is not yet said
+    ],
+)
 def test_gpus_of_another_driver_hold_nobody(node: Node, driver: str, phase: str, says: str) -> None:
-    gate.start_over(node, sim=f"for n in $(seq 0 7); do simgpu bind $n {driver}; done; simgpu driver unload")
+    gate.start_over(
+        node, sim=f"for n in $(seq 0 7); do simgpu bind $n {driver}; done; simgpu driver unload"
+    )
     try:
         gate.wait_kubelet(node)
         why = gate.wait_phase(node, phase)["why"]

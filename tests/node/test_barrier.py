@@ -1,4 +1,5 @@
-"""The scheduling barrier on a real node: its package, user and sandbox, against a stand-in API server."""
+"""The scheduling barrier on a real node: its package, user and sandbox, against a stand-in API
+server."""
 
 from __future__ import annotations
 
@@ -18,18 +19,33 @@ API = "/srv/api"
 
 
 def start_api(node: Node) -> None:
-    """An API server whose Node was reported by this boot's kubelet, just now, and came with a startup taint."""
+    """An API server whose Node was reported by this boot's kubelet, just now, and came with a
+    startup taint."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     gpus = {"cpu": "8", "nvidia.com/gpu": "8"}
     found: dict[str, Any] = {
         "metadata": {"name": node.run("hostname").stdout.strip().lower(), "labels": {}},
         "spec": {"taints": [{"key": TAINT, "effect": "NoSchedule"}]},
-        "status": {"nodeInfo": {"bootID": node.run("cat /proc/sys/kernel/random/boot_id").stdout.strip()},
-                   "capacity": gpus, "allocatable": gpus,
-                   "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": now}]}}
+        "status": {
+            "nodeInfo": {"bootID": node.run("cat /proc/sys/kernel/random/boot_id").stdout.strip()},
+            "capacity": gpus,
+            "allocatable": gpus,
+            "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": now}],
+        },
+    }
     node.copy(PEERS, "/srv/kube_peers.py")
     node.put("/srv/first.json", json.dumps(found))
-    node.run(["systemd-run", "--unit=api", "python3", "/srv/kube_peers.py", API, "/srv/first.json", "6443"])
+    node.run(
+        [
+            "systemd-run",
+            "--unit=api",
+            "python3",
+            "/srv/kube_peers.py",
+            API,
+            "/srv/first.json",
+            "6443",
+        ]
+    )
     node.wait_for(f"test -e {API}/node.json")
 
 
@@ -43,13 +59,17 @@ def seen(node: Node) -> tuple[bool, bool, str, str]:
 
 
 def wait_seen(node: Node, wanted: tuple[bool, bool, str, str]) -> None:
-    gate.until(lambda: seen(node) == wanted,
-               lambda: f"{wanted}, but {seen(node)}; {node.journal('-u', UNIT, '-o', 'cat')}")
+    gate.until(
+        lambda: seen(node) == wanted,
+        lambda: f"{wanted}, but {seen(node)}; {node.journal('-u', UNIT, '-o', 'cat')}",
+    )
 
 
 def test_the_barrier(make_node, deb: Path) -> None:
     node = make_node(boot=False)
-    gate.prepare(node, "plug --gpus 8\n", f"{gate.QUICK}[Node]\nStartupTaint={TAINT}\nReadyForSec=1s\n")
+    gate.prepare(
+        node, "plug --gpus 8\n", f"{gate.QUICK}[Node]\nStartupTaint={TAINT}\nReadyForSec=1s\n"
+    )
     node.boot()
     gate.wait_ready(node)
     tree.install_deb(node, deb.with_name(deb.name.replace("gpu-gate_", "gpu-gate-node_")))
@@ -66,8 +86,12 @@ def test_the_barrier(make_node, deb: Path) -> None:
     assert re.search(rf"^Uid:\s+{uid}\s+{uid}\s", status, re.M) and uid != "0"
     assert re.search(r"^CapBnd:\s+0+$", status, re.M)
     memory_kib = int(re.search(r"^VmRSS:\s+(\d+)", status, re.M)[1])
-    score = float(re.search(r"exposure level for \S+: ([\d.]+)",
-                            node.run(["systemd-analyze", "--no-pager", "security", UNIT]).stdout)[1])
+    score = float(
+        re.search(
+            r"exposure level for \S+: ([\d.]+)",
+            node.run(["systemd-analyze", "--no-pager", "security", UNIT]).stdout,
+        )[1]
+    )
     print(f"barrier: {memory_kib} KiB resident, exposure {score}")
     assert memory_kib < 64 << 10 and score < 2.0
 

@@ -1,4 +1,5 @@
-"""The nodes themselves: what a test takes for granted of them, and that nothing of them stays behind."""
+"""The nodes themselves: what a test takes for granted of them, and that nothing of them stays
+behind."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def test_device_programs_are_enforced(node: Node) -> None:
 
 
 def test_uevents_arrive(node: Node) -> None:
-    """From the kernel, and again from udevd after its rules. The boot's own "add" may still be on its way."""
+    """From the kernel, and again from udevd after its rules. The boot's own "add" may still be on
+    its way."""
     with node.spawn(["stdbuf", "-oL", "udevadm", "monitor", "--kernel", "--udev"]) as monitor:
         assert monitor.stdout is not None
         while monitor.stdout.readline().strip():
@@ -208,7 +210,9 @@ def test_nothing_is_left_of_a_runner_that_dies(how: signal.Signals) -> None:
         "print(node.name, flush=True); time.sleep(60)\n"
     )
     words = [sys.executable, "-c", program, str(Path(__file__).parent)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as runner:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as runner:
         assert runner.stdout is not None
         name = runner.stdout.readline().strip()
         assert remnants(name)

@@ -1,5 +1,5 @@
-"""cloud-init brings gpu-gate to a node at its first boot, by packaging/images' user data as it is: that boot ends and
-is not gated, the second one is."""
+"""cloud-init brings gpu-gate to a node at its first boot, by packaging/images' user data as it is:
+that boot ends and is not gated, the second one is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from nspawn import Node
 IMAGES = Path(__file__).resolve().parents[2] / "packaging/images"
 SEED = "/var/lib/cloud/seed/nocloud-net"
 SITE = "/srv/packages.example.com"
-# The stand-in for the owner's web server, on the node itself, which has no network: it is up before cloud-init.
+# The stand-in for the owner's web server, on the node itself, which has no network: it is up before
+# cloud-init.
 SERVER = f"""
 import http.server, ssl
 server = http.server.ThreadingHTTPServer(
@@ -42,7 +43,9 @@ cat /root/cert.pem >>/etc/ssl/certs/ca-certificates.crt
 echo 127.0.0.1 packages.example.com >>/etc/hosts
 systemctl enable --quiet packages.service
 """
-SLIM = "datasource_list: [NoCloud]\nnetwork: {config: disabled}\nlocale: false\nssh_genkeytypes: []\n"
+SLIM = (
+    "datasource_list: [NoCloud]\nnetwork: {config: disabled}\nlocale: false\nssh_genkeytypes: []\n"
+)
 """What a node has no part for: other sources of data, a network, the locales, an SSH server."""
 APT = """
 apt-get -qq -o APT::Sandbox::User=root update
@@ -62,7 +65,8 @@ def install(node: Node) -> None:
 
 @pytest.fixture
 def fresh(deb: Path) -> Node:
-    """A node that never booted: cloud-init, the driver's and the kubelet's stand-ins, and no gpu-gate."""
+    """A node that never booted: cloud-init, the driver's and the kubelet's stand-ins, and no
+    gpu-gate."""
     node = Node(tree.standins(tree.layer("cloud-init", tree.base("bookworm"), install, APT)))
     node.put("/etc/simgpu.conf", BROKEN)
     # The harder case: the kubelet's start is one of a boot's last jobs, asked for by cloud-init.
@@ -96,8 +100,11 @@ def test_the_first_boot_ends_ungated_and_the_second_is_gated(fresh: Node) -> Non
         gate.wait_ready(node)
         assert gate.entered(node, "kubelet.service") >= gate.entered(node, "gpu-gate.target") > 0
         assert gate.released(node)["word"] == "Open"
-        calls = [result for at, _, _, call, result in gate.nvml_calls(node)
-                 if call == "init" and float(at) < gate.entered(node, "gpu-gate.target")]
+        calls = [
+            result
+            for at, _, _, call, result in gate.nvml_calls(node)
+            if call == "init" and float(at) < gate.entered(node, "gpu-gate.target")
+        ]
         assert "999" in calls and calls[-3:] == ["0", "0", "0"], calls
 
 

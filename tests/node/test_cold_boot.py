@@ -1,4 +1,5 @@
-"""Cold boots: when the kubelet starts, and why, on a node whose GPUs come late, partly, never, or are not ours."""
+"""Cold boots: when the kubelet starts, and why, on a node whose GPUs come late, partly, never, or
+are not ours."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def cold(make_node) -> Callable[..., Node]:
 
 
 def test_the_race_is_won(cold, suite: str) -> None:
-    """NVML says 999 for a while after persistenced: the plugin asks once, and registers 8 the first time."""
+    """NVML says 999 for a while after persistenced: the plugin asks once, and registers 8 the first
+    time."""
     node = cold(COLD, suite=suite)
     gate.wait_held(node)
     gate.until(lambda: "999" in gate.gate(node).get("why", ""), lambda: gate.gate(node))
@@ -35,7 +37,9 @@ def test_the_race_is_won(cold, suite: str) -> None:
     gate.wait_ready(node)
 
     kubelet, target = gate.entered(node, "kubelet.service"), gate.entered(node, "gpu-gate.target")
-    inits = [(float(at), result) for at, _, _, call, result in gate.nvml_calls(node) if call == "init"]
+    inits = [
+        (float(at), result) for at, _, _, call, result in gate.nvml_calls(node) if call == "init"
+    ]
     before = [result for at, result in inits if at < target]
     assert before[-3:] == ["0", "0", "0"], "three good probes stand before the release"
     assert "999" in before
@@ -73,12 +77,16 @@ def test_no_gpu_at_all(cold, suite: str) -> None:
     assert not node.exists("/run/simgpu/modprobe.calls")
 
 
-def test_a_boot_does_not_wait_for_an_agent_that_hangs_while_it_starts(make_node, suite: str) -> None:
+def test_a_boot_does_not_wait_for_an_agent_that_hangs_while_it_starts(
+    make_node, suite: str
+) -> None:
     """Nor does the kubelet: no unit is ordered after the agent."""
     node = make_node(suite, boot=False)
     gate.prepare(node, "# none\n")
-    node.put("/etc/systemd/system/gpu-gate.service.d/hangs.conf",
-             "[Service]\nExecStart=\nExecStart=/bin/sleep infinity\nTimeoutStartSec=infinity\n")
+    node.put(
+        "/etc/systemd/system/gpu-gate.service.d/hangs.conf",
+        "[Service]\nExecStart=\nExecStart=/bin/sleep infinity\nTimeoutStartSec=infinity\n",
+    )
     node.boot(until="multi-user.target", timeout=90)
     assert node.show("gpu-gate.service", "ActiveState") == "activating"
     assert node.is_active("kubelet.service")
@@ -87,7 +95,8 @@ def test_a_boot_does_not_wait_for_an_agent_that_hangs_while_it_starts(make_node,
 
 
 def test_the_driver_comes_later(cold) -> None:
-    """Holding the kubelet would be a deadlock where a pod brings the driver: released, not ready, still watching."""
+    """Holding the kubelet would be a deadlock where a pod brings the driver: released, not ready,
+    still watching."""
     node = cold("plug --gpus 8 --no-driver\n")
     gate.wait_kubelet(node)
     gate.until(lambda: gate.gate(node).get("released"), lambda: gate.gate(node))
@@ -100,7 +109,11 @@ def test_the_driver_comes_later(cold) -> None:
 
     node.run("simgpu driver load --no-nodes")
     gate.wait_phase(node, "OPEN")
-    first = next(line for line in gate.said(node).splitlines() if "WAITING" not in line and "woken by" in line)
+    first = next(
+        line
+        for line in gate.said(node).splitlines()
+        if "WAITING" not in line and "woken by" in line
+    )
     assert "woken by timer" not in first, "it was told, and did not find out by and by"
     assert "-c 255" in node.read("/run/simgpu/modprobe.calls"), "the control nodes were made"
     assert gate.kubelet_start(node) == kubelet

@@ -1,4 +1,5 @@
-"""CRI against real containerd, 1.6 and 1.7: what it says of the plugin's container, and how that is ended."""
+"""CRI against real containerd, 1.6 and 1.7: what it says of the plugin's container, and how that is
+ended."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ PROGRAM = r"""
 import asyncio, json, sys
 import grpc  # which takes longer than some of the deadlines
 sys.path.insert(0, "/opt/cri")
-from gpu_gate.node import cri
-from gpu_gate.node.codec import encode
-from gpu_gate.node.live import LiveHost
-from gpu_gate.wire.rpc import RpcError
+from gpu_gate.host import cri
+from gpu_gate.host.codec import encode
+from gpu_gate.host.live import LiveHost
+from gpu_gate.transport.grpc_unix import RpcError
 SOCKET = "/run/containerd/containerd.sock"
 async def main():
     print(json.dumps(encode(await eval(sys.argv[1]))))
@@ -42,7 +43,8 @@ def node(request, make_module_node) -> Node:
 
 
 def ask(node: Node, what: str):
-    """The value of an awaitable expression over cri, SOCKET and LiveHost, on the node, by Debian's own gRPC."""
+    """The value of an awaitable expression over cri, SOCKET and LiveHost, on the node, by Debian's
+    own gRPC."""
     return json.loads(node.run(["python3", "/opt/cri/ask.py", what]).stdout)
 
 
@@ -80,7 +82,9 @@ def test_one_container(node: Node) -> None:
     found = ask(node, f"cri.container(SOCKET, {container['id']!r}, 5)")
     assert (found["state"], found["exit_code"]) == ("running", 0)
     assert found["image"].startswith("localhost/sim/base")
-    assert found["args"] == ["/opt/gpu-gate-sim/nvidia-device-plugin"] or found["args"][-1].endswith("plugin")
+    assert found["args"] == ["/opt/gpu-gate-sim/nvidia-device-plugin"] or found["args"][
+        -1
+    ].endswith("plugin")
     assert found["env"]["FAIL_ON_INIT_ERROR"] == "false"
     assert found["env"]["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert all(name.startswith(("NVIDIA_", "FAIL_ON")) for name in found["env"])
@@ -112,9 +116,13 @@ def test_stop_and_remove_make_the_kubelet_build_it_again(node: Node) -> None:
     before = plugin(node)
     ask(node, f"cri.stop_container(SOCKET, {before['id']!r}, 10, 15)")
     ended = ask(node, f"cri.container(SOCKET, {before['id']!r}, 5)")
-    assert (ended["state"], ended["exit_code"], ended["pid"]) == ("exited", 0, 0), "SIGTERM, and time to obey"
+    assert (ended["state"], ended["exit_code"], ended["pid"]) == ("exited", 0, 0), (
+        "SIGTERM, and time to obey"
+    )
     assert ended["finished_at"] >= ended["started_at"] > 0
-    assert ask(node, f"cri.stop_container(SOCKET, {before['id']!r}, 10, 15)") is None, "again: nothing to do"
+    assert ask(node, f"cri.stop_container(SOCKET, {before['id']!r}, 10, 15)") is None, (
+        "again: nothing to do"
+    )
     assert ask(node, f"cri.remove_container(SOCKET, {before['id']!r}, 5)") is None
     assert ask(node, f"cri.container(SOCKET, {before['id']!r}, 5)")["word"] == "not-found"
     assert poll(lambda: running(node), 90)

@@ -1,4 +1,5 @@
-"""Additive hands on a real node: links and nodes come back, through nvidia-modprobe, for a loaded module only."""
+"""Additive hands on a real node: links and nodes come back, through nvidia-modprobe, for a loaded
+module only."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def calls(node: Node) -> list[str]:
 
 
 def links(node: Node) -> list[str]:
-    return sorted(node.run("find /dev/char -lname '../nvidia*' -printf '%f %l\n'").stdout.splitlines())
+    return sorted(
+        node.run("find /dev/char -lname '../nvidia*' -printf '%f %l\n'").stdout.splitlines()
+    )
 
 
 def test_links_are_made_again(node: Node) -> None:
@@ -51,9 +54,14 @@ def test_links_are_made_again(node: Node) -> None:
     gate.until(lambda: links(node) == before, lambda: links(node), gate.BEFORE_A_HEARTBEAT_S)
 
 
-@pytest.mark.parametrize(("name", "asked"), [
-    ("nvidiactl", "-c 255"), ("nvidia3", "-c 3"), ("nvidia-uvm", "-u -c 0"),
-])
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("nvidiactl", "-c 255"),
+        ("nvidia3", "-c 3"),
+        ("nvidia-uvm", "-u -c 0"),
+    ],
+)
 def test_nodes_are_made_again_by_nvidia_modprobe(node: Node, name: str, asked: str) -> None:
     number = node.run(["stat", "-c", "%t:%T", f"/dev/{name}"]).stdout
     node.run(["rm", f"/dev/{name}"])
@@ -73,7 +81,10 @@ def test_without_nvidia_modprobe_a_sentence_and_no_busy_loop(node: Node) -> None
     node.run(f"mv {MODPROBE} /usr/bin/away; rm /dev/nvidia5")
     try:
         gate.wait_why(node, "missing: /dev/nvidia5", gate.BEFORE_A_HEARTBEAT_S)
-        gate.until(lambda: "a hand did not take: nvidia-modprobe" in gate.said(node), lambda: gate.said(node))
+        gate.until(
+            lambda: "a hand did not take: nvidia-modprobe" in gate.said(node),
+            lambda: gate.said(node),
+        )
         first = gate.status(node)["cycle"]["number"]
         began = time.monotonic()
         time.sleep(6)

@@ -34,6 +34,7 @@ def node(make_module_node) -> Node:
 def one_held_in_d(node: Node) -> Iterator[int]:
     """A probe that hangs, frozen: its pid. One that was ended meanwhile is followed by another."""
     with contextlib.ExitStack() as stack:
+
         def caught() -> int:
             for pid in gate.probe_pids(node)[:1]:
                 with contextlib.suppress(NodeError, OSError):
@@ -72,7 +73,8 @@ def test_seven_of_eight_are_released_by_the_deadline_and_named(node: Node) -> No
     gate.until(lambda: gate.allocatable(node) == 7, lambda: gate.kubelet_state(node))
     assert LAST in gate.readyz(node)[1], "the first broken link is the one that is named"
 
-    # The eighth comes late. The plugin registered seven and does not look again: open, and honestly not ready.
+    # The eighth comes late. The plugin registered seven and does not look again: open, and honestly
+    # not ready.
     node.run("simgpu nvml ok")
     gate.wait_phase(node, "OPEN")
     assert "the kubelet lists 7 of 8 GPUs, not GPU-" in gate.wait_why(node, "7 of 8 GPUs")
@@ -103,14 +105,18 @@ def test_a_probe_that_hangs_is_ended_named_and_backed_off_from(node: Node, how: 
     gate.wait_held(node)
     pid = gate.agent_pid(node)
     why = gate.wait_why(node, "probe hung, pid ")
-    assert "state S" in why or "state R" in why, "R: Python itself was still starting, on a busy machine"
+    assert "state S" in why or "state R" in why, (
+        "R: Python itself was still starting, on a busy machine"
+    )
     gate.until(lambda: not gate.probe_pids(node), "the hung probe was not ended")
     first, began = gate.status(node)["probe"]["last"]["number"], gate.uptime(node)
     gate.deadline_passes(node, gate.QUICK + OVER + HANGING)
     gate.wait_kubelet(node)
     assert gate.released(node)["word"] == "Deadline"
     made = gate.status(node)["probe"]["last"]["number"] - first
-    assert made <= 1 + (gate.uptime(node) - began) / 4, "backs off: each takes 2 s, and the pause after it as long"
+    assert made <= 1 + (gate.uptime(node) - began) / 4, (
+        "backs off: each takes 2 s, and the pause after it as long"
+    )
     assert gate.agent_pid(node) == pid
     assert gate.readyz(node)[0] == 503
     hung = node.journal("-q", "-o", "cat", f"MESSAGE_ID={log.PROBE_HUNG}")
@@ -119,7 +125,9 @@ def test_a_probe_that_hangs_is_ended_named_and_backed_off_from(node: Node, how: 
     gate.wait_phase(node, "OPEN")
 
 
-@pytest.mark.skipif(not FREEZER.exists(), reason="no v1 freezer here, so no process can be held in state D")
+@pytest.mark.skipif(
+    not FREEZER.exists(), reason="no v1 freezer here, so no process can be held in state D"
+)
 @pytest.mark.parametrize("suite", tree.SUITES)
 def test_a_probe_that_nobody_can_end(make_node, suite: str) -> None:
     node = make_node(suite, boot=False)
@@ -138,11 +146,14 @@ def test_a_probe_that_nobody_can_end(make_node, suite: str) -> None:
             node.systemctl("reload", "gpu-gate.service")
             gate.until(lambda: gate.status(node)["cycle"]["number"] > number, "no cycle")  # noqa: B023
             number = gate.status(node)["cycle"]["number"]
-            assert gate.probe_pids(node) == [pid], "none beside it: what holds it would hold the next one too"
+            assert gate.probe_pids(node) == [pid], (
+                "none beside it: what holds it would hold the next one too"
+            )
         assert gate.agent_pid(node) == agent
         assert node.run(["curl", "-sf", "http://127.0.0.1:9477/healthz"]).stdout == "ok\n"
         assert "probe hung" in why and "probe hung" in gate.readyz(node)[1]
-        # TimeoutStopSec= for the agent, and once more for what SIGKILL left; systemd's own would be 90 s each.
+        # TimeoutStopSec= for the agent, and once more for what SIGKILL left; systemd's own would be
+        # 90 s each.
         node.run("systemctl stop gpu-gate.service", check=False, timeout=80)
         assert gate.probe_pids(node) == [pid]
         node.run("simgpu nvml ok")
@@ -152,9 +163,15 @@ def test_a_probe_that_nobody_can_end(make_node, suite: str) -> None:
     gate.wait_ready(node)
 
 
-@pytest.mark.skipif(not FREEZER.exists(), reason="no v1 freezer here, so no process can be held in state D")
+@pytest.mark.skipif(
+    not FREEZER.exists(), reason="no v1 freezer here, so no process can be held in state D"
+)
 def test_an_agent_that_lives_through_the_hang_recovers_by_itself(node: Node) -> None:
-    gate.start_over(node, sim="simgpu nvml hang=init", settings=gate.QUICK + FROZEN + "[Agent]\nHeartbeatSec=2s\n")
+    gate.start_over(
+        node,
+        sim="simgpu nvml hang=init",
+        settings=gate.QUICK + FROZEN + "[Agent]\nHeartbeatSec=2s\n",
+    )
     gate.wait_held(node)
     agent = gate.agent_pid(node)
     with one_held_in_d(node):
@@ -164,9 +181,12 @@ def test_an_agent_that_lives_through_the_hang_recovers_by_itself(node: Node) -> 
     assert gate.agent_pid(node) == agent
 
 
-@pytest.mark.skipif(not FREEZER.exists(), reason="no v1 freezer here, so no process can be held in state D")
+@pytest.mark.skipif(
+    not FREEZER.exists(), reason="no v1 freezer here, so no process can be held in state D"
+)
 def test_nothing_is_left_of_a_node_full_of_life(make_node) -> None:
-    """Closed with an agent, containers and a probe in state D: no process, no cgroup, no folder stays here."""
+    """Closed with an agent, containers and a probe in state D: no process, no cgroup, no folder
+    stays here."""
     node = make_node(boot=False)
     gate.prepare(node, "plug --gpus 8\n", gate.QUICK)
     node.boot()
@@ -178,6 +198,8 @@ def test_nothing_is_left_of_a_node_full_of_life(make_node) -> None:
     assert poll(lambda: not Path(f"/proc/{host}").exists(), 60)
     assert not node.folder.exists()
     mounts = Path("/proc/self/mounts").read_text()
-    cgroups = [path for top in Path("/sys/fs/cgroup").glob("*") for path in top.glob(f"*{node.name}*")]
+    cgroups = [
+        path for top in Path("/sys/fs/cgroup").glob("*") for path in top.glob(f"*{node.name}*")
+    ]
     assert node.name not in mounts
     assert cgroups == []

@@ -1,5 +1,5 @@
-"""Holding still on a node: pauses, causes that no probe need be made for, each with its way out, and a driver that is
-loaded again under a plugin that came too early."""
+"""Holding still on a node: pauses, causes that no probe need be made for, each with its way out,
+and a driver that is loaded again under a plugin that came too early."""
 
 from __future__ import annotations
 
@@ -67,9 +67,14 @@ def test_no_probe_while_mig_is_changed(node: Node) -> None:
 
 
 def test_a_lost_gpu_is_named_and_an_old_line_holds_nobody(node: Node) -> None:
-    node.run(f"simgpu lose 3; simgpu kmsg 'NVRM: Xid (PCI:{gate.BUS_IDS[3][:-2]}): 79, GPU has fallen off the bus.'")
+    node.run(
+        f"simgpu lose 3; simgpu kmsg 'NVRM: Xid (PCI:{gate.BUS_IDS[3][:-2]}): 79, GPU has "
+        "fallen off the bus.'"
+    )
     why = gate.wait_phase(node, "HELD")["why"]
-    assert gate.BUS_IDS[3] in why and "NVML_ERROR_GPU_IS_LOST (15)" in why and "reboot the node" in why
+    assert (
+        gate.BUS_IDS[3] in why and "NVML_ERROR_GPU_IS_LOST (15)" in why and "reboot the node" in why
+    )
     node.run("simgpu find 3")
     again(node)
     gate.wait_phase(node, "OPEN")
@@ -80,7 +85,9 @@ def test_a_silent_gsp_is_not_asked_and_a_late_driver_gets_a_new_plugin(node: Nod
     mend.well(node)
     gate.wait_ready(node)
     before, number = probes(node), len(mend.actions(node))
-    node.run(f"simgpu kmsg 'NVRM: Xid (PCI:{gate.BUS_IDS[5][:-2]}): 119, Timeout after 6s of waiting'")
+    node.run(
+        f"simgpu kmsg 'NVRM: Xid (PCI:{gate.BUS_IDS[5][:-2]}): 119, Timeout after 6s of waiting'"
+    )
     why = mend.held(node, "GspTimeout", number)
     assert gate.BUS_IDS[5] in why and "nvidia-smi --gpu-reset" in why
     assert probes(node) == before
@@ -91,14 +98,22 @@ def test_a_silent_gsp_is_not_asked_and_a_late_driver_gets_a_new_plugin(node: Nod
     node.run("simgpu driver load")
     gate.wait_ready(node)
     (action,) = mend.actions(node)[number:]
-    assert (action["what"], action["target"], action["cause"].split()[0]) == \
-        ("rebuild", early["id"], "PluginOlderThanDriver")
+    assert (action["what"], action["target"], action["cause"].split()[0]) == (
+        "rebuild",
+        early["id"],
+        "PluginOlderThanDriver",
+    )
 
 
 def test_a_module_that_the_kernel_refuses_releases_the_kubelet(node: Node) -> None:
-    node.run("at=/lib/modules/$(uname -r); mkdir -p $at; echo 'updates/dkms/nvidia.ko:' >$at/modules.dep")
-    gate.start_over(node, sim="simgpu driver unload; simgpu kmsg 'Loading of unsigned module is rejected'",
-                    settings=mend.QUICK)
+    node.run(
+        "at=/lib/modules/$(uname -r); mkdir -p $at; echo 'updates/dkms/nvidia.ko:' >$at/modules.dep"
+    )
+    gate.start_over(
+        node,
+        sim="simgpu driver unload; simgpu kmsg 'Loading of unsigned module is rejected'",
+        settings=mend.QUICK,
+    )
     gate.until(lambda: gate.released(node).get("reason", ""), lambda: gate.status(node))
     gate.wait_gate(node, phase="HELD", reason="ModuleRejected")
     assert "Secure Boot" in gate.released(node)["reason"]

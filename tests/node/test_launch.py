@@ -1,7 +1,9 @@
-"""CDI and Launch= on a real systemd: the spec is written before the kubelet goes, the plugin starts after the gate.
+"""CDI and Launch= on a real systemd: the spec is written before the kubelet goes, the plugin starts
+after the gate.
 
-nvidia-cdi-refresh.service and nvidia-ctk are stand-ins: the unit as the toolkit 1.18 ships it (a oneshot that stays
-active, ordered after multi-user.target), its program writes a spec of the GPUs that the stand-in NVML shows.
+nvidia-cdi-refresh.service and nvidia-ctk are stand-ins: the unit as the toolkit 1.18 ships it (a
+oneshot that stays active, ordered after multi-user.target), its program writes a spec of the GPUs
+that the stand-in NVML shows.
 """
 
 from __future__ import annotations
@@ -61,8 +63,10 @@ def test_cdi_and_the_plugin_over_two_boots(make_node) -> None:
     node.put(f"/etc/systemd/system/{REFRESH}", REFRESH_UNIT)
     node.put(f"/etc/systemd/system/{UNIT}", UNIT_FILE)
     node.put("/etc/nvidia-container-runtime/config.toml", MODE)
-    node.run(f"mkdir -p /etc/systemd/system/multi-user.target.wants; mv {gate.MANIFEST} {SOURCE};"
-             f"ln -s /etc/systemd/system/{REFRESH} /etc/systemd/system/multi-user.target.wants/")
+    node.run(
+        f"mkdir -p /etc/systemd/system/multi-user.target.wants; mv {gate.MANIFEST} {SOURCE};"
+        f"ln -s /etc/systemd/system/{REFRESH} /etc/systemd/system/multi-user.target.wants/"
+    )
     node.boot()
     opens_with_its_spec(node)
     owners = node.read(PLACED)
@@ -83,10 +87,13 @@ def test_cdi_and_the_plugin_over_two_boots(make_node) -> None:
 
 
 def opens_with_its_spec(node: Node) -> None:
-    """While NVML fails nothing is begun; then the spec comes first, the kubelet second, the plugin third."""
+    """While NVML fails nothing is begun; then the spec comes first, the kubelet second, the plugin
+    third."""
     gate.wait_held(node)
     gate.wait_gate(node, reason="NvmlUnknown")
-    assert not node.exists(PLACED) and calls(node) == 0  # the unit is ordered after multi-user.target
+    assert (
+        not node.exists(PLACED) and calls(node) == 0
+    )  # the unit is ordered after multi-user.target
     node.run("simgpu nvml ok")
     gate.wait_ready(node)
     assert calls(node) == 1
@@ -96,7 +103,8 @@ def opens_with_its_spec(node: Node) -> None:
 
 
 def another_driver(node: Node) -> None:
-    """The spec names another driver than the loaded one: the unit, active since it ran, runs again."""
+    """The spec names another driver than the loaded one: the unit, active since it ran, runs
+    again."""
     node.run(f"sed -i s/550.54.15/535.161.07/ {SPEC}")
     gate.wait_why(node, f"{SPEC} names driver 535.161.07, loaded is 550.54.15")
     node.systemctl("restart", "gpu-gate.service")  # which has not asked for it in the last minute

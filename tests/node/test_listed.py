@@ -1,5 +1,6 @@
-"""What the kubelet should list, on a node: MIG devices by strategy, a plugin that was limited on purpose, replicas
-under another name, and MIG devices that are made anew under a plugin. Plugin, kubelet and NVML are stand-ins."""
+"""What the kubelet should list, on a node: MIG devices by strategy, a plugin that was limited on
+purpose, replicas under another name, and MIG devices that are made anew under a plugin. Plugin,
+kubelet and NVML are stand-ins."""
 
 from __future__ import annotations
 
@@ -18,14 +19,18 @@ def node(make_module_node) -> Node:
 def in_mig(node: Node, *names: str) -> None:
     """GPU 0 is cut in these; the first is of three slices."""
     lines = ["simgpu nvml reset mig=on gpu=0"]
-    lines += [f"simgpu nvml mig-device=0 uuid=MIG-{name} gi={n} profile={'1g.10gb' if n else '3g.40gb'}"
-              for n, name in enumerate(names)]
+    lines += [
+        f"simgpu nvml mig-device=0 uuid=MIG-{name} gi={n} profile={'1g.10gb' if n else '3g.40gb'}"
+        for n, name in enumerate(names)
+    ]
     node.run("; ".join(lines))
 
 
 def lists(node: Node, words: str) -> None:
-    gate.until(lambda: words in mend.finding(node, "PluginRegistered").get("because", ""),
-               lambda: mend.finding(node, "PluginRegistered"))
+    gate.until(
+        lambda: words in mend.finding(node, "PluginRegistered").get("because", ""),
+        lambda: mend.finding(node, "PluginRegistered"),
+    )
     gate.wait_ready(node)
     assert mend.actions(node) == []
 
@@ -33,14 +38,21 @@ def lists(node: Node, words: str) -> None:
 def test_mig_mixed_and_then_made_anew_under_a_limited_plugin(node: Node) -> None:
     in_mig(node, "a", "b", "c")
     mend.replace_plugin(node, mend.manifest(node, MIG_STRATEGY="mixed"))
-    lists(node, "1 of 1 GPUs as nvidia.com/gpu; 2 of 2 MIG devices as nvidia.com/mig-1g.10gb; "
-          "1 of 1 MIG devices as nvidia.com/mig-3g.40gb")
-    limited = mend.replace_plugin(node, mend.manifest(node, MIG_STRATEGY="mixed", NVIDIA_VISIBLE_DEVICES="0"))
+    lists(
+        node,
+        "1 of 1 GPUs as nvidia.com/gpu; 2 of 2 MIG devices as nvidia.com/mig-1g.10gb; "
+        "1 of 1 MIG devices as nvidia.com/mig-3g.40gb",
+    )
+    limited = mend.replace_plugin(
+        node, mend.manifest(node, MIG_STRATEGY="mixed", NVIDIA_VISIBLE_DEVICES="0")
+    )
     lists(node, "nvidia.com/mig-3g.40gb (the plugin was given 1 of 2 GPUs: 0)")
     in_mig(node, "d", "e", "f")
     again(node)
-    gate.until(lambda: [e["what"] for e in mend.actions(node)] == ["hup"] and mend.outcomes(node),
-               lambda: (gate.gate(node), mend.finding(node, "PluginRegistered"), mend.entries(node)))
+    gate.until(
+        lambda: [e["what"] for e in mend.actions(node)] == ["hup"] and mend.outcomes(node),
+        lambda: (gate.gate(node), mend.finding(node, "PluginRegistered"), mend.entries(node)),
+    )
     gate.wait_ready(node)
     assert mend.actions(node)[0]["cause"].startswith("PluginListsGone ")
     assert mend.plugin(node) == limited and mend.outcomes(node) == ["the kubelet lists every GPU"]
@@ -50,6 +62,12 @@ def test_mig_mixed_and_then_made_anew_under_a_limited_plugin(node: Node) -> None
 def test_replicas_under_another_name(node: Node) -> None:
     in_mig(node, "d")
     uuid = node.run("sed -n 's/^gpu 1 uuid=\\([^ ]*\\).*/\\1/p' /run/simgpu/nvml").stdout.strip()
-    mend.replace_plugin(node, mend.manifest(node, REPLICAS="4", RENAME="yes", NVIDIA_VISIBLE_DEVICES=uuid))
+    mend.replace_plugin(
+        node, mend.manifest(node, REPLICAS="4", RENAME="yes", NVIDIA_VISIBLE_DEVICES=uuid)
+    )
     mend.with_agent(node, "RegisterWithinSec=60s\n")
-    lists(node, f"1 of 1 GPUs as nvidia.com/gpu.shared, 4 times each (the plugin was given 1 of 2 GPUs: {uuid})")
+    lists(
+        node,
+        "1 of 1 GPUs as nvidia.com/gpu.shared, 4 times each (the plugin was given 1 of 2 "
+        f"GPUs: {uuid})",
+    )

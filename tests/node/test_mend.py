@@ -1,4 +1,5 @@
-"""A node that missed the race is mended: the scene is kept, one container is built again, and 8 of 8 are listed."""
+"""A node that missed the race is mended: the scene is kept, one container is built again, and 8 of
+8 are listed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ INCIDENT = "plug --gpus 8\npersistenced: nvml init=999\n"
 
 
 def test_the_incident(make_node, suite: str, deb) -> None:
-    """Without the gate the plugin asks too early; then the package is installed on the broken node."""
+    """Without the gate the plugin asks too early; then the package is installed on the broken
+    node."""
     node: Node = make_node(suite, deb=False, boot=False)
     node.put("/etc/simgpu.conf", INCIDENT)
     node.put(gate.MANIFEST, mend.manifest(node, OLD="1"))
@@ -23,8 +25,17 @@ def test_the_incident(make_node, suite: str, deb) -> None:
     broken = mend.plugin(node)
     mend.says(node, broken["id"], "Failed to initialize NVML")
     node.run("simgpu nvml ok")
-    gate.until(lambda: node.run("gpus=$(PYTHONPATH=/opt/gpu-gate-sim python3 -c 'import pynvml as n; n.nvmlInit()')",
-                                check=False).returncode == 0, "NVML is not well")
+    gate.until(
+        lambda: (
+            node.run(
+                "gpus=$(PYTHONPATH=/opt/gpu-gate-sim python3 -c 'import pynvml as n; "
+                "n.nvmlInit()')",
+                check=False,
+            ).returncode
+            == 0
+        ),
+        "NVML is not well",
+    )
     assert gate.allocatable(node) is None
     kubelet = gate.kubelet_start(node)
 
@@ -41,9 +52,14 @@ def test_the_incident(make_node, suite: str, deb) -> None:
     assert action["cause"].startswith("PluginInitFailed kube-system/nvidia-device-plugin-gpu-node/")
     said = gate.said(node)
     assert "Failed to initialize NVML: nvml: Unknown Error." in said, "it names the broken link"
-    order = [said.index(part) for part in (
-        f"stopping and removing container {broken['id'][:12]}", f"container {broken['id'][:12]} removed",
-        "outcome of action 1: the kubelet lists every GPU")]
+    order = [
+        said.index(part)
+        for part in (
+            f"stopping and removing container {broken['id'][:12]}",
+            f"container {broken['id'][:12]} removed",
+            "outcome of action 1: the kubelet lists every GPU",
+        )
+    ]
     assert order == sorted(order)
     tells_the_evidence(node, action, broken["id"])
 
@@ -56,7 +72,9 @@ def tells_the_evidence(node: Node, action: dict, container_id: str) -> None:
     assert node.run(f"stat -c %a {mend.EVIDENCE} {folder}").stdout.split() == ["700", "700"]
     assert node.read(f"{folder}/outcome") == "the kubelet lists every GPU\n"
     assert "kubelet" in node.read(f"{folder}/journal.txt")
-    assert "Failed to initialize NVML" in node.run(f"cat {folder}/tails/var/log/pods/*/*/*.log").stdout
+    assert (
+        "Failed to initialize NVML" in node.run(f"cat {folder}/tails/var/log/pods/*/*/*.log").stdout
+    )
     told = node.run(f"gpu-gate doctor --json {folder}", check=False)
     assert told.returncode == 1, f"{told.stdout}{told.stderr}"
     doctor = json.loads(told.stdout)

@@ -1,5 +1,6 @@
-"""Nodes on which something other than the plugin is out of order while it is broken: nothing is done that cannot be
-known to be right, the agent goes on, and a kill in the middle of a repair costs no second one."""
+"""Nodes on which something other than the plugin is out of order while it is broken: nothing is
+done that cannot be known to be right, the agent goes on, and a kill in the middle of a repair costs
+no second one."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ FREEZE = f"""#!/bin/sh
 case "$*" in *short-iso-precise*) systemctl kill --signal=STOP containerd.service;; esac
 exec {JOURNALCTL}.real "$@"
 """
-"""The last thing that the mender runs before it writes the ledger; a doctor's question comes earlier."""
+"""The last thing that the mender runs before it writes the ledger; a doctor's question comes
+earlier."""
 STATE = "/var/lib/gpu-gate"
 
 
@@ -36,7 +38,8 @@ FAULTS = ("refuse", "garbage", "hang")
 
 
 def test_a_kubelet_whose_word_cannot_be_had(node: Node) -> None:
-    """Not zero GPUs: unknown. With a plugin that is broken for everyone to see, and nothing is done."""
+    """Not zero GPUs: unknown. With a plugin that is broken for everyone to see, and nothing is
+    done."""
     broken = mend.gave_up(node)
     node.run(f"simgpu kubelet podresources={FAULTS[0]}")
     mend.with_agent(node)
@@ -44,8 +47,10 @@ def test_a_kubelet_whose_word_cannot_be_had(node: Node) -> None:
     for fault in FAULTS:
         node.run(f"simgpu kubelet podresources={fault}")
         cycle = gate.status(node).get("cycle", {}).get("number", 0)
-        gate.until(lambda seen=cycle: gate.status(node).get("cycle", {}).get("number", 0) >= seen + 2,
-                   lambda name=fault: f"two looks at {name}: {gate.status(node)}")
+        gate.until(
+            lambda seen=cycle: gate.status(node).get("cycle", {}).get("number", 0) >= seen + 2,
+            lambda name=fault: f"two looks at {name}: {gate.status(node)}",
+        )
         found = mend.finding(node, "PluginRegistered")
         assert (found["verdict"], found["reason"]) == ("unknown", "KubeletSilent"), fault
         code, why = gate.readyz(node)
@@ -61,7 +66,10 @@ def test_a_runtime_that_is_away(node: Node) -> None:
     broken = mend.gave_up(node)
     node.systemctl("stop", "containerd.service")
     mend.with_agent(node)
-    gate.until(lambda: mend.finding(node, "PluginWell").get("reason") == "RuntimeSilent", lambda: gate.status(node))
+    gate.until(
+        lambda: mend.finding(node, "PluginWell").get("reason") == "RuntimeSilent",
+        lambda: gate.status(node),
+    )
     gate.wait_why(node, "the kubelet lists no")
 
     def told() -> bool:
@@ -100,7 +108,8 @@ def test_a_runtime_that_restarts_under_a_well_plugin(node: Node) -> None:
 
 
 def read_only(node: Node) -> None:
-    """The evidence finds room, the ledger's file cannot be written: /etc is read-only for the agent."""
+    """The evidence finds room, the ledger's file cannot be written: /etc is read-only for the
+    agent."""
     node.run(f"touch /etc/gpu-gate/ledger; ln -s /etc/gpu-gate/ledger {STATE}/ledger.jsonl")
 
 
@@ -108,10 +117,17 @@ def full(node: Node) -> None:
     node.run(f"mount -t tmpfs -o size=1m tmpfs {STATE}")
 
 
-@pytest.mark.parametrize(("spoil", "reason", "says"), [
-    (read_only, "RepairRefused", "cannot be written (Read-only file system), so nothing is done"),
-    (full, "RepairRefused", "less than 32 MiB are free for evidence, so nothing is done"),
-])
+@pytest.mark.parametrize(
+    ("spoil", "reason", "says"),
+    [
+        (
+            read_only,
+            "RepairRefused",
+            "cannot be written (Read-only file system), so nothing is done",
+        ),
+        (full, "RepairRefused", "less than 32 MiB are free for evidence, so nothing is done"),
+    ],
+)
 def test_without_a_ledger_nothing_is_done(node: Node, spoil, reason: str, says: str) -> None:
     broken = mend.plugin(node) if gate.allocatable(node) != 8 else mend.gave_up(node)
     spoil(node)
@@ -129,12 +145,16 @@ def test_without_a_ledger_nothing_is_done(node: Node, spoil, reason: str, says: 
 
 def a_minute_later(node: Node) -> None:
     """As if what the ledger names had been done earlier: its back-off is over."""
-    node.run(f"systemctl stop gpu-gate; jq -c '.at -= 100' {mend.LEDGER} >/run/aged; cat /run/aged >{mend.LEDGER}")
+    node.run(
+        f"systemctl stop gpu-gate; jq -c '.at -= 100' {mend.LEDGER} >/run/aged; cat /run/aged "
+        f">{mend.LEDGER}"
+    )
     node.systemctl("start", "gpu-gate.service")
 
 
 def frozen_at_the_act(node: Node, settings: str = "") -> None:
-    """The runtime stands still from the moment the evidence is kept: the stop is asked for, and not heard."""
+    """The runtime stands still from the moment the evidence is kept: the stop is asked for, and not
+    heard."""
     mend.gave_up(node)
     node.run(f"mv {JOURNALCTL} {JOURNALCTL}.real")
     node.put(JOURNALCTL, FREEZE, 0o755)
@@ -146,7 +166,9 @@ def frozen_at_the_act(node: Node, settings: str = "") -> None:
 
 
 def ends_well_now_or_later(node: Node) -> None:
-    """A runtime that thaws may still carry out what it was asked; if it does not, one more repair is made."""
+    """A runtime that thaws may still carry out what it was asked; if it does not, one more repair
+    is made."""
+
     def settled() -> dict[str, Any]:
         now = gate.gate(node)
         return now if now.get("ready") or now.get("reason") in ("BudgetSpent", "DidNotTake") else {}
@@ -183,7 +205,8 @@ def test_a_runtime_that_stops_nothing(node: Node) -> None:
 
 
 def test_killed_between_stop_and_remove(node: Node) -> None:
-    """The plugin takes its time to end, and the agent is killed meanwhile: what was begun is not begun again."""
+    """The plugin takes its time to end, and the agent is killed meanwhile: what was begun is not
+    begun again."""
     before = mend.well(node, OLD="1", DEAF="1", LINGER_S="15")
     mend.with_agent(node)
     gate.wait_ready(node)

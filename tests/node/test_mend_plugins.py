@@ -42,7 +42,9 @@ def node(module_node: Node) -> Iterator[Node]:
     """Without an agent; and whatever was done, no kubelet, runtime or sandbox is ever touched."""
     mend.without_agent(module_node)
     yield module_node
-    said = module_node.run("journalctl -q -t gpu-gate | grep -c Traceback", check=False).stdout.strip()
+    said = module_node.run(
+        "journalctl -q -t gpu-gate | grep -c Traceback", check=False
+    ).stdout.strip()
     assert said == "0"
 
 
@@ -52,7 +54,9 @@ def sandboxes(node: Node) -> str:
 
 def test_what_a_rebuild_does_not_cure_is_held_and_not_done_again(node: Node) -> None:
     """NVML is well on the host, and fails for ever in the plugin's container."""
-    broken = mend.gave_up(node, mend.manifest(node, OLD="1", **mend.with_nvml_of_its_own(node, "init error=999")))
+    broken = mend.gave_up(
+        node, mend.manifest(node, OLD="1", **mend.with_nvml_of_its_own(node, "init error=999"))
+    )
     pods = sandboxes(node)
     mend.with_agent(node, "VerifyWithinSec=5s\n")
     why = mend.held(node, "SameCauseAgain", 1)
@@ -103,8 +107,8 @@ def test_a_plugin_that_hears_the_kubelet_is_left_alone(node: Node) -> None:
 
 
 def test_the_overlap(node: Node) -> None:
-    """An old instance outlives the new one's registration, and its exit takes that away: running, "Registered", and
-    nothing allocatable for good."""
+    """An old instance outlives the new one's registration, and its exit takes that away: running,
+    "Registered", and nothing allocatable for good."""
     node.run(f"mv {gate.MANIFEST} /root/plugin.yaml")
     mend.wait_running(node, lambda rows: not rows)
     with node.spawn(["/opt/gpu-gate-sim/plugin.py"], env={"SOCKET_DIR": gate.SOCKETS}):
@@ -123,11 +127,17 @@ def test_a_crash_loop_is_the_kubelets(node: Node) -> None:
     own = mend.with_nvml_of_its_own(node, "init error=999")
     since = node.run("journalctl -n 0 --show-cursor -q").stdout.strip().removeprefix("-- cursor: ")
     node.put(gate.MANIFEST, mend.manifest(node, FAIL_ON_INIT_ERROR="true", **own))
-    gate.until(lambda: "back-off" in node.journal("-u", "kubelet", "--after-cursor", since),
-               lambda: gate.plugins(node))
+    gate.until(
+        lambda: "back-off" in node.journal("-u", "kubelet", "--after-cursor", since),
+        lambda: gate.plugins(node),
+    )
     mend.with_agent(node)
-    exited = gate.until(lambda: (found := mend.finding(node, "PluginWell")).get("reason") == "PluginExited" and found,
-                        lambda: gate.status(node))
+    exited = gate.until(
+        lambda: (
+            (found := mend.finding(node, "PluginWell")).get("reason") == "PluginExited" and found
+        ),
+        lambda: gate.status(node),
+    )
     assert "exit status 1" in exited["because"]
     gate.until(lambda: "exit status 1" in gate.readyz(node)[1], lambda: gate.readyz(node))
     mend.goes_on(node)
@@ -154,13 +164,18 @@ def test_nobody_but_a_person_chooses_between_two(node: Node) -> None:
 
 
 def test_a_tenants_pod_that_looks_like_it_changes_nothing(node: Node) -> None:
-    """Its label, its image and its names, and not the kubelet's folder: the plugin is mended, and nobody else."""
+    """Its label, its image and its names, and not the kubelet's folder: the plugin is mended, and
+    nobody else."""
     node.run("simgpu nvml reset init=999")
     broken = mend.replace_plugin(node, mend.manifest(node, OLD="1"))
     mend.says(node, broken["id"], "only deploy this plugin on GPU nodes")
     image = re.search(r"image: (\S+)", node.read(gate.MANIFEST))[1]
     node.put("/etc/kubernetes/manifests/tenant.yaml", TENANT.format(image=image))
-    tenant = next(row for row in mend.wait_running(node, lambda rows: len(rows) == 2) if row["id"] != broken["id"])
+    tenant = next(
+        row
+        for row in mend.wait_running(node, lambda rows: len(rows) == 2)
+        if row["id"] != broken["id"]
+    )
     try:
         node.run("simgpu nvml ok")
         mend.with_agent(node)
@@ -174,7 +189,8 @@ def test_a_tenants_pod_that_looks_like_it_changes_nothing(node: Node) -> None:
 
 
 def test_some_are_listed(node: Node) -> None:
-    """NVML showed 7 when the plugin asked, and shows 8 since: said; done only where the owner opted in."""
+    """NVML showed 7 when the plugin asked, and shows 8 since: said; done only where the owner opted
+    in."""
     node.run("simgpu nvml reset show=7")
     seven = mend.replace_plugin(node, mend.manifest(node, OLD="1"))
     gate.until(lambda: gate.allocatable(node) == 7, lambda: gate.kubelet_state(node))
@@ -182,7 +198,9 @@ def test_some_are_listed(node: Node) -> None:
     mend.with_agent(node)
     why = mend.held(node, "PartlyRegistered", 0)
     assert "RepairPartial=yes" in why
-    assert mend.finding(node, "PluginRegistered")["because"].startswith("the kubelet lists 7 of 8 GPUs, not GPU-")
+    assert mend.finding(node, "PluginRegistered")["because"].startswith(
+        "the kubelet lists 7 of 8 GPUs, not GPU-"
+    )
     assert mend.plugin(node) == seven and gate.allocatable(node) == 7
     gate.configure(node, mend.QUICK + "RepairPartial=yes\n")
     node.systemctl("reload", "gpu-gate.service")
@@ -190,7 +208,8 @@ def test_some_are_listed(node: Node) -> None:
 
 
 def test_sighup_where_it_answers(node: Node) -> None:
-    """Its access to /dev/nvidiactl was just verified, and v0.20.0 registers in place: the same container goes on."""
+    """Its access to /dev/nvidiactl was just verified, and v0.20.0 registers in place: the same
+    container goes on."""
     broken = mend.gave_up(node, mend.manifest(node))
     mend.with_agent(node)
     mend.ends_well(node, ["hup"])
@@ -203,8 +222,13 @@ def test_sighup_in_vain_is_followed_by_a_new_container(node: Node) -> None:
     own = mend.with_nvml_of_its_own(node, "init error=999")
     broken = mend.gave_up(node, mend.manifest(node, **own))
     mend.with_agent(node, "RepairsPerHour=1\n")
-    gate.until(lambda: "only deploy this plugin" in mend.log(node, broken["id"]).partition("Received SIGHUP")[2],
-               lambda: mend.log(node, broken["id"]))
+    gate.until(
+        lambda: (
+            "only deploy this plugin"
+            in mend.log(node, broken["id"]).partition("Received SIGHUP")[2]
+        ),
+        lambda: mend.log(node, broken["id"]),
+    )
     node.run("cat /run/simgpu/nvml >/run/simgpu/own")
     mend.ends_well(node, ["hup", "rebuild"])
     assert mend.plugin(node)["id"] != broken["id"]
@@ -232,11 +256,20 @@ def test_pause_stops_it_and_resume_does_not_forget(node: Node) -> None:
     mend.ends_well(node, ["rebuild"])
 
 
-@pytest.mark.parametrize(("label", "name", "company"), [
-    ("app: nvidia-device-plugin-daemonset", "nvidia-device-plugin", "config-manager"),  # GPU Operator
-    ("app.kubernetes.io/component: hami-device-plugin", "device-plugin", "vgpu-monitor"),
-])
-def test_a_pod_as_a_daemonset_makes_it_with_company(node: Node, label: str, name: str, company: str) -> None:
+@pytest.mark.parametrize(
+    ("label", "name", "company"),
+    [
+        (
+            "app: nvidia-device-plugin-daemonset",
+            "nvidia-device-plugin",
+            "config-manager",
+        ),  # GPU Operator
+        ("app.kubernetes.io/component: hami-device-plugin", "device-plugin", "vgpu-monitor"),
+    ],
+)
+def test_a_pod_as_a_daemonset_makes_it_with_company(
+    node: Node, label: str, name: str, company: str
+) -> None:
     """Found by its pod's label; what shares its pod and image is left alone."""
     node.run("simgpu nvml reset init=999")
     node.put(gate.MANIFEST, mend.wrapped(mend.manifest(node, OLD="1"), label, name, company))
@@ -265,9 +298,14 @@ def test_a_pod_that_would_not_start_it_again(node: Node) -> None:
 def test_a_plugin_that_is_a_unit(node: Node) -> None:
     """No container: its unit, of a name that is known, is restarted, once for a cause."""
     node.put(f"/etc/systemd/system/{UNIT}", UNIT_FILE)
-    node.run(f"rm {gate.MANIFEST}; simgpu nvml reset init=999; systemctl daemon-reload; systemctl start {UNIT}")
+    node.run(
+        f"rm {gate.MANIFEST}; simgpu nvml reset init=999; systemctl daemon-reload; systemctl "
+        f"start {UNIT}"
+    )
     try:
-        gate.until(lambda: "No devices found" in node.journal("-u", UNIT), lambda: node.journal("-u", UNIT))
+        gate.until(
+            lambda: "No devices found" in node.journal("-u", UNIT), lambda: node.journal("-u", UNIT)
+        )
         mend.wait_running(node, lambda rows: not rows)
         node.run("simgpu nvml ok")
         before = node.show(UNIT, "InvocationID")

@@ -1,4 +1,5 @@
-"""The unit, wire and app tiers, and every story once, on a suite's own Python and libraries, as the .deb has.
+"""The unit, wire and app tiers, and every story once, on a suite's own Python and libraries, as the
+.deb has.
 
 But for the long lives of tests/unit/test_mend.py, which ask nothing of either.
 """
@@ -13,9 +14,21 @@ import tree
 from nspawn import Node
 
 REPO = Path(__file__).resolve().parents[2]
-WANTED = ("agent", "docs", "packaging", "pyproject.toml", "systemd", "tests/bundles", "tests/stories")
+WANTED = (
+    "agent",
+    "docs",
+    "packaging",
+    "pyproject.toml",
+    "systemd",
+    "tests/bundles",
+    "tests/stories",
+)
 TIERS = ("tests/unit", "tests/transport", "tests/service")
-PARTS = (("tests/unit",), ("tests/transport", "tests/service"), ("tests/stories/test_stories.py::test_story",))
+PARTS = (
+    ("tests/unit",),
+    ("tests/transport", "tests/service"),
+    ("tests/stories/test_stories.py::test_story",),
+)
 """Each has the whole of a test's time."""
 
 
@@ -23,8 +36,13 @@ def checkout(node: Node) -> None:
     """The tracked files, as they lie in the checkout."""
     listed = subprocess.run(
         ["git", "-c", f"safe.directory={REPO}", "ls-files", "-z", *WANTED, *TIERS],
-        cwd=REPO, check=True, capture_output=True).stdout
-    there = b"\0".join(name for name in listed.split(b"\0") if name and (REPO / name.decode()).exists())
+        cwd=REPO,
+        check=True,
+        capture_output=True,
+    ).stdout
+    there = b"\0".join(
+        name for name in listed.split(b"\0") if name and (REPO / name.decode()).exists()
+    )
     pack = ["tar", "-c", "--owner=0", "--group=0", "--null", "--files-from=-"]
     packed = subprocess.run(pack, input=there, check=True, capture_output=True, cwd=REPO).stdout
     node.run("mkdir -p /root/checkout; exec tar -x -C /root/checkout", input=packed)
@@ -32,14 +50,27 @@ def checkout(node: Node) -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part[0])
 @pytest.mark.parametrize("suite", tree.SUITES)
-def test_tiers_pass_with_the_suites_own_python(make_node, suite: str, part: tuple[str, ...]) -> None:
+def test_tiers_pass_with_the_suites_own_python(
+    make_node, suite: str, part: tuple[str, ...]
+) -> None:
     node = make_node(suite, standins=False)
     checkout(node)
     # The tests have agents of their own, at the same address.
     node.run("systemctl stop gpu-gate; rm -rf /run/gpu-gate")
     # No distribution has it: the .deb brings it along.
     node.run("cp /usr/share/gpu-gate/pynvml.py /root/checkout/")
-    words = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=250", "-k", "not dropped", *part]
+    words = [
+        "python3",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--timeout=250",
+        "-k",
+        "not dropped",
+        *part,
+    ]
     # Debian 13's protobuf on Python 3.13: as an error it would break the import of protobuf itself.
     words += ["-W", "ignore:Type google.protobuf.pyext:DeprecationWarning"]
     done = node.run(["env", "-C", "/root/checkout", *words], check=False, timeout=280)

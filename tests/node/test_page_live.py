@@ -1,4 +1,5 @@
-"""The page of a live node in a real browser, through the three acts of the demo: loaded once, told by /events.
+"""The page of a live node in a real browser, through the three acts of the demo: loaded once, told
+by /events.
 
 Each state is held until the page has shown it: nothing here depends on how fast the machine is.
 """
@@ -38,7 +39,10 @@ class Page:
 
     def wait(self, of: str, *words: str) -> str:
         """Until that part of the page says all of it; what it says."""
-        self.browser.wait(f"{list(words)}.every((word) => document.querySelector({of!r})?.innerText.includes(word))")
+        self.browser.wait(
+            f"{list(words)}.every((word) => "
+            f"document.querySelector({of!r})?.innerText.includes(word))"
+        )
         return self.text(of)
 
 
@@ -50,7 +54,8 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @contextmanager
 def opened(chromium: Browser, node: Node) -> Iterator[Page]:
-    """The page, loaded once. At the end nobody complained, and nothing was asked of anybody else."""
+    """The page, loaded once. At the end nobody complained, and nothing was asked of anybody
+    else."""
     gate.wait_looked(node)
     chromium.complaints.clear()
     with viewed(node) as where:
@@ -61,14 +66,18 @@ def opened(chromium: Browser, node: Node) -> Iterator[Page]:
         chromium.value("window.loaded = 'once'")
         yield Page(chromium)
         assert chromium.value("window.loaded") == "once"
-        assert {url for url in chromium.asked if not url.startswith("data:")} == {where, f"{where}events"}
+        assert {url for url in chromium.asked if not url.startswith("data:")} == {
+            where,
+            f"{where}events",
+        }
         assert chromium.complaints == []
         chromium.go("about:blank")
         chromium.wait("location.href === 'about:blank'")
 
 
 def test_a_node_that_missed_the_race_is_mended_before_ones_eyes(
-        chromium: Browser, make_node: MakeNode, deb: Path) -> None:
+    chromium: Browser, make_node: MakeNode, deb: Path
+) -> None:
     """Act 1."""
     node = make_node(deb=False, boot=False)
     node.put("/etc/simgpu.conf", FAILING)
@@ -80,25 +89,37 @@ def test_a_node_that_missed_the_race_is_mended_before_ones_eyes(
     node.put(gate.CONF, "[Plugin]\nRepair=report\n")
     tree.install_deb(node, deb)
     with opened(chromium, node) as page:
-        page.wait("#focus", "8 Plugin", "fails", "Failed to initialize NVML", "Links 9 to 14 hang on it")
+        page.wait(
+            "#focus", "8 Plugin", "fails", "Failed to initialize NVML", "Links 9 to 14 hang on it"
+        )
         assert page.text("h1") == "Not ready"
-        assert chromium.value("document.querySelector('#links .is-broken .name').innerText") == "Plugin"
+        assert (
+            chromium.value("document.querySelector('#links .is-broken .name').innerText")
+            == "Plugin"
+        )
         node.run(f"rm {gate.CONF}")
         node.systemctl("reload", "gpu-gate")
         page.wait("h1", "Ready")
         acts = page.wait("#acts", "the kubelet lists every GPU")
-        for what in ("stopping and removing container", "Failed to initialize NVML", "disruptive",
-                     mend.actions(node)[0]["evidence"]):
+        for what in (
+            "stopping and removing container",
+            "Failed to initialize NVML",
+            "disruptive",
+            mend.actions(node)[0]["evidence"],
+        ):
             assert what in acts
         assert chromium.value("document.querySelectorAll('#links .is-broken').length") == 0
         assert "The kubelet listed every GPU: ready" in page.text("#time")
 
 
 def test_a_boot_with_the_gate_and_devices_that_are_lost_and_given_back(
-        chromium: Browser, make_node: MakeNode) -> None:
+    chromium: Browser, make_node: MakeNode
+) -> None:
     """Acts 2 and 3."""
     node = make_node(boot=False)
-    node.run("at=/lib/modules/$(uname -r); mkdir -p $at; echo 'updates/dkms/nvidia.ko:' >$at/modules.dep")
+    node.run(
+        "at=/lib/modules/$(uname -r); mkdir -p $at; echo 'updates/dkms/nvidia.ko:' >$at/modules.dep"
+    )
     gate.prepare(node, LATE_DRIVER, SETTLES_LONG)
     node.boot()
     with opened(chromium, node) as page:

@@ -1,5 +1,5 @@
-"""Parts of a node go and come back while the gate is open: each is named within one look. The plugin's repair is
-switched off here: what is seen is the point."""
+"""Parts of a node go and come back while the gate is open: each is named within one look. The
+plugin's repair is switched off here: what is seen is the point."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def node(module_node: Node) -> Iterator[Node]:
 
 
 def test_dev_node_gone_and_back(node: Node) -> None:
-    """Closes within one look; nvidia-modprobe is out of the way, or the hand would be quicker than the eye."""
+    """Closes within one look; nvidia-modprobe is out of the way, or the hand would be quicker than
+    the eye."""
     node.run("mv /usr/bin/nvidia-modprobe /usr/bin/away")
     try:
         node.run("rm /dev/nvidia3")
@@ -41,21 +42,25 @@ def test_dev_node_gone_and_back(node: Node) -> None:
         node.run("mv /usr/bin/away /usr/bin/nvidia-modprobe; simgpu nodes make")
 
 
-
 def test_a_deaf_plugin_is_named_and_left_alone(node: Node) -> None:
-    """A plugin that does not register again after a kubelet restart: not ready, the reason, and no hand moves."""
+    """A plugin that does not register again after a kubelet restart: not ready, the reason, and no
+    hand moves."""
     manifest = node.read(gate.MANIFEST)
     deaf = manifest.replace("      env:\n", '      env:\n        - {name: DEAF, value: "1"}\n')
     old = {row["id"] for row in gate.plugins(node)}
     node.put(gate.MANIFEST, deaf)
     try:
-        gate.until(lambda: {row["id"] for row in gate.plugins(node) if row["state"] == "RUNNING"} - old,
-                   lambda: gate.plugins(node))
+        gate.until(
+            lambda: {row["id"] for row in gate.plugins(node) if row["state"] == "RUNNING"} - old,
+            lambda: gate.plugins(node),
+        )
         gate.wait_ready(node)
         plugins = gate.plugins(node)
         node.systemctl("restart", "kubelet.service")
         kubelet = gate.kubelet_start(node)
-        mark = node.run("journalctl -n 0 --show-cursor -q").stdout.strip().removeprefix("-- cursor: ")
+        mark = (
+            node.run("journalctl -n 0 --show-cursor -q").stdout.strip().removeprefix("-- cursor: ")
+        )
         gate.wait_why(node, "the kubelet lists no nvidia.com/*")
         code, why = gate.readyz(node)
         assert (code, "the kubelet lists no nvidia.com/*" in why) == (503, True)

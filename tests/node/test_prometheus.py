@@ -1,4 +1,5 @@
-"""A real Prometheus scrapes the real agent: its alert fires while the plugin offers nothing, and resolves."""
+"""A real Prometheus scrapes the real agent: its alert fires while the plugin offers nothing, and
+resolves."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ ExecStart=/usr/local/bin/prometheus --config.file=/root/prometheus.yml --storage
 
 
 def ask(node: Node, path: str) -> dict[str, object]:
-    said = node.run(["curl", "-s", "-m", "5", f"http://127.0.0.1:9090/api/v1/{path}"], check=False).stdout
+    said = node.run(
+        ["curl", "-s", "-m", "5", f"http://127.0.0.1:9090/api/v1/{path}"], check=False
+    ).stdout
     found: dict[str, object] = json.loads(said)["data"] if said.startswith("{") else {}
     return found
 
@@ -52,7 +55,10 @@ def test_the_alert_fires_in_the_incident_and_resolves_after_the_repair(make_node
     mend.gave_up(node)
     mend.with_agent(node, "[Plugin]\nRepair=report\n")  # as nobody were there who mends
     node.systemctl("start", "prometheus.service")
-    gate.until(lambda: {"GpuGateNodeNotReady", "GpuGateHeld"} <= firing(node), lambda: str(ask(node, "alerts")))
+    gate.until(
+        lambda: {"GpuGateNodeNotReady", "GpuGateHeld"} <= firing(node),
+        lambda: str(ask(node, "alerts")),
+    )
     gate.configure(node, gate.QUICK)
     node.systemctl("reload", "gpu-gate.service")
     mend.ends_well(node, ["rebuild"])

@@ -1,4 +1,5 @@
-"""Signals come, go and lie: the agent's process and the kubelet stay what they were, and the truth is found again."""
+"""Signals come, go and lie: the agent's process and the kubelet stay what they were, and the truth
+is found again."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def node(module_node: Node) -> Iterator[Node]:
     yield module_node
     gate.wait_ready(module_node)
     assert gate.agent_pid(module_node) == pid
-    gate.until(lambda: not gate.status(module_node)["trouble"], lambda: gate.status(module_node)["trouble"])
+    gate.until(
+        lambda: not gate.status(module_node)["trouble"], lambda: gate.status(module_node)["trouble"]
+    )
 
 
 DISTURBANCES = {
@@ -59,13 +62,16 @@ def test_nobody_else_notices(node: Node, command: str) -> None:
 def test_a_reload_is_looked_into_by_a_fresh_probe(node: Node) -> None:
     number = gate.status(node)["probe"]["last"]["number"]
     node.systemctl("daemon-reload")
-    gate.until(lambda: gate.status(node)["probe"]["last"]["number"] > number, lambda: gate.status(node))
+    gate.until(
+        lambda: gate.status(node)["probe"]["last"]["number"] > number, lambda: gate.status(node)
+    )
 
 
 def test_a_bus_that_is_away_is_named_and_costs_no_truth(node: Node) -> None:
     before = gate.kubelet_start(node)
     node.systemctl("stop", *DBUS)
     try:
+
         def heard() -> dict[str, Any]:
             now = gate.status(node)
             return now if any("bus" in line.lower() for line in now.get("trouble", ())) else {}
@@ -95,7 +101,9 @@ def test_a_kubelet_that_restarts_is_not_gated_again(node: Node) -> None:
     assert node.show("gpu-gate.target", "ActiveEnterTimestampMonotonic") == target
     gate.until(lambda: "registrations" in gate.kubelet_state(node), "no state")
     if gate.allocatable(node) != 8:
-        gate.plugin_hup(node)  # it asked NVML while that failed: the incident, which nobody mends yet
+        gate.plugin_hup(
+            node
+        )  # it asked NVML while that failed: the incident, which nobody mends yet
     gate.wait_ready(node)
     assert gate.kubelet_state(node)["registrations"] >= 1
 
@@ -104,7 +112,9 @@ def test_a_kubelet_that_is_killed_comes_back_and_its_plugin_registers(node: Node
     before, attempts = gate.kubelet_start(node), gate.plugins(node)
     node.systemctl("kill", "--signal=KILL", "kubelet.service")
     gate.until(lambda: not node.is_active("kubelet.service"), "it lives")
-    node.systemctl("restart", "kubelet.service")  # on 252 a mere start would wait for RestartSec= as well
+    node.systemctl(
+        "restart", "kubelet.service"
+    )  # on 252 a mere start would wait for RestartSec= as well
     gate.until(lambda: gate.allocatable(node) == 8, lambda: gate.kubelet_state(node))
     gate.wait_ready(node)
     assert gate.kubelet_start(node) != before

@@ -46,7 +46,12 @@ def plugin_log(node: Node) -> str:
 
 @pytest.fixture
 def make(make_node):
-    def made(conf: str = "plug --gpus 8\n", kubelet: str = "", suite: str = "bookworm", **manifest_env: str) -> Node:
+    def made(
+        conf: str = "plug --gpus 8\n",
+        kubelet: str = "",
+        suite: str = "bookworm",
+        **manifest_env: str,
+    ) -> Node:
         node = make_node(suite, deb=False, standins=True, boot=False)
         node.put("/etc/simgpu.conf", conf)
         node.put("/etc/default/kubelet", kubelet)
@@ -54,7 +59,9 @@ def make(make_node):
         text = node.read(path)
         for name, value in manifest_env.items():
             text = re.sub(rf"        - name: {name}\n          value: .*\n", "", text)
-            text = text.replace("      env:\n", f'      env:\n        - {{name: {name}, value: "{value}"}}\n')
+            text = text.replace(
+                "      env:\n", f'      env:\n        - {{name: {name}, value: "{value}"}}\n'
+            )
         node.put(path, text)
         return node.boot()
 
@@ -70,16 +77,21 @@ def test_a_healthy_node(make, suite):
     assert "195 nvidiactl" in node.read("/proc/devices")
     assert node.read("/sys/module/nvidia/initstate") == "live\n"
     inspected = plugin(node)
-    assert inspected["info"]["runtimeSpec"]["linux"]["cgroupsPath"].startswith("kubepods-besteffort-pod")
+    assert inspected["info"]["runtimeSpec"]["linux"]["cgroupsPath"].startswith(
+        "kubepods-besteffort-pod"
+    )
     scope = node.run(["sh", "-c", f"cat /proc/{inspected['info']['pid']}/cgroup"]).stdout
     assert f"cri-containerd-{inspected['id']}.scope" in scope
     # NVML's own view is the host's, through the same library.
     code = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
-    assert node.run(["python3", "-c", code], env={"PYTHONPATH": "/opt/gpu-gate-sim"}).stdout == "8\n"
+    assert (
+        node.run(["python3", "-c", code], env={"PYTHONPATH": "/opt/gpu-gate-sim"}).stdout == "8\n"
+    )
 
 
 def test_the_incident_and_its_cure(make):
-    """999 while the plugin starts; nothing heals by itself; stop and remove make the kubelet build it again."""
+    """999 while the plugin starts; nothing heals by itself; stop and remove make the kubelet build
+    it again."""
     node = make(conf="plug --gpus 8\npersistenced: nvml init=999\n")
     wait_for(lambda: "No devices found. Waiting indefinitely." in plugin_log(node))
     assert "Failed to initialize NVML: Unknown Error." in plugin_log(node)
@@ -117,7 +129,9 @@ def test_kubelet_restart_keeps_containers(make):
 
 def test_crash_loop(make):
     node = make(
-        conf="plug\npersistenced: nvml init=999\n", kubelet="KUBELET_BACKOFF_FACTOR=0.2\n", FAIL_ON_INIT_ERROR="true"
+        conf="plug\npersistenced: nvml init=999\n",
+        kubelet="KUBELET_BACKOFF_FACTOR=0.2\n",
+        FAIL_ON_INIT_ERROR="true",
     )
     wait_for(lambda: "CrashLoopBackOff" in node.journal("-u", "kubelet"))
     wait_for(lambda: plugin(node)["attempt"] >= 2)
@@ -139,32 +153,42 @@ def test_old_plugin_ends_on_sighup(make):
 
 
 def test_gpu_pods(make):
-    """Admitted before registration: Failed for good. After: given two GPUs, and freed when the pod goes."""
+    """Admitted before registration: Failed for good. After: given two GPUs, and freed when the pod
+    goes."""
     node = make(conf="plug\npersistenced: nvml init=999\n")
     node.run("cp /opt/gpu-gate-sim/manifests/gpu-pod.yaml /etc/kubernetes/manifests/")
     wait_for(lambda: phase(node, "gpu-a") == "Failed")
     early = state(node)["pods"]["default/gpu-a-gpu-node"]
-    assert early["reason"] == "UnexpectedAdmissionError" and "no healthy devices present" in early["message"]
+    assert (
+        early["reason"] == "UnexpectedAdmissionError"
+        and "no healthy devices present" in early["message"]
+    )
     node.run("simgpu nvml ok")
     node.run(f"kill -HUP {plugin(node)['info']['pid']}")
     wait_for(lambda: allocatable(node) == 8)
     time.sleep(1.5)
     assert phase(node, "gpu-a") == "Failed"
     node.run(
-        "sed 's/name: gpu-a/name: gpu-b/' /opt/gpu-gate-sim/manifests/gpu-pod.yaml >/etc/kubernetes/manifests/b.yaml"
+        "sed 's/name: gpu-a/name: gpu-b/' /opt/gpu-gate-sim/manifests/gpu-pod.yaml "
+        ">/etc/kubernetes/manifests/b.yaml"
     )
     wait_for(lambda: phase(node, "gpu-b") == "Running")
-    checkpoint = json.loads(node.read("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"))
+    checkpoint = json.loads(
+        node.read("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
+    )
     assert len(checkpoint["Data"]["PodDeviceEntries"][0]["DeviceIDs"]["-1"]) == 2
     assert allocatable(node) == 8
     node.run("rm /etc/kubernetes/manifests/b.yaml")
     wait_for(lambda: not any(c["name"] == "main" for c in containers(node)))
-    checkpoint = json.loads(node.read("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"))
+    checkpoint = json.loads(
+        node.read("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
+    )
     assert checkpoint["Data"]["PodDeviceEntries"] is None
 
 
 def test_a_container_that_lost_its_devices_sees_999(make):
-    """Debian 12's runc 1.1.5 and systemd 252: without /dev/char links a daemon-reload takes the devices away."""
+    """Debian 12's runc 1.1.5 and systemd 252: without /dev/char links a daemon-reload takes the
+    devices away."""
     node = make(conf="plug --gpus 8 --no-links\n")
     wait_for(lambda: allocatable(node) == 8)
     pid = plugin(node)["info"]["pid"]
@@ -183,11 +207,17 @@ def test_a_container_without_the_library(make):
     wait_for(lambda: allocatable(node) == 8)
     path = "/etc/kubernetes/manifests/nvidia-device-plugin.yaml"
     mounts = [
-        f"{{name: nothing, mountPath: {lib}/x86_64-linux-gnu/libnvidia-ml.so.1}}" for lib in ("/lib", "/usr/lib")
+        f"{{name: nothing, mountPath: {lib}/x86_64-linux-gnu/libnvidia-ml.so.1}}"
+        for lib in ("/lib", "/usr/lib")
     ]
     hidden = "".join(f"        - {mount}\n" for mount in mounts)
     text = node.read(path).replace("      volumeMounts:\n", f"      volumeMounts:\n{hidden}")
-    node.put(path, text.replace("  volumes:\n", "  volumes:\n    - {name: nothing, hostPath: {path: /dev/null}}\n"))
+    node.put(
+        path,
+        text.replace(
+            "  volumes:\n", "  volumes:\n    - {name: nothing, hostPath: {path: /dev/null}}\n"
+        ),
+    )
     wait_for(lambda: "Incompatible strategy detected auto" in plugin_log(node))
     wait_for(lambda: allocatable(node) == 0)
     assert plugin(node)["state"] == "RUNNING"

@@ -1,4 +1,5 @@
-"""The verbs and the faces as a person meets them on a node: what they print, how they end, what the journal keeps."""
+"""The verbs and the faces as a person meets them on a node: what they print, how they end, what the
+journal keeps."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def test_doctor(node: Node) -> None:
 def test_doctor_does_not_repeat_what_the_agent_heard_long_ago(node: Node) -> None:
     """The agent asks NVML of a quiet node every ten minutes."""
     last = gate.status(node)["probe"]["last"]["ended_at"]
-    gate.until(lambda: gate.uptime(node) > last + one_look.FRESH_S, "the agent's word grew no older")
+    gate.until(
+        lambda: gate.uptime(node) > last + one_look.FRESH_S, "the agent's word grew no older"
+    )
     try:
         node.run("simgpu nvml show=7")
         code, out, _ = gpu_gate(node, "doctor")
@@ -83,9 +86,14 @@ def test_doctor_needs_no_agent(node: Node) -> None:
         node.run("simgpu nvml show=7")
         code, out, _ = gpu_gate(node, "doctor")
         assert code == 1
-        assert_says(out, ("Link 5 is broken: GpuMissing; GpuAbsentFromNvml: confirmed",
-                          f"seen 7 of 8: {gate.BUS_IDS[7]} on PCI, absent from NVML",
-                          "$ dmesg | grep -E 'NVRM|Xid'"))
+        assert_says(
+            out,
+            (
+                "Link 5 is broken: GpuMissing; GpuAbsentFromNvml: confirmed",
+                f"seen 7 of 8: {gate.BUS_IDS[7]} on PCI, absent from NVML",
+                "$ dmesg | grep -E 'NVRM|Xid'",
+            ),
+        )
         code, out, err = gpu_gate(node, "status")
         assert (code, out) == (3, "")
         assert "the agent does not answer" in err and "systemctl status gpu-gate" in err
@@ -95,14 +103,24 @@ def test_doctor_needs_no_agent(node: Node) -> None:
 
 
 def test_doctor_deep_asks_cuda(node: Node) -> None:
-    """The fabric is not ready: NVML is content, CUDA says 802. And a CUDA that hangs does not hang the doctor."""
-    assert_says(gpu_gate(node, "doctor", "--deep")[1], ("Every link that was asked holds.", "CUDA counts 8 devices"))
+    """The fabric is not ready: NVML is content, CUDA says 802. And a CUDA that hangs does not hang
+    the doctor."""
+    assert_says(
+        gpu_gate(node, "doctor", "--deep")[1],
+        ("Every link that was asked holds.", "CUDA counts 8 devices"),
+    )
     try:
         node.put("/run/simgpu/cuda", "802\n")
         code, out, _ = gpu_gate(node, "doctor", "--deep")
         assert code == 1
-        assert_says(out, ("Link 4 is broken: CudaNotReady; FabricNotReady: confirmed", "cuInit says 802",
-                          "5 NVML HOLDS NVML enumerates 8 of 8 GPUs"))
+        assert_says(
+            out,
+            (
+                "Link 4 is broken: CudaNotReady; FabricNotReady: confirmed",
+                "cuInit says 802",
+                "5 NVML HOLDS NVML enumerates 8 of 8 GPUs",
+            ),
+        )
         assert gpu_gate(node, "doctor")[0] == 0, "nobody asks CUDA unless told to"
         node.put("/run/simgpu/cuda", "hang\n")
         node.put("/etc/gpu-gate/gpu-gate.conf.d/hang.conf", "[Probe]\nTimeoutSec=1s\n")
@@ -114,25 +132,37 @@ def test_doctor_deep_asks_cuda(node: Node) -> None:
 
 
 def test_doctor_asks_the_journal_versions_and_sockets(node: Node) -> None:
-    """Real ones: journald, containerd, runc; the kubelet's own line of a registration is a stand-in's."""
-    node.run("systemd-cat -t kubelet echo; echo 'NVRM: Xid (PCI:0000:0f:00): 79, lost' >/dev/kmsg || :", check=False)
+    """Real ones: journald, containerd, runc; the kubelet's own line of a registration is a
+    stand-in's."""
+    node.run(
+        "systemd-cat -t kubelet echo; echo 'NVRM: Xid (PCI:0000:0f:00): 79, lost' >/dev/kmsg || :",
+        check=False,
+    )
     node.systemctl("daemon-reload")
     code, out, err = gpu_gate(node, "doctor", "--json")
     assert (code, err) == (0, "")
     said = json.loads(out)
     assert said["versions"]["containerd"][:1].isdigit() and said["versions"]["runc"][:1].isdigit()
     assert said["versions"]["cgroup"] and said["not_asked"] == []
-    assert next(f for f in said["findings"] if f["condition"] == "SocketsAnswer")["verdict"] == "holds"
+    assert (
+        next(f for f in said["findings"] if f["condition"] == "SocketsAnswer")["verdict"] == "holds"
+    )
     node.run(["gpu-gate", "evidence", "/tmp/asked"])
     kept = json.loads(node.read("/tmp/asked/manifest.json"))["answers"]
     journal = next(a["answer"]["value"] for a in kept if a["question"][0] == "journal")
-    assert any(line["source"] == "systemd" and line["text"].startswith("Reload") for line in journal), journal
+    assert any(
+        line["source"] == "systemd" and line["text"].startswith("Reload") for line in journal
+    ), journal
 
 
 def test_doctor_as_nobody_says_what_it_may_not_ask(node: Node) -> None:
-    done = node.run("setpriv --reuid 65534 --regid 65534 --clear-groups gpu-gate doctor", check=False)
+    done = node.run(
+        "setpriv --reuid 65534 --regid 65534 --clear-groups gpu-gate doctor", check=False
+    )
     assert (done.returncode, "Traceback" in done.stderr) == (4, False), done.stdout + done.stderr
-    assert_says(done.stdout, ("Nothing is seen broken, but", "run it as root", "the journal (not-permitted"))
+    assert_says(
+        done.stdout, ("Nothing is seen broken, but", "run it as root", "the journal (not-permitted")
+    )
 
 
 def test_the_timeline_of_this_boot_and_of_a_bundle(node: Node) -> None:
@@ -147,13 +177,18 @@ def test_the_timeline_of_this_boot_and_of_a_bundle(node: Node) -> None:
         told.append(json.loads(out))
     live, kept = told
     at = {m["what"]: m["at"] for m in reversed(live["moments"])}
-    order = [at[what] for what in ("look", "seen", "stable", "released", "kubelet", "started", "registered")]
+    order = [
+        at[what]
+        for what in ("look", "seen", "stable", "released", "kubelet", "started", "registered")
+    ]
     assert order == sorted(order), live
     assert {"persistenced", "nodes", "runtime", "open", "socket"} <= set(at)
     assert [m["what"] for m in kept["moments"]] == [m["what"] for m in live["moments"]]
     code, out, err = gpu_gate(node, "timeline", "/tmp/sent.tar.gz")
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) < 80
-    assert "after NVML was stable" in flat(out) and "the kubelet listed every GPU [mark]" in flat(out)
+    assert "after NVML was stable" in flat(out) and "the kubelet listed every GPU [mark]" in flat(
+        out
+    )
 
 
 def test_evidence_says_later_what_was_seen_then(node: Node) -> None:
@@ -211,6 +246,7 @@ def test_wait_of_a_person_ends_at_once(node: Node) -> None:
 
 def test_verbs_of_a_user_who_is_not_root(node: Node) -> None:
     """The unix socket is root's; over HTTP everybody may ask; nobody else may pause."""
+
     def as_nobody(verb: str) -> tuple[int, str, str]:
         nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
         done = node.run([*nobody, "gpu-gate", verb], check=False)
@@ -250,12 +286,18 @@ def test_the_journal_has_fields_and_message_ids(node: Node) -> None:
     node.run("simgpu nvml ok")
     gate.wait_ready(node)
     closed, release, opened = (
-        entries(one)[-1] for one in (log.GATE_CLOSED, log.KUBELET_RELEASED, log.GATE_OPENED))
+        entries(one)[-1] for one in (log.GATE_CLOSED, log.KUBELET_RELEASED, log.GATE_OPENED)
+    )
     assert closed["GPU_GATE_RELEASED"] in ("yes", "no")
-    assert (release["GPU_GATE_RELEASED"], release["MESSAGE"]) == \
-        ("yes", "kubelet released: stable: NVML enumerates 8 of 8 GPUs")
-    assert (opened["GPU_GATE_PHASE"], opened["SYSLOG_IDENTIFIER"], opened["_SYSTEMD_UNIT"]) == \
-        ("OPEN", "gpu-gate", "gpu-gate.service")
+    assert (release["GPU_GATE_RELEASED"], release["MESSAGE"]) == (
+        "yes",
+        "kubelet released: stable: NVML enumerates 8 of 8 GPUs",
+    )
+    assert (opened["GPU_GATE_PHASE"], opened["SYSLOG_IDENTIFIER"], opened["_SYSTEMD_UNIT"]) == (
+        "OPEN",
+        "gpu-gate",
+        "gpu-gate.service",
+    )
     by_field = node.journal("-q", "-o", "cat", "GPU_GATE_REASON=NvmlUnknown")
     assert "nvmlInit said NVML_ERROR_UNKNOWN (999)" in by_field
 
@@ -268,5 +310,10 @@ def test_the_journal_has_fields_and_message_ids(node: Node) -> None:
 def test_systemctl_status_says_it_too(node: Node) -> None:
     gate.start_over(node)
     gate.wait_ready(node)
-    gate.until(lambda: node.show("gpu-gate.service", "StatusText")
-               == "OPEN, ready: NVML enumerates 8 of 8 GPUs", lambda: node.show("gpu-gate.service", "StatusText"))
+    gate.until(
+        lambda: (
+            node.show("gpu-gate.service", "StatusText")
+            == "OPEN, ready: NVML enumerates 8 of 8 GPUs"
+        ),
+        lambda: node.show("gpu-gate.service", "StatusText"),
+    )

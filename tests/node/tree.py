@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Trees that nodes boot from, cached under .cache/trees and made from this machine's own package mirrors.
+"""Trees that nodes boot from, cached under .cache/trees and made from this machine's own package
+mirrors.
 
     python3 tree.py bookworm trixie
 
-A tree is a Debian userland by mmdebstrap. Layers lie over it, each a folder with only what changed, named
-after a hash of what it was made of: `base` (containerd with its images, looking like bare metal), then the
-stand-ins and the .deb under test. A node is an overlay of them, so nothing is ever copied or built twice.
+A tree is a Debian userland by mmdebstrap. Layers lie over it, each a folder with only what changed,
+named after a hash of what it was made of: `base` (containerd with its images, looking like bare
+metal), then the stand-ins and the .deb under test. A node is an overlay of them, so nothing is ever
+copied or built twice.
 """
 
 from __future__ import annotations
@@ -77,8 +79,11 @@ def base(suite: str, more: Sequence[str] = ()) -> list[Path]:
     return layer("base", [tree(suite, more)], _furnish, digest(*parts))
 
 
-def layer(name: str, below: Sequence[Path], build: Callable[[Node], None], made_of: str) -> list[Path]:
-    """One more layer: what `build` does to the disk of a node that never boots, kept for the next time."""
+def layer(
+    name: str, below: Sequence[Path], build: Callable[[Node], None], made_of: str
+) -> list[Path]:
+    """One more layer: what `build` does to the disk of a node that never boots, kept for the next
+    time."""
     target = TREES / f"{name}-{digest(below[0].name, made_of, Path(__file__))}"
     with once(target) as missing:
         if missing:
@@ -110,7 +115,9 @@ def layers(suite: str, package: Path | None = None, sim: bool = True) -> list[Pa
 def build_deb() -> Path:
     """The .deb of this checkout, as `make deb` builds it."""
     words = [str(HERE.parents[1] / "packaging/deb/build")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
     if done.returncode:
         raise NodeError(f"packaging/deb/build failed. It said:\n{done.stderr[-3000:]}")
     return Path(done.stdout.splitlines()[-1])
@@ -143,21 +150,35 @@ def _debootstrap(suite: str, target: Path, included: Sequence[str]) -> None:
     packages = f"--include={','.join(included)}"
     slim = ["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*"]
     sources = _sources(suite, TREES)
-    # mmdebstrap mounts /proc and /sys below it: killed, it must not leave them for the rmtree above to walk into.
+    # mmdebstrap mounts /proc and /sys below it: killed, it must not leave them for the rmtree above
+    # to walk into.
     alone = ["unshare", "--mount", "--propagation", "private", "--"]
-    words = [*alone, "mmdebstrap", "--variant=minbase", packages, *slim, suite, str(building), str(sources)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    words = [
+        *alone,
+        "mmdebstrap",
+        "--variant=minbase",
+        packages,
+        *slim,
+        suite,
+        str(building),
+        str(sources),
+    ]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
     if done.returncode:
         shutil.rmtree(building, ignore_errors=True)
         raise NodeError(
-            f"mmdebstrap could not build the {suite} tree. Check that this machine's mirror has {suite} "
+            f"mmdebstrap could not build the {suite} tree. Check that this machine's mirror "
+            f"has {suite} "
             f"and that .cache has 2 GB free, then try again. It said:\n{done.stderr[-3000:]}"
         )
     building.rename(target)
 
 
 def _sources(suite: str, folder: Path) -> Path:
-    """This machine's own sources with the suite exchanged, so that its mirrors and snapshots are used."""
+    """This machine's own sources with the suite exchanged, so that its mirrors and snapshots are
+    used."""
     for name in ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"):
         source = Path(name)
         if source.exists() and re.search(r"^(URIs:|deb )", source.read_text(), re.M):

@@ -1,7 +1,8 @@
-"""A node's page for a browser on this machine: a port of its loopback interface that leads to the node's 9477.
+"""A node's page for a browser on this machine: a port of its loopback interface that leads to the
+node's 9477.
 
-The node has a network namespace of its own, and a namespace is a thread's: one thread enters it and opens the
-connections there, on behalf of a socket that was bound out here.
+The node has a network namespace of its own, and a namespace is a thread's: one thread enters it and
+opens the connections there, on behalf of a socket that was bound out here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ READ = 1 << 16
 
 @contextlib.contextmanager
 def viewed(node: Node, port: int = 0) -> Iterator[str]:
-    """The address of its page while the block lasts. `port`: here, or another where that one is taken."""
+    """The address of its page while the block lasts. `port`: here, or another where that one is
+    taken."""
     with _listening(port) as listening:
         loop, up = asyncio.new_event_loop(), threading.Event()
         ended = asyncio.Event()
@@ -56,15 +58,22 @@ def viewed(node: Node, port: int = 0) -> Iterator[str]:
 
 
 def look(node: Node, stays: bool) -> None:
-    """The demo's last line: where the page of this node is, until the person has seen enough; or how to have one."""
+    """The demo's last line: where the page of this node is, until the person has seen enough; or
+    how to have one."""
     if not stays:
-        print(f"A live node's page:  make demo ARGS=--view  ends with one, at http://127.0.0.1:{PORT}/")
+        print(
+            "A live node's page:  make demo ARGS=--view  ends with one, at "
+            f"http://127.0.0.1:{PORT}/"
+        )
         return
     is_asked = sys.stdin.isatty()
     with viewed(node, PORT) as where, contextlib.suppress(KeyboardInterrupt):
         port = where.rstrip("/").rpartition(":")[2]
-        print(f"The node of act 3 is alive until {'Enter' if is_asked else 'Ctrl-C'}. From another machine: "
-              f"ssh -L {port}:127.0.0.1:{port} root@HOST")
+        print(
+            f"The node of act 3 is alive until {'Enter' if is_asked else 'Ctrl-C'}. From "
+            "another machine: "
+            f"ssh -L {port}:127.0.0.1:{port} root@HOST"
+        )
         print(f"Its page, live:  {where}", flush=True)
         if is_asked:
             sys.stdin.readline()
@@ -116,7 +125,10 @@ async def _serve(listening: socket.socket, ended: asyncio.Event) -> None:
 async def _join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Until one side ends: HTTP's ends are whole."""
     theirs, to_node = await asyncio.open_connection("127.0.0.1", PORT)
-    ways = [asyncio.ensure_future(_copy(reader, to_node)), asyncio.ensure_future(_copy(theirs, writer))]
+    ways = [
+        asyncio.ensure_future(_copy(reader, to_node)),
+        asyncio.ensure_future(_copy(theirs, writer)),
+    ]
     try:
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
     finally:

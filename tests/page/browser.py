@@ -1,7 +1,8 @@
-"""A headless Chromium, driven by the DevTools protocol over a pipe: JSON messages that end with NUL.
+"""A headless Chromium, driven by the DevTools protocol over a pipe: JSON messages that end with
+NUL.
 
-The words are those of chromium 150 (chrome://inspect, devtools-protocol): Target, Page, Runtime, Log, Network,
-Emulation.
+The words are those of chromium 150 (chrome://inspect, devtools-protocol): Target, Page, Runtime,
+Log, Network, Emulation.
 """
 
 from __future__ import annotations
@@ -21,9 +22,20 @@ from typing import Any
 import pytest
 
 ANSWER_S = 60.0
-OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run",
-           "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--disable-sync",
-           "--disable-dev-shm-usage", "--hide-scrollbars", "--force-color-profile=srgb")
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--remote-debugging-pipe",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-extensions",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+)
 
 
 class BrowserError(Exception):
@@ -43,7 +55,9 @@ class Browser:
         self.asked: set[str] = set()
         "every address that was asked for anything"
         target = self.tell("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.tell("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.tell("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
             self.tell(f"{domain}.enable")
 
@@ -89,13 +103,17 @@ class Browser:
         self.tell("Page.navigate", url=url)
 
     def value(self, expression: str) -> Any:
-        said = self.tell("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        said = self.tell(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in said:
             raise BrowserError(f"{expression}: {said['exceptionDetails']}")
         return said["result"].get("value")
 
     def wait(self, expression: str, within_s: float = 90.0) -> Any:
-        """Its value, once that is something; while a page is being loaded it may not be there to be asked."""
+        """Its value, once that is something; while a page is being loaded it may not be there to be
+        asked."""
+
         def asked() -> Any:
             with contextlib.suppress(BrowserError):
                 return self.value(expression)
@@ -103,26 +121,44 @@ class Browser:
         ends = time.monotonic() + within_s
         while not (found := asked()):
             if time.monotonic() > ends:
-                raise BrowserError(f"not within {within_s:.0f} s: {expression}; the page: {self.text()[:2000]}; "
-                                   f"{self.complaints}")
+                raise BrowserError(
+                    f"not within {within_s:.0f} s: {expression}; the page: {self.text()[:2000]}; "
+                    f"{self.complaints}"
+                )
             time.sleep(0.1)
         return found
 
     def text(self) -> str:
         return str(self.value("document.body.innerText"))
 
-    def look(self, width: int, height: int, theme: str = "light", is_phone: bool = False, **media: str) -> None:
-        self.tell("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=2 if is_phone else 1, mobile=is_phone)
-        features = [{"name": "prefers-color-scheme", "value": theme},
-                    *({"name": name.replace("_", "-"), "value": value} for name, value in media.items())]
+    def look(
+        self, width: int, height: int, theme: str = "light", is_phone: bool = False, **media: str
+    ) -> None:
+        self.tell(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=2 if is_phone else 1,
+            mobile=is_phone,
+        )
+        features = [
+            {"name": "prefers-color-scheme", "value": theme},
+            *({"name": name.replace("_", "-"), "value": value} for name, value in media.items()),
+        ]
         self.tell("Emulation.setEmulatedMedia", features=features)
 
     def press(self, key: str) -> None:
         code = {"Enter": 13, "Tab": 9, "ArrowRight": 39, "ArrowLeft": 37}[key]
         more = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self.tell("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)
+            self.tell(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                **more,
+            )
 
     def picture(self, path: Path) -> None:
         shot = self.tell("Page.captureScreenshot", captureBeyondViewport=True, format="png")
@@ -133,13 +169,20 @@ class Browser:
 def browser(home: Path) -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("chromium is missing: tests/tools/setup node test")
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "chromium is missing: tests/tools/setup node test"
+        )
     theirs, to = os.pipe()
     answers, mine = os.pipe()
     argv = [program, *OPTIONS, f"--user-data-dir={home}"]
     # The browser reads from 3 and writes to 4.
-    with subprocess.Popen(["bash", "-c", f'exec "$@" 3<&{theirs} 4>&{mine}', "-", *argv], pass_fds=(theirs, mine),
-                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        ["bash", "-c", f'exec "$@" 3<&{theirs} 4>&{mine}', "-", *argv],
+        pass_fds=(theirs, mine),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
         os.close(theirs)
         os.close(mine)
         try:

@@ -22,6 +22,7 @@ class Served:
 
     def say(self, body: dict[str, Any]) -> None:
         """A cycle ends with this."""
+
         def cycle() -> None:
             self.body, self.number = body, self.number + 1
             assert self.faces is not None

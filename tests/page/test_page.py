@@ -1,4 +1,5 @@
-"""The page in a real headless Chromium: what it shows, that it is live, and that nothing from the node is run."""
+"""The page in a real headless Chromium: what it shows, that it is live, and that nothing from the
+node is run."""
 
 from __future__ import annotations
 
@@ -39,8 +40,16 @@ run 3
 do daemon-reload
 run 12
 """
-HOSTILE = ("<img src=x onerror=window.hit=1>", "</script><script>window.hit=2</script>", "javascript:window.hit=3",
-           "\u202egpj.exe", "'\"><svg onload=window.hit=4>", "${window.hit=5}", "a" * 5000, "\x00\x1b[31m")
+HOSTILE = (
+    "<img src=x onerror=window.hit=1>",
+    "</script><script>window.hit=2</script>",
+    "javascript:window.hit=3",
+    "\u202egpj.exe",
+    "'\"><svg onload=window.hit=4>",
+    "${window.hit=5}",
+    "a" * 5000,
+    "\x00\x1b[31m",
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +97,19 @@ def test_a_broken_node(chromium: Browser, shown: Any) -> None:
     assert "HELD" in text_of(chromium, "#facts") and "GpuFellOffBus" in text_of(chromium, "#facts")
     focus = text_of(chromium, "#focus")
     assert focus.startswith("5 NVML") and "0000:1f:00.0" in focus and "reboot the node" in focus
-    assert chromium.value("[...document.querySelectorAll('#links li')].map(l => l.className)") == \
-        ["", "", "", "", "is-broken", *["is-after"] * 9]
+    assert chromium.value("[...document.querySelectorAll('#links li')].map(l => l.className)") == [
+        "",
+        "",
+        "",
+        "",
+        "is-broken",
+        *["is-after"] * 9,
+    ]
     assert "0000:1f:00.0\tnot shown" in text_of(chromium, "#gpus").replace("\n", "")
     held = text_of(chromium, "#held")
-    assert "kube-system/trainer-0" in held and "will lose" in held and "the legacy NVIDIA hook" in held
+    assert (
+        "kube-system/trainer-0" in held and "will lose" in held and "the legacy NVIDIA hook" in held
+    )
     assert "Not ready: 7 of 8" in text_of(chromium, "#spoken")
     assert chromium.value("document.title").startswith("✕ Not ready")
 
@@ -100,10 +117,15 @@ def test_a_broken_node(chromium: Browser, shown: Any) -> None:
 def test_a_healthy_node_with_what_was_done_to_it(chromium: Browser, shown: Any) -> None:
     shown(story("mend_seed_003").status())
     assert text_of(chromium, "h1") == "Ready"
-    assert chromium.value("document.querySelectorAll('#links .is-broken, #links .is-after').length") == 0
+    assert (
+        chromium.value("document.querySelectorAll('#links .is-broken, #links .is-after').length")
+        == 0
+    )
     assert chromium.value("document.querySelectorAll('#gpus tbody tr').length") == 8
     acts = text_of(chromium, "#acts")
-    assert "Failed to initialize NVML: Unknown Error" in acts and "the kubelet lists every GPU" in acts
+    assert (
+        "Failed to initialize NVML: Unknown Error" in acts and "the kubelet lists every GPU" in acts
+    )
     assert "/var/lib/gpu-gate/evidence/" in acts and "disruptive" in acts
     boot = text_of(chromium, "#time")
     for what in ("kubelet.service", "NVML was stable", "The kubelet listed every GPU: ready"):
@@ -118,18 +140,29 @@ def test_a_container_that_lost_its_gpus_and_has_them_again(chromium: Browser, sh
     focus = text_of(chromium, "#focus")
     assert focus.startswith("12 Workloads") and "AccessDenied: fails" in focus
     assert chromium.value("document.querySelectorAll('#links .is-broken').length") == 1
-    assert "denied" in text_of(chromium, "#held tbody tr") and "given it back" not in text_of(chromium, "#held")
+    assert "denied" in text_of(chromium, "#held tbody tr") and "given it back" not in text_of(
+        chromium, "#held"
+    )
     body = telling.status()
     lost = next(row for row in body["access"] if row["now"] == "denied")
     lost.update(now="allowed", after_reload="allowed")
     doings = Doings()
-    doings.added(tuple(Allowed(lost["id"], lost["unit"], "kube-system/trainer-0 trainer", 0.0, given_back=(name,))
-                       for name in ("/dev/nvidia0", "/dev/nvidiactl")), body["boot"]["at_s"] + 60)
+    doings.added(
+        tuple(
+            Allowed(
+                lost["id"], lost["unit"], "kube-system/trainer-0 trainer", 0.0, given_back=(name,)
+            )
+            for name in ("/dev/nvidia0", "/dev/nvidiactl")
+        ),
+        body["boot"]["at_s"] + 60,
+    )
     body["actions"] += actions(None, doings.recent)
     answers.say(body)
     words = "had lost /dev/nvidia0, /dev/nvidiactl, and was given it back at "
     chromium.wait(f"document.querySelector('#held').innerText.includes('{words}')")
-    assert "denied" not in text_of(chromium, "#held") and "may not open" not in text_of(chromium, "#facts")
+    assert "denied" not in text_of(chromium, "#held") and "may not open" not in text_of(
+        chromium, "#facts"
+    )
 
 
 def test_names_of_gpus_stay_on_one_line_where_there_is_room(chromium: Browser, shown: Any) -> None:
@@ -150,7 +183,9 @@ LINES = """[...document.querySelectorAll('td.gpu')].map((cell) => {
 
 def test_it_follows_the_node(chromium: Browser, shown: Any) -> None:
     """From a boot that waits to ready, and back, without being loaded again."""
-    telling = Telling("world gpus=8\ndo plugin is version=0.9\ndo nvml 999\nat 1 kubelet starts\nrun 5\n")
+    telling = Telling(
+        "world gpus=8\ndo plugin is version=0.9\ndo nvml 999\nat 1 kubelet starts\nrun 5\n"
+    )
     answers = shown(telling.status())
     chromium.value("window.mine = 1")
     assert "999" in text_of(chromium, "#why") and text_of(chromium, "#focus").startswith("5 NVML")
@@ -176,12 +211,24 @@ def test_what_the_node_says_is_text(chromium: Browser, shown: Any) -> None:
 
 
 def hostile(value: Any, word: str, name: str = "") -> Any:
-    """The status with every free text of it turned into `word`; what has a closed set of values stays."""
+    """The status with every free text of it turned into `word`; what has a closed set of values
+    stays."""
     if isinstance(value, dict):
         return {key: hostile(inside, word, key) for key, inside in value.items()}
     if isinstance(value, list):
         return [hostile(inside, word, name) for inside in value]
-    closed = ("is", "phase", "verdict", "now", "after_reload", "at_risk", "end", "heals", "loss", "given")
+    closed = (
+        "is",
+        "phase",
+        "verdict",
+        "now",
+        "after_reload",
+        "at_risk",
+        "end",
+        "heals",
+        "loss",
+        "given",
+    )
     return word if isinstance(value, str) and name not in closed else value
 
 
@@ -205,12 +252,16 @@ def test_the_policy_lets_nothing_else_run(chromium: Browser, shown: Any) -> None
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, WIDE, PHONE, SMALL])
 def test_themes_and_sizes(chromium: Browser, shown: Any, theme: str, size: tuple[int, int]) -> None:
-    """Nothing is wider than the screen, and every text stands out from what is behind it (WCAG 1.4.3: 4.5 to 1)."""
+    """Nothing is wider than the screen, and every text stands out from what is behind it (WCAG
+    1.4.3: 4.5 to 1)."""
     chromium.look(*size, theme, is_phone=size in (PHONE, SMALL), prefers_reduced_motion="reduce")
     shown(Telling(LOST_GPU).status())
     assert chromium.value("document.documentElement.scrollWidth") == size[0]
     assert chromium.value("matchMedia('(prefers-color-scheme: dark)').matches") is (theme == "dark")
-    assert chromium.value("getComputedStyle(document.querySelector('#links .dot')).transitionDuration") == "0s"
+    assert (
+        chromium.value("getComputedStyle(document.querySelector('#links .dot')).transitionDuration")
+        == "0s"
+    )
     assert chromium.value(CONTRAST) == []
 
 
@@ -243,10 +294,21 @@ def test_keyboard_and_screen_reader(chromium: Browser, shown: Any) -> None:
     heard = [node for node in nodes if "role" in node and not node["ignored"]]
     said = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in heard}
     roles = {role for role, _ in said}
-    assert {"main", "banner", "contentinfo", "heading", "list", "table", "region", "status"} <= roles
+    assert {
+        "main",
+        "banner",
+        "contentinfo",
+        "heading",
+        "list",
+        "table",
+        "region",
+        "status",
+    } <= roles
     buttons = {name for role, name in said if role == "button"}
     assert len(buttons) == 14
-    assert "5 NVML, fails, the first broken link" in {" ".join(b.split()).replace(" ,", ",") for b in buttons}
+    assert "5 NVML, fails, the first broken link" in {
+        " ".join(b.split()).replace(" ,", ",") for b in buttons
+    }
     assert ("heading", "Not ready") in said
 
 

@@ -39,15 +39,33 @@ from .told import story
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "status.schema.json").read_text())
 TOLD = (
-    "mend_seed_003", "mend_ladder", "mend_two_plugins", "access_lost_by_reload", "access_plugin_denied_while_listed",
-    "held_lost_and_back", "held_gsp_timeout", "hang_in_d", "probe_prints_junk", "no_gpu", "late_driver", "all_vfio",
-    "mig_manager", "fabric_completes", "cdi_older_driver", "pause_while_open", "no_dbus", "look_stalls",
-    "deadline_open")
+    "mend_seed_003",
+    "mend_ladder",
+    "mend_two_plugins",
+    "access_lost_by_reload",
+    "access_plugin_denied_while_listed",
+    "held_lost_and_back",
+    "held_gsp_timeout",
+    "hang_in_d",
+    "probe_prints_junk",
+    "no_gpu",
+    "late_driver",
+    "all_vfio",
+    "mig_manager",
+    "fabric_completes",
+    "cdi_older_driver",
+    "pause_while_open",
+    "no_dbus",
+    "look_stalls",
+    "deadline_open",
+)
 
 
 def told(of: Any = None, **changes: Any) -> dict[str, Any]:
     snapshot = Snapshot(Gate(started_at=NOW - 50), diagnosed(), of or scene(), 3, NOW)
-    usual = Told(snapshot, DEFAULTS, ProbeState(), (), {"seen": 12.5}, (), Clock(NOW, NOW, NOW + OFFSET))
+    usual = Told(
+        snapshot, DEFAULTS, ProbeState(), (), {"seen": 12.5}, (), Clock(NOW, NOW, NOW + OFFSET)
+    )
     return status(replace(usual, **changes))
 
 
@@ -61,9 +79,19 @@ def test_before_the_first_look_it_fits_too() -> None:
     assert not list(faults(told(seen=Snapshot(Gate(started_at=0.0))), SCHEMA, SCHEMA))
 
 
-@pytest.mark.parametrize(("path", "value"), [
-    (("version",), 2), (("gate", "phase"), "SHUT"), (("gate", "ready"), 1), (("node",), None), (("more",), 1),
-    (("findings", 0, "link"), 15), (("findings", 0, "verdict"), "maybe"), (("boot", "milestones", "seen"), "6")])
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("version",), 2),
+        (("gate", "phase"), "SHUT"),
+        (("gate", "ready"), 1),
+        (("node",), None),
+        (("more",), 1),
+        (("findings", 0, "link"), 15),
+        (("findings", 0, "verdict"), "maybe"),
+        (("boot", "milestones", "seen"), "6"),
+    ],
+)
 def test_the_schema_can_fail(path: tuple[Any, ...], value: Any) -> None:
     body = copy.deepcopy(told())
     inside: Any = body
@@ -74,17 +102,28 @@ def test_the_schema_can_fail(path: tuple[Any, ...], value: Any) -> None:
 
 
 def test_the_last_actions_with_why_and_what_came_of_them() -> None:
-    entries = (entry(7, boot_id="another boot"), entry(1), entry(1, what="outcome", outcome="not cured"), entry(2))
+    entries = (
+        entry(7, boot_id="another boot"),
+        entry(1),
+        entry(1, what="outcome", outcome="not cured"),
+        entry(2),
+    )
     doings = Doings()
     doings.note(StartProbe(False), NOW)
     doings.note(Rebuild(2, "c1", "a cause", "its log says 999"), NOW + OFFSET)
     for _ in range(3):
         doings.note(LinkDevChar((("195:0", "../nvidia0"),)), NOW + OFFSET + 1, "read-only")
-    doings.added((Allowed("c9", "s.scope", "ml/t main", NOW, given_back=("/dev/nvidia0",)),), NOW + OFFSET + 2)
+    doings.added(
+        (Allowed("c9", "s.scope", "ml/t main", NOW, given_back=("/dev/nvidia0",)),),
+        NOW + OFFSET + 2,
+    )
     rows = status_parts.actions(scene(ledger=seen(entries)), doings.recent)
     assert [(r["kind"], r["disruptive"], r["outcome"]) for r in rows] == [
-        ("rebuild", True, "not cured"), ("rebuild", True, "awaited"), ("LinkDevChar", False, "failed: read-only"),
-        ("AllowDevices", False, "given back: /dev/nvidia0")]
+        ("rebuild", True, "not cured"),
+        ("rebuild", True, "awaited"),
+        ("LinkDevChar", False, "failed: read-only"),
+        ("AllowDevices", False, "given back: /dev/nvidia0"),
+    ]
     assert rows[0]["why"] == "some cause", "an earlier agent's: its ledger is all that is left"
     assert "its log says 999" in rows[1]["why"]
     assert rows[1]["evidence"] == "/evidence/2"
@@ -114,12 +153,16 @@ def test_it_is_bounded() -> None:
 
 
 def test_the_first_broken_link_is_the_doctors() -> None:
-    """A plugin that failed blocks nothing by itself: that it is not registered does. It is broken all the same."""
+    """A plugin that failed blocks nothing by itself: that it is not registered does. It is broken
+    all the same."""
     assert told()["first_broken"] is None
     failed = scene(allocatable=seen(()), plugins=(sight(FAILED_LOG, access=True),))
     body = told(seen=Snapshot(Gate(started_at=0.0), diagnose(failed, DEFAULTS), failed))
     assert body["first_broken"] in body["findings"]
-    assert (body["first_broken"]["condition"], body["first_broken"]["blocks"]) == ("PluginWell", False)
+    assert (body["first_broken"]["condition"], body["first_broken"]["blocks"]) == (
+        "PluginWell",
+        False,
+    )
 
 
 def test_registered_against_expected() -> None:

@@ -40,14 +40,28 @@ class Telling:
         now = world.now
         scene = finish(look(world, world.settings))
         if machine.gate.ready and not self.milestones:
-            self.milestones = {"seen": BOOT + 6.1, "stable": now - 4, "open": now - 4, "registered": now}
+            self.milestones = {
+                "seen": BOOT + 6.1,
+                "stable": now - 4,
+                "open": now - 4,
+                "registered": now,
+            }
         doings = Doings()
         for action in machine.acted[-40:]:
             doings.note(action, world.realtime - now + BOOT + 9)
         seen = Snapshot(machine.gate, machine.diagnosis, scene, machine.cycles, now, 0.004)
         state = scene.probe.value if isinstance(scene.probe, Seen) else ProbeState()
-        return status(Told(seen, world.settings, state, (), self.milestones, doings.recent,
-                           Clock(now, now, world.realtime)))
+        return status(
+            Told(
+                seen,
+                world.settings,
+                state,
+                (),
+                self.milestones,
+                doings.recent,
+                Clock(now, now, world.realtime),
+            )
+        )
 
 
 def story(name: str) -> Telling:

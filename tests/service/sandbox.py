@@ -1,4 +1,5 @@
-"""Run gpu-gate as a program on a node that is a few folders: /run, /sys/bus, /proc/driver and /etc laid over."""
+"""Run gpu-gate as a program on a node that is a few folders: /run, /sys/bus, /proc/driver and /etc
+laid over."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ class Node:
         """The kernel module is loaded, in this version."""
         (self.folder / "driver/nvidia").mkdir(exist_ok=True)
         (self.folder / "driver/nvidia/version").write_text(
-            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue Mar  5 22:23:56 UTC 2024\n")
+            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue Mar  5 22:23:56 "
+            "UTC 2024\n"
+        )
 
     def argv(self, *words: str) -> list[str]:
         return ["unshare", "-m", "--propagation", "private", "sh", "-c", LAY_OVER, "sh", *words]
@@ -76,15 +79,27 @@ class Node:
         return {"PATH": os.environ["PATH"], "NODE": str(self.folder), **more}
 
     def start(self, *verb: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(self.argv(sys.executable, "-m", "agent", *verb), cwd=REPO, env=self.env(), text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            self.argv(sys.executable, "-m", "agent", *verb),
+            cwd=REPO,
+            env=self.env(),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def gpu_gate(self, *verb: str) -> subprocess.CompletedProcess[str]:
         return self.run_program(sys.executable, "-m", "agent", *verb)
 
     def run_program(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.argv(*words), cwd=REPO, env=self.env(**env), text=True, capture_output=True,
-                              timeout=ENDS_WITHIN_S)
+        return subprocess.run(
+            self.argv(*words),
+            cwd=REPO,
+            env=self.env(**env),
+            text=True,
+            capture_output=True,
+            timeout=ENDS_WITHIN_S,
+        )
 
 
 def ended(child: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
@@ -95,5 +110,10 @@ def ended(child: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 def run_doctor(*words: str) -> subprocess.CompletedProcess[str]:
     """`gpu-gate doctor` on a bundle."""
-    return subprocess.run([sys.executable, "-m", "agent", *words], cwd=REPO, capture_output=True, text=True,
-                          timeout=ENDS_WITHIN_S)
+    return subprocess.run(
+        [sys.executable, "-m", "agent", *words],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+    )

@@ -1,4 +1,5 @@
-"""What the agent makes of a batch of the access program's lines, of systemd's reload lines, and its table."""
+"""What the agent makes of a batch of the access program's lines, of systemd's reload lines, and its
+table."""
 
 from __future__ import annotations
 
@@ -24,35 +25,78 @@ QUESTION = Question("c1", 7, "99", (CTL, NOBODYS), "programs 1")
 
 
 def answer(device: Device, access: str, **changes: object) -> dict:
-    return {"path": device.word, "kind": device.kind, "major": device.major, "minor": device.minor, "access": access,
-            "errno": 0, "detail": "", **changes}
+    return {
+        "path": device.word,
+        "kind": device.kind,
+        "major": device.major,
+        "minor": device.minor,
+        "access": access,
+        "errno": 0,
+        "detail": "",
+        **changes,
+    }
 
 
 def line(ctl: str = "allowed", nobodys: str = "denied", **changes: object) -> bytes:
-    return json.dumps({"v": 1, "pid": 7, "started": "99", "cgroup": "/x", "version": "v2", "rules": "programs 1,2",
-                       "way": "scratch", "place": "/y", "answers": [answer(CTL, ctl), answer(NOBODYS, nobodys)],
-                       **changes}).encode()
+    return json.dumps(
+        {
+            "v": 1,
+            "pid": 7,
+            "started": "99",
+            "cgroup": "/x",
+            "version": "v2",
+            "rules": "programs 1,2",
+            "way": "scratch",
+            "place": "/y",
+            "answers": [answer(CTL, ctl), answer(NOBODYS, nobodys)],
+            **changes,
+        }
+    ).encode()
 
 
 def test_a_line_is_a_verdict_on_the_rules_that_were_tried() -> None:
     found = verdict_of(line(), QUESTION, 5.0)
     assert found.answers == ((CTL, Now.ALLOWED), (NOBODYS, Now.DENIED))
-    assert (found.rules, found.asked_rules, found.all_devices, found.at) == ("programs 1,2", "programs 1", False, 5.0)
+    assert (found.rules, found.asked_rules, found.all_devices, found.at) == (
+        "programs 1,2",
+        "programs 1",
+        False,
+        5.0,
+    )
     assert verdict_of(line(nobodys="allowed"), QUESTION, 5.0).all_devices
 
 
 JUNK = [
-    b"", b"null", b"{}", b"\xff\xfe", b"[" * 10_000, line()[:-9], line() + b"x", line(v=2), line(pid=8), line(way=""),
-    line(rules=""), line(started="100"), line(started=7), line(answers=[]), line(answers=[answer(CTL, "allowed")]),
-    line(answers=[answer(NOBODYS, "allowed"), answer(CTL, "allowed")]), line(ctl="fine"), line(answers={"a": 1}),
+    b"",
+    b"null",
+    b"{}",
+    b"\xff\xfe",
+    b"[" * 10_000,
+    line()[:-9],
+    line() + b"x",
+    line(v=2),
+    line(pid=8),
+    line(way=""),
+    line(rules=""),
+    line(started="100"),
+    line(started=7),
+    line(answers=[]),
+    line(answers=[answer(CTL, "allowed")]),
+    line(answers=[answer(NOBODYS, "allowed"), answer(CTL, "allowed")]),
+    line(ctl="fine"),
+    line(answers={"a": 1}),
     line(answers=[None, None]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("junk", JUNK)
 def test_junk_leaves_everything_unknown(junk: bytes) -> None:
     found = verdict_of(junk, QUESTION, 5.0)
-    assert {now for _, now in found.answers} == {Now.UNKNOWN} and found.detail and not found.all_devices
+    assert (
+        {now for _, now in found.answers} == {Now.UNKNOWN}
+        and found.detail
+        and not found.all_devices
+    )
     assert found.rules == QUESTION.rules, "it is not asked again at once"
 
 
@@ -67,10 +111,16 @@ def test_torn_lines_never_become_an_answer() -> None:
         assert now in (Now.ALLOWED, Now.UNKNOWN), "never denied by an accident"
 
 
-@pytest.mark.parametrize("ended", [
-    Outcome(None, b"", "", "hung", "it did not end"), Outcome(1, line() + b"\n", "Traceback"),
-    Outcome(0, b"", ""), Outcome(0, line() + b"\n", ""), Outcome(0, b"\n".join([line()] * 3), ""),
-])
+@pytest.mark.parametrize(
+    "ended",
+    [
+        Outcome(None, b"", "", "hung", "it did not end"),
+        Outcome(1, line() + b"\n", "Traceback"),
+        Outcome(0, b"", ""),
+        Outcome(0, line() + b"\n", ""),
+        Outcome(0, b"\n".join([line()] * 3), ""),
+    ],
+)
 def test_only_a_whole_run_counts(ended: Outcome) -> None:
     for verdict in verdicts_of(ended, [QUESTION, QUESTION], 5.0):
         assert {now for _, now in verdict.answers} == {Now.UNKNOWN} and verdict.detail
@@ -81,7 +131,9 @@ def test_what_was_read_of_a_container_goes_with_it() -> None:
     from agent.transport.device_cgroups import started
 
     def of(container_id: str) -> CheckAccess:
-        asked = Question(container_id, os.getpid(), started(os.getpid()), (CTL, NOBODYS), "programs 1")
+        asked = Question(
+            container_id, os.getpid(), started(os.getpid()), (CTL, NOBODYS), "programs 1"
+        )
         return CheckAccess((asked,), ((f"cri-containerd-{container_id}.scope", "programs 1"),), 0.0)
 
     async def main() -> tuple[set[str], set[str]]:
@@ -105,7 +157,8 @@ def test_a_process_that_is_gone_is_unknown() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="reading device programs is root's")
 def test_what_is_read_here_is_what_the_program_tries() -> None:
-    """The agent's cheap reading and the program's own must name the same rules, or no verdict would ever stand."""
+    """The agent's cheap reading and the program's own must name the same rules, or no verdict would
+    ever stand."""
     from agent.host.access.processes import _Known
 
     reader, pid = Processes(), os.getpid()
@@ -113,7 +166,9 @@ def test_what_is_read_here_is_what_the_program_tries() -> None:
 
     reader._known["me"] = _Known(pid, started(pid), ())
     (process,) = asyncio.run(reader.read("/none", ["me"]))
-    (found,) = asyncio.run(ask_many([Question("me", pid, process.started, (Device("c", 1, 3),), process.rules)]))
+    (found,) = asyncio.run(
+        ask_many([Question("me", pid, process.started, (Device("c", 1, 3),), process.rules)])
+    )
     if process.rules:
         assert found.rules == process.rules and process.other_until == 0.0
     else:
@@ -124,19 +179,36 @@ def test_who_asked_for_a_reload() -> None:
     def entry(message: object) -> bytes:
         return json.dumps({"MESSAGE": message}).encode()
 
-    asked = entry("Reloading requested from client PID 4711 ('systemctl') (unit session-1.scope)...")
-    assert newest([entry("Reloading..."), asked, b"junk", entry(["bytes"]), entry(None)]) \
+    asked = entry(
+        "Reloading requested from client PID 4711 ('systemctl') (unit session-1.scope)..."
+    )
+    assert (
+        newest([entry("Reloading..."), asked, b"junk", entry(["bytes"]), entry(None)])
         == "client PID 4711 ('systemctl') (unit session-1.scope)"
+    )
     later = entry("Reexecution requested from client PID 1 ('x')...")
     assert newest([asked, later]) == "client PID 1 ('x')"
     assert newest([]) == ""
 
 
 def test_the_table() -> None:
-    row = {"namespace": "ml", "pod": "train-0", "container": "main\x1b[31m", "gpus": ["a", "b"], "now": "allowed",
-           "after_reload": "lost", "why": "DevicePolicy=strict, " * 8, "cure": "CDI"}
+    row = {
+        "namespace": "ml",
+        "pod": "train-0",
+        "container": "main\x1b[31m",
+        "gpus": ["a", "b"],
+        "now": "allowed",
+        "after_reload": "lost",
+        "why": "DevicePolicy=strict, " * 8,
+        "cure": "CDI",
+    }
     lines = table([row, {}])
     assert lines[0].split() == ["POD", "CONTAINER", "GPUS", "NOW", "AFTER", "RELOAD", "WHY"]
-    assert lines[1].startswith("ml/train-0") and " 2 " in lines[1] and "LOST" in lines[1] and "\x1b" not in lines[1]
+    assert (
+        lines[1].startswith("ml/train-0")
+        and " 2 " in lines[1]
+        and "LOST" in lines[1]
+        and "\x1b" not in lines[1]
+    )
     assert lines[-1] == "For good: CDI."
     assert table([]) == ["No running container holds GPUs."]

@@ -51,7 +51,17 @@ def test_devices_list(text: str, kind: str, major: int, minor: int, is_allowed: 
 
 @pytest.mark.parametrize(
     "text",
-    ["nonsense", "c 195:255", "c 195 rw", "x 1:3 rw", "c 1:3 rx", "c a:3 rw", "c -1:3 rw", "c 1:3: rw", "\n\n"],
+    [
+        "nonsense",
+        "c 195:255",
+        "c 195 rw",
+        "x 1:3 rw",
+        "c 1:3 rx",
+        "c a:3 rw",
+        "c -1:3 rw",
+        "c 1:3: rw",
+        "\n\n",
+    ],
 )
 def test_a_list_that_is_none_is_no_answer(text: str) -> None:
     with pytest.raises(ValueError):
@@ -61,14 +71,19 @@ def test_a_list_that_is_none_is_no_answer(text: str) -> None:
 def test_junk_never_turns_into_access() -> None:
     chance = random.Random(5)
     for _ in range(5000):
-        text = "".join(chance.choice("abc *:0123456789rwm\n\t\x00é") for _ in range(chance.randrange(30)))
+        text = "".join(
+            chance.choice("abc *:0123456789rwm\n\t\x00é") for _ in range(chance.randrange(30))
+        )
         try:
             is_allowed = listed(text, "c", 195, 255)
         except ValueError:
             continue
         lines = [line.split() for line in text.splitlines()]
         assert is_allowed == any(
-            w in "ac" and n.split(":")[0] in ("*", "195") and n.split(":")[1] in ("*", "255") and {*"rw"} <= {*r}
+            w in "ac"
+            and n.split(":")[0] in ("*", "195")
+            and n.split(":")[1] in ("*", "255")
+            and {*"rw"} <= {*r}
             for w, n, r in lines
         )
 
@@ -105,7 +120,11 @@ def test_where_cgroups_are_mounted() -> None:
     assert Mounts.folder(("/sys/fs/cgroup", "/"), "/a/b") == "/sys/fs/cgroup/a/b"
     whole = ("/c", "/")
     for mount, path in [
-        (mounts.v1, "/docker/abcd"), (mounts.v1, "/"), (whole, "/../x"), (None, "/x"), (whole, "/x (deleted)")
+        (mounts.v1, "/docker/abcd"),
+        (mounts.v1, "/"),
+        (whole, "/../x"),
+        (None, "/x"),
+        (whole, "/x (deleted)"),
     ]:
         with pytest.raises(Unsure):
             Mounts.folder(mount, path)
@@ -114,7 +133,16 @@ def test_where_cgroups_are_mounted() -> None:
 def test_questions() -> None:
     words = "--pid 1 /dev/null c:195:255 --pid 2 b:8:0".split()
     assert questions(words) == [(1, ["/dev/null", "c:195:255"]), (2, ["b:8:0"])]
-    for wrong in ("", "--pid", "--pid 1", "--pid 0 x", "--pid -1 x", "--pid 1x x", "/dev/null", "--pid 1 x --pid 2"):
+    for wrong in (
+        "",
+        "--pid",
+        "--pid 1",
+        "--pid 0 x",
+        "--pid -1 x",
+        "--pid 1x x",
+        "/dev/null",
+        "--pid 1 x --pid 2",
+    ):
         with pytest.raises(ValueError):
             questions(wrong.split())
 
@@ -122,8 +150,9 @@ def test_questions() -> None:
 def test_wrong_usage_is_a_sentence() -> None:
     done = probe("--pid", "no")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == ("access_probe: --pid wants a number. Usage: "
-                           "access_probe.py --pid PID DEVICE...\n")
+    assert done.stderr == (
+        "access_probe: --pid wants a number. Usage: access_probe.py --pid PID DEVICE...\n"
+    )
 
 
 def test_a_process_that_is_gone() -> None:
@@ -150,14 +179,30 @@ def test_what_is_no_device_node() -> None:
 
 
 LINE = {
-    "v": 1, "pid": 7, "cgroup": "/x", "version": "v2", "way": "scratch", "place": "/y",
-    "answers": [{"path": "/dev/nvidiactl", "kind": "c", "major": 195, "minor": 255,
-                 "access": "allowed", "errno": 0, "detail": ""}],
-}  # fmt: skip
+    "v": 1,
+    "pid": 7,
+    "cgroup": "/x",
+    "version": "v2",
+    "way": "scratch",
+    "place": "/y",
+    "answers": [
+        {
+            "path": "/dev/nvidiactl",
+            "kind": "c",
+            "major": 195,
+            "minor": 255,
+            "access": "allowed",
+            "errno": 0,
+            "detail": "",
+        }
+    ],
+}
 
 
 def said(top: dict | None = None, **answer: object) -> bytes:
-    return json.dumps({**LINE, "answers": [{**LINE["answers"][0], **answer}], **(top or {})}).encode()
+    return json.dumps(
+        {**LINE, "answers": [{**LINE["answers"][0], **answer}], **(top or {})}
+    ).encode()
 
 
 def read(line: bytes):
@@ -170,19 +215,42 @@ def test_lines_of_the_program() -> None:
     assert denied == Seen(Access("/dev/nvidiactl", False, "scratch"), 12.5)
     assert read(said(access="unknown", errno=3, detail="Gone.")) == Refusal(Why.MISSING, "Gone.")
     assert read(said(access="unknown", errno=1, detail="No.")) == Refusal(Why.NOT_PERMITTED, "No.")
-    assert read(said(access="unknown", errno=11, detail="Busy.")) == Refusal(Why.NOT_PERMITTED, "Busy.")
+    assert read(said(access="unknown", errno=11, detail="Busy.")) == Refusal(
+        Why.NOT_PERMITTED, "Busy."
+    )
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        b"", b"null", b"[]", b"{}", b"\xff", b"{" * 100_000, said()[:-5], said() + said(),
-        said({"v": 2}), said({"v": "1"}), said({"pid": 8}), said({"answers": []}), said({"answers": {}}),
-        said({"answers": LINE["answers"] * 2}), said({"answers": ["allowed"]}), said({"way": 3}), said({"way": ""}),
-        said(access="fine"), said(access=True), said(access=None), said(access=[]), said(path="/dev/null"),
-        said(errno="1"), said(errno=True), said(detail=None), said({"way": ""}, access="denied"),
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"{" * 100_000,
+        said()[:-5],
+        said() + said(),
+        said({"v": 2}),
+        said({"v": "1"}),
+        said({"pid": 8}),
+        said({"answers": []}),
+        said({"answers": {}}),
+        said({"answers": LINE["answers"] * 2}),
+        said({"answers": ["allowed"]}),
+        said({"way": 3}),
+        said({"way": ""}),
+        said(access="fine"),
+        said(access=True),
+        said(access=None),
+        said(access=[]),
+        said(path="/dev/null"),
+        said(errno="1"),
+        said(errno=True),
+        said(detail=None),
+        said({"way": ""}, access="denied"),
     ],
-)  # fmt: skip
+)
 def test_junk_is_no_answer(line: bytes) -> None:
     found = read(line)
     assert isinstance(found, Refusal)

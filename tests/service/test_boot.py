@@ -1,5 +1,5 @@
-"""The first agent of a boot: without GPUs systemd is told at once, and the first look comes later; with GPUs the
-first probe comes before the first look."""
+"""The first agent of a boot: without GPUs systemd is told at once, and the first look comes later;
+with GPUs the first probe comes before the first look."""
 
 from __future__ import annotations
 
@@ -38,8 +38,14 @@ def agent(node: Node, systemd: socket.socket) -> Iterator[Callable[[], subproces
 
     def start() -> subprocess.Popen[bytes]:
         notify = "@" + systemd.getsockname()[1:].decode()
-        children.append(subprocess.Popen(node.argv(sys.executable, "-m", "agent", "run"), cwd=REPO,
-                                         env=node.env(NOTIFY_SOCKET=notify), stderr=subprocess.DEVNULL))
+        children.append(
+            subprocess.Popen(
+                node.argv(sys.executable, "-m", "agent", "run"),
+                cwd=REPO,
+                env=node.env(NOTIFY_SOCKET=notify),
+                stderr=subprocess.DEVNULL,
+            )
+        )
         return children[-1]
 
     yield start
@@ -75,7 +81,9 @@ def expected(node: Node) -> None:
     node.conf("[Gate]\nExpectedGPUs=8\n")
 
 
-@pytest.mark.parametrize("prepare", [with_a_gpu, looked_before, installed_on_a_running_node, expected])
+@pytest.mark.parametrize(
+    "prepare", [with_a_gpu, looked_before, installed_on_a_running_node, expected]
+)
 def test_otherwise_it_looks_at_once(node: Node, systemd: socket.socket, agent, prepare) -> None:
     prepare(node)
     agent()
@@ -102,14 +110,20 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     host = Host(tmp_path)
-    for name, path in (("DRIVER_VERSION", "version"), ("MODULE_STATE", "initstate"), ("DRIVER_GPUS", "gpus"),
-                       ("RUN", "run")):
+    for name, path in (
+        ("DRIVER_VERSION", "version"),
+        ("MODULE_STATE", "initstate"),
+        ("DRIVER_GPUS", "gpus"),
+        ("RUN", "run"),
+    ):
         monkeypatch.setattr(boot, name, str(tmp_path / path))
     monkeypatch.setattr(marks, "RUN", str(tmp_path / "run"))
     monkeypatch.setattr(boot, "UNIT_FOLDERS", (str(tmp_path / "units"),))
     monkeypatch.setattr(boot, "CONTAINER_MARKS", (str(tmp_path / "container"),))
     monkeypatch.setattr(boot, "leftovers", lambda: host.left)
-    monkeypatch.setattr(boot, "start", lambda root, needs, holds: host.started.append((root, needs, holds)))
+    monkeypatch.setattr(
+        boot, "start", lambda root, needs, holds: host.started.append((root, needs, holds))
+    )
     return host
 
 
@@ -121,17 +135,23 @@ def test_nvml_is_asked_at_once_where_the_driver_holds_gpus(host: Host) -> None:
 
 # why a look must come first
 NOT_YET: dict[str, Callable[[Host], object]] = {
-    "an agent has looked in this boot": lambda h: h.says("run/first-look", '{"reason": "x", "at": 1.0}'),
+    "an agent has looked in this boot": lambda h: h.says(
+        "run/first-look", '{"reason": "x", "at": 1.0}'
+    ),
     "installed on a running node": lambda h: h.says("run/released", "installed on a running node"),
     "paused": lambda h: h.says("run/paused", ""),
     "no driver": lambda h: (h.folder / "version").unlink(),
     "a driver that is loading": lambda h: h.says("initstate", "coming\n"),
     "no state of the driver": lambda h: (h.folder / "initstate").unlink(),
     "a driver without GPUs": lambda h: (h.folder / "gpus/0000:07:00.0").rmdir(),
-    "MIG will be set up": lambda h: (h.folder / "units/nvidia-mig-manager.service").symlink_to("/nowhere"),
+    "MIG will be set up": lambda h: (h.folder / "units/nvidia-mig-manager.service").symlink_to(
+        "/nowhere"
+    ),
     "a container": lambda h: h.says("container", "docker"),
     "an earlier agent's probe that nothing ends": lambda h: h.left.append(4242),
-    "a GPU set apart": lambda h: setattr(h, "settings", replace(h.settings, exclude_gpus=("0000:07:00.0",))),
+    "a GPU set apart": lambda h: setattr(
+        h, "settings", replace(h.settings, exclude_gpus=("0000:07:00.0",))
+    ),
     "no GPU expected": lambda h: setattr(h, "settings", replace(h.settings, expected_gpus=("0",))),
 }
 

@@ -17,11 +17,16 @@ from agent.service.setting_values import parse_span
 REPO = Path(__file__).resolve().parents[2]
 CONF = "etc/gpu-gate/gpu-gate.conf"
 KEYS = {(f.metadata["section"], f.metadata["key"]): f.name for f in fields(Settings)}
-DEFAULTS = {f"{section}.{key}": config.written(getattr(Settings(), name)) for (section, key), name in KEYS.items()}
+DEFAULTS = {
+    f"{section}.{key}": config.written(getattr(Settings(), name))
+    for (section, key), name in KEYS.items()
+}
 UUID = "GPU-aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"
 
 
-def loaded(root: Path, text: str | bytes = "", last_good: Settings | None = None, **dropins: str) -> config.Config:
+def loaded(
+    root: Path, text: str | bytes = "", last_good: Settings | None = None, **dropins: str
+) -> config.Config:
     path = root / CONF
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -50,7 +55,11 @@ GOOD: list[tuple[str, str, Any]] = [
     ("Gate.ControlPlaneDeadlineSec", "1.5 minutes", 90.0),
     ("Gate.Fabric", "require", "require"),
     ("Gate.FabricWithinSec", "2min", 120.0),
-    ("Gate.PauseWhile", "nvidia-mig-manager.service, reset.service", ("nvidia-mig-manager.service", "reset.service")),
+    (
+        "Gate.PauseWhile",
+        "nvidia-mig-manager.service, reset.service",
+        ("nvidia-mig-manager.service", "reset.service"),
+    ),
     ("Probe.TimeoutSec", "45 sec", 45.0),
     ("Probe.IntervalSec", "1h", 3600.0),
     ("Probe.IntervalSec", "1 day", 86400.0),
@@ -58,12 +67,24 @@ GOOD: list[tuple[str, str, Any]] = [
     ("Driver.Load", "auto", "auto"),
     ("Driver.MakeNodes", "No", False),
     ("Driver.MakeNodes", "on", True),
-    ("Kubelet.Unit", "snap.microk8s.daemon-kubelite.service", "snap.microk8s.daemon-kubelite.service"),
+    (
+        "Kubelet.Unit",
+        "snap.microk8s.daemon-kubelite.service",
+        "snap.microk8s.daemon-kubelite.service",
+    ),
     ("Kubelet.Unit", "none", "none"),
-    ("Kubelet.Resources", "nvidia.com/gpu, nvidia.com/mig-*", ("nvidia.com/gpu", "nvidia.com/mig-*")),
+    (
+        "Kubelet.Resources",
+        "nvidia.com/gpu, nvidia.com/mig-*",
+        ("nvidia.com/gpu", "nvidia.com/mig-*"),
+    ),
     ("Kubelet.PodResourcesSocket", "/data/kubelet.sock", "/data/kubelet.sock"),
     ("Kubelet.DevicePluginsDir", "/", "/"),
-    ("Plugin.RuntimeSocket", "/run/k3s/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock"),
+    (
+        "Plugin.RuntimeSocket",
+        "/run/k3s/containerd/containerd.sock",
+        "/run/k3s/containerd/containerd.sock",
+    ),
     ("Plugin.Containers", "gpu-plugin, *-dp", ("gpu-plugin", "*-dp")),
     ("Plugin.Images", "*/nvidia/*:v0.9*", ("*/nvidia/*:v0.9*",)),
     ("Plugin.Unit", "nvidia-device-plugin.service", "nvidia-device-plugin.service"),
@@ -179,7 +200,9 @@ BAD: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "says"), BAD)
-def test_a_bad_value_is_named_and_the_default_stays(tmp_path: Path, key: str, value: str, says: str) -> None:
+def test_a_bad_value_is_named_and_the_default_stays(
+    tmp_path: Path, key: str, value: str, says: str
+) -> None:
     section, _, word = key.partition(".")
     found = loaded(tmp_path, line(section, word, value))
     (problem,) = found.problems
@@ -190,18 +213,33 @@ def test_a_bad_value_is_named_and_the_default_stays(tmp_path: Path, key: str, va
     assert found.settings == Settings()
 
 
-@pytest.mark.parametrize(("text", "where", "says", "is_error"), [
-    ("[Gate]\nDeadlineSecs=5\n", 2, "unknown key DeadlineSecs= in [Gate]; it is not in force", False),
-    ("[Gate]\nTimeoutSec=5s\n", 2, "TimeoutSec= belongs into [Probe], not [Gate]", False),
-    ("[gate]\n", 1, "unknown section [gate]; known: [Gate], [Probe], [Driver], [Kubelet], [Plugin], [Access], "
-     "[Http], [Node], [Cluster], [Agent]",
-     False),
-    ("DeadlineSec=5s\n", 1, "belongs into [Gate]", False),
-    ("[Gate]\n\n# ok\n; ok\nhello\n", 5, "'hello' is no Key=Value", True),
-    ("[Gate\n", 1, "is no Key=Value", True),
-    ("[Gate]\n=5\n", 2, "unknown key =", False),
-])
-def test_a_line_that_says_nothing_we_know(tmp_path: Path, text: str, where: int, says: str, is_error: bool) -> None:
+@pytest.mark.parametrize(
+    ("text", "where", "says", "is_error"),
+    [
+        (
+            "[Gate]\nDeadlineSecs=5\n",
+            2,
+            "unknown key DeadlineSecs= in [Gate]; it is not in force",
+            False,
+        ),
+        ("[Gate]\nTimeoutSec=5s\n", 2, "TimeoutSec= belongs into [Probe], not [Gate]", False),
+        (
+            "[gate]\n",
+            1,
+            "unknown section [gate]; known: [Gate], [Probe], [Driver], [Kubelet], [Plugin], "
+            "[Access], "
+            "[Http], [Node], [Cluster], [Agent]",
+            False,
+        ),
+        ("DeadlineSec=5s\n", 1, "belongs into [Gate]", False),
+        ("[Gate]\n\n# ok\n; ok\nhello\n", 5, "'hello' is no Key=Value", True),
+        ("[Gate\n", 1, "is no Key=Value", True),
+        ("[Gate]\n=5\n", 2, "unknown key =", False),
+    ],
+)
+def test_a_line_that_says_nothing_we_know(
+    tmp_path: Path, text: str, where: int, says: str, is_error: bool
+) -> None:
     found = loaded(tmp_path, text)
     assert [(p.where, p.is_error) for p in found.problems] == [(f"/{CONF}:{where}", is_error)]
     assert says in found.problems[0].sentence
@@ -210,14 +248,23 @@ def test_a_line_that_says_nothing_we_know(tmp_path: Path, text: str, where: int,
 
 
 def test_a_typo_costs_its_own_line_only(tmp_path: Path) -> None:
-    found = loaded(tmp_path, "[Gate]\nDeadlineSec=oops\nStableProbes=5\nOnDedline=hold\n[Probe]\nTimeoutSec=9s\n")
+    found = loaded(
+        tmp_path,
+        "[Gate]\nDeadlineSec=oops\nStableProbes=5\nOnDedline=hold\n[Probe]\nTimeoutSec=9s\n",
+    )
     assert (found.settings.stable_probes, found.settings.probe_timeout_s) == (5, 9.0)
     assert len(found.problems) == 2
 
 
-def test_drop_ins_follow_in_the_order_of_their_names_and_the_last_value_holds(tmp_path: Path) -> None:
-    found = loaded(tmp_path, line("Gate", "StableProbes", "2"), b=line("Gate", "StableProbes", "4"),
-                   a=line("Gate", "StableProbes", "3"))
+def test_drop_ins_follow_in_the_order_of_their_names_and_the_last_value_holds(
+    tmp_path: Path,
+) -> None:
+    found = loaded(
+        tmp_path,
+        line("Gate", "StableProbes", "2"),
+        b=line("Gate", "StableProbes", "4"),
+        a=line("Gate", "StableProbes", "3"),
+    )
     assert found.settings.stable_probes == 4
     assert found.origins["stable_probes"] == f"/{CONF}.d/b.conf:2"
 
@@ -241,23 +288,41 @@ def test_an_empty_listen_listens_nowhere(tmp_path: Path) -> None:
 
 
 def test_a_bad_value_later_does_not_bring_an_earlier_one_back(tmp_path: Path) -> None:
-    found = loaded(tmp_path, line("Gate", "StableProbes", "2"), a=line("Gate", "StableProbes", "many"))
+    found = loaded(
+        tmp_path, line("Gate", "StableProbes", "2"), a=line("Gate", "StableProbes", "many")
+    )
     assert found.settings.stable_probes == Settings().stable_probes
 
 
 def test_a_good_value_later_makes_up_for_a_bad_one(tmp_path: Path) -> None:
-    found = loaded(tmp_path, line("Gate", "StableProbes", "many"), a=line("Gate", "StableProbes", "2"))
+    found = loaded(
+        tmp_path, line("Gate", "StableProbes", "many"), a=line("Gate", "StableProbes", "2")
+    )
     assert found.settings.stable_probes == 2
     assert len(found.problems) == 1
 
 
-@pytest.mark.parametrize(("text", "name", "wanted", "says"), [
-    ("[Gate]\nDeadlineSec=10min\nHoldSec=1min\n", "deadline_s", 60.0, "is longer than HoldSec=60s; 60s is in force"),
-    ("[Gate]\nHoldSec=1min\n", "deadline_s", 60.0, "is longer than HoldSec"),
-    ("[Agent]\nHeartbeatSec=10min\n", "heartbeat_s", 45.0, "would starve the watchdog (90 s); 45s is in force"),
-])
-def test_a_contradiction_is_settled_so_that_nobody_is_held_longer(tmp_path: Path, text: str, name: str, wanted: float,
-                                                                  says: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "name", "wanted", "says"),
+    [
+        (
+            "[Gate]\nDeadlineSec=10min\nHoldSec=1min\n",
+            "deadline_s",
+            60.0,
+            "is longer than HoldSec=60s; 60s is in force",
+        ),
+        ("[Gate]\nHoldSec=1min\n", "deadline_s", 60.0, "is longer than HoldSec"),
+        (
+            "[Agent]\nHeartbeatSec=10min\n",
+            "heartbeat_s",
+            45.0,
+            "would starve the watchdog (90 s); 45s is in force",
+        ),
+    ],
+)
+def test_a_contradiction_is_settled_so_that_nobody_is_held_longer(
+    tmp_path: Path, text: str, name: str, wanted: float, says: str
+) -> None:
     found = loaded(tmp_path, text)
     assert getattr(found.settings, name) == wanted
     (problem,) = found.problems
@@ -299,12 +364,25 @@ def test_a_file_that_may_not_be_looked_for_is_a_problem_and_changes_nothing(tmp_
     (tmp_path / CONF).symlink_to("gpu-gate.conf")
     found = config.load(str(tmp_path), good)
     (problem,) = found.problems
-    assert problem.where == f"/{CONF}" and "could not be read (Too many levels of symbolic links)" in problem.sentence
+    assert (
+        problem.where == f"/{CONF}"
+        and "could not be read (Too many levels of symbolic links)" in problem.sentence
+    )
     assert found.settings.deadline_s == 60.0
 
 
-@pytest.mark.parametrize("junk", [b"\0" * 5000, bytes(range(256)) * 20, b"\xff\xfe[\0G\0", b"=" * 9999, b"[" * 9999,
-                                  b"\r\n\r\n", b"[Gate]\nDeadlineSec=\xff\xff\n"])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"\0" * 5000,
+        bytes(range(256)) * 20,
+        b"\xff\xfe[\0G\0",
+        b"=" * 9999,
+        b"[" * 9999,
+        b"\r\n\r\n",
+        b"[Gate]\nDeadlineSec=\xff\xff\n",
+    ],
+)
 def test_junk_is_never_more_than_problems(tmp_path: Path, junk: bytes) -> None:
     found = loaded(tmp_path, junk)
     assert found.settings == Settings()
@@ -320,7 +398,9 @@ def test_problems_do_not_flood_the_log(tmp_path: Path) -> None:
     assert len(loaded(tmp_path, b"x\n" * (1 << 14)).problems) <= 1000
 
 
-def test_a_problem_is_told_once_and_counted_at_each_reload(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_problem_is_told_once_and_counted_at_each_reload(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A hundred lines at each of a hundred reloads would cost the journal what else it holds."""
     caplog.set_level("INFO")
     first = loaded(tmp_path, "[Gate]\nDeadlineSec=soon\n")
@@ -354,7 +434,9 @@ def test_a_rejected_line_is_not_where_the_value_came_from(tmp_path: Path) -> Non
 
 def test_what_is_shown_can_be_written_back(tmp_path: Path) -> None:
     """`gpu-gate config` prints a file that says the same."""
-    shown = loaded(tmp_path, line("Gate", "ExcludeGPUs", "0000:07:00.0") + line("Driver", "MakeNodes", "no"))
+    shown = loaded(
+        tmp_path, line("Gate", "ExcludeGPUs", "0000:07:00.0") + line("Driver", "MakeNodes", "no")
+    )
     text = "".join(line(section, key, value) for section, key, value, _ in config.rows(shown))
     assert loaded(tmp_path, text).settings == shown.settings
 
@@ -383,11 +465,15 @@ def of_manual(text: str) -> dict[str, str]:
 
 def spans(defaults: dict[str, str]) -> dict[str, Any]:
     """With spans as seconds: 30min and 1800s are the same."""
-    return {key: parse_span(value) if key.endswith("Sec") else value for key, value in defaults.items()}
+    return {
+        key: parse_span(value) if key.endswith("Sec") else value for key, value in defaults.items()
+    }
 
 
-@pytest.mark.parametrize(("path", "reader"), [
-    ("packaging/deb/conf/gpu-gate.conf", of_conf_file), ("docs/man/gpu-gate.conf.5", of_manual)])
+@pytest.mark.parametrize(
+    ("path", "reader"),
+    [("packaging/deb/conf/gpu-gate.conf", of_conf_file), ("docs/man/gpu-gate.conf.5", of_manual)],
+)
 def test_the_file_and_the_manual_tell_the_same_story(path: str, reader: Any) -> None:
     assert spans(reader((REPO / path).read_text())) == spans(DEFAULTS)
 
@@ -403,19 +489,30 @@ def test_the_packaged_file_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", fields(Settings), ids=lambda f: f.name)
 def test_every_setting_says_why(field: Any) -> None:
     assert field.metadata["why"] and field.metadata["section"] and field.metadata["key"]
-    assert field.metadata["key"].endswith("Sec") is field.name.endswith("_s") is isinstance(field.default, float)
+    assert (
+        field.metadata["key"].endswith("Sec")
+        is field.name.endswith("_s")
+        is isinstance(field.default, float)
+    )
 
 
-@pytest.mark.parametrize(("lines", "says"), [
-    ("Launch=unit\n", "nothing without [Plugin] Unit="),
-    ("Launch=manifest\n", "LaunchManifest=/etc/gpu-gate/plugin.yaml is no file"),
-    ("Launch=manifest\nLaunchManifest=/pod\nManifestDir=/etc/static.d\n",
-     "echo 'r! /etc/static.d/gpu-gate-plugin.yaml'"),
-])
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("Launch=unit\n", "nothing without [Plugin] Unit="),
+        ("Launch=manifest\n", "LaunchManifest=/etc/gpu-gate/plugin.yaml is no file"),
+        (
+            "Launch=manifest\nLaunchManifest=/pod\nManifestDir=/etc/static.d\n",
+            "echo 'r! /etc/static.d/gpu-gate-plugin.yaml'",
+        ),
+    ],
+)
 def test_what_a_launch_lacks_is_said(tmp_path: Path, lines: str, says: str) -> None:
     (tmp_path / "pod").write_text("kind: Pod\n")
     (tmp_path / "etc/tmpfiles.d").mkdir(parents=True)
-    (tmp_path / "etc/tmpfiles.d/a.conf").write_text("# r! /etc/static.d/gpu-gate-plugin.yaml\nr! /elsewhere\n")
+    (tmp_path / "etc/tmpfiles.d/a.conf").write_text(
+        "# r! /etc/static.d/gpu-gate-plugin.yaml\nr! /elsewhere\n"
+    )
     (problem,) = loaded(tmp_path, f"[Plugin]\n{lines}").problems
     assert problem.is_error and problem.where == f"/{CONF}:2" and says in problem.sentence
     (tmp_path / "etc/tmpfiles.d/a.conf").write_text("r! /etc/static.d/gpu-gate-plugin.yaml\n")
@@ -424,5 +521,7 @@ def test_what_a_launch_lacks_is_said(tmp_path: Path, lines: str, says: str) -> N
 
 
 def test_a_manifest_that_no_file_can_be_is_a_problem_and_ends_nobody(tmp_path: Path) -> None:
-    (problem,) = loaded(tmp_path, f"[Plugin]\nLaunch=manifest\nLaunchManifest=/{'a' * 300}\n").problems
+    (problem,) = loaded(
+        tmp_path, f"[Plugin]\nLaunch=manifest\nLaunchManifest=/{'a' * 300}\n"
+    ).problems
     assert problem.is_error and "is no file" in problem.sentence

@@ -20,8 +20,9 @@ Streams = Callable[[], Awaitable[asyncio.StreamReader]]
 
 
 @contextlib.asynccontextmanager
-async def listening(answers: Seen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-                    ) -> AsyncIterator[tuple[http_room.Http, Streams]]:
+async def listening(
+    answers: Seen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> AsyncIterator[tuple[http_room.Http, Streams]]:
     monkeypatch.setattr(http_room, "SOCKET", str(tmp_path / "agent.sock"))
     answers.where = f"127.0.0.1:{free_port()}"
     writers = []
@@ -45,14 +46,18 @@ async def event(reader: asyncio.StreamReader) -> tuple[str, Any]:
         lines = (await asyncio.wait_for(reader.readuntil(b"\n\n"), 60)).decode().strip().split("\n")
         if lines == [":"]:
             return ":", None
-        fields = dict(line.split(": ", 1) for line in lines if line.startswith(("event: ", "data: ")))
+        fields = dict(
+            line.split(": ", 1) for line in lines if line.startswith(("event: ", "data: "))
+        )
         if fields:
             return fields["event"], json.loads(fields["data"])
 
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    def run(story: Callable[[Seen, http_room.Http, Streams], Awaitable[Any]], **constants: float) -> Any:
+    def run(
+        story: Callable[[Seen, http_room.Http, Streams], Awaitable[Any]], **constants: float
+    ) -> Any:
         for name, value in constants.items():
             monkeypatch.setattr(room, name, value)
 
@@ -68,7 +73,11 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
 
 
 def status(why: str = "all well", age_s: float = 0.5) -> dict[str, Any]:
-    return {"version": 1, "gate": {"why": why, "for_s": age_s}, "cycle": {"number": age_s, "age_s": age_s}}
+    return {
+        "version": 1,
+        "gate": {"why": why, "for_s": age_s},
+        "cycle": {"number": age_s, "age_s": age_s},
+    }
 
 
 def test_a_listener_gets_the_status_and_then_what_changes(play: Callable[..., Any]) -> None:
@@ -86,10 +95,15 @@ def test_a_listener_gets_the_status_and_then_what_changes(play: Callable[..., An
         return said
 
     assert play(story, AT_MOST_EVERY_S=0.0) == [
-        ("status", status()), ("status", status("broken")), ("cycle", {"age_s": 30.5})]
+        ("status", status()),
+        ("status", status("broken")),
+        ("cycle", {"age_s": 30.5}),
+    ]
 
 
-def test_many_cycles_a_second_are_told_once_and_the_last_one_is_not_lost(play: Callable[..., Any]) -> None:
+def test_many_cycles_a_second_are_told_once_and_the_last_one_is_not_lost(
+    play: Callable[..., Any],
+) -> None:
     async def story(answers: Seen, face: http_room.Http, stream: Streams) -> list[Any]:
         reader = await stream()
         await event(reader)

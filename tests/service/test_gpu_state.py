@@ -1,4 +1,5 @@
-"""What a GPU says beyond its identity: MIG, fabric, ECC, … Each question may be refused, and costs only itself."""
+"""What a GPU says beyond its identity: MIG, fabric, ECC, … Each question may be refused, and costs
+only itself."""
 
 from __future__ import annotations
 
@@ -19,12 +20,29 @@ from .test_probe import WHOLE, Driver, asked, built, driver
 
 __all__ = ["built", "driver"]
 
-HEALTHY = GpuState(mig=False, mig_pending=False, fabric="not supported", persistence=True, remap_pending=False,
-                   remap_failed=False, ecc=True, ecc_pending=True, recovery="none", virtualization="none")
-ONE_OF_EACH = ["mig on gpu=3 pending=off", "mig-device 3 uuid=MIG-a gi=7 ci=0 profile=1g.10gb",
-               "mig-device 3 uuid=MIG-b gi=1 ci=2 profile=1c.3g.40gb", "fabric 2 27 gpu=3", "persistence off",
-               "remap pending=1 failed=1 gpu=3", "ecc current=1 pending=0 gpu=3", "recovery 2 gpu=3",
-               "virtualization 2 gpu=3"]
+HEALTHY = GpuState(
+    mig=False,
+    mig_pending=False,
+    fabric="not supported",
+    persistence=True,
+    remap_pending=False,
+    remap_failed=False,
+    ecc=True,
+    ecc_pending=True,
+    recovery="none",
+    virtualization="none",
+)
+ONE_OF_EACH = [
+    "mig on gpu=3 pending=off",
+    "mig-device 3 uuid=MIG-a gi=7 ci=0 profile=1g.10gb",
+    "mig-device 3 uuid=MIG-b gi=1 ci=2 profile=1c.3g.40gb",
+    "fabric 2 27 gpu=3",
+    "persistence off",
+    "remap pending=1 failed=1 gpu=3",
+    "ecc current=1 pending=0 gpu=3",
+    "recovery 2 gpu=3",
+    "virtualization 2 gpu=3",
+]
 
 
 def heard(driver: Driver) -> ProbeReport:
@@ -40,27 +58,51 @@ def test_each_part_is_heard_of_the_gpu_it_is_about(driver: Driver) -> None:
     driver.says(*ONE_OF_EACH)
     states = [g.state for g in heard(driver).gpus]
     assert states[3] == GpuState(
-        mig=True, mig_pending=False, mig_devices=(MigDevice("MIG-a", "1g.10gb", 7, 0),
-                                                  MigDevice("MIG-b", "1c.3g.40gb", 1, 2)),
-        fabric="in progress", fabric_status=27, persistence=False, remap_pending=True, remap_failed=True,
-        ecc=True, ecc_pending=False, recovery="node reboot", virtualization="vgpu")
-    assert states[4].mig is False and states[4].mig_devices is None and states[4].fabric == "not supported"
+        mig=True,
+        mig_pending=False,
+        mig_devices=(MigDevice("MIG-a", "1g.10gb", 7, 0), MigDevice("MIG-b", "1c.3g.40gb", 1, 2)),
+        fabric="in progress",
+        fabric_status=27,
+        persistence=False,
+        remap_pending=True,
+        remap_failed=True,
+        ecc=True,
+        ecc_pending=False,
+        recovery="node reboot",
+        virtualization="vgpu",
+    )
+    assert (
+        states[4].mig is False
+        and states[4].mig_devices is None
+        and states[4].fabric == "not supported"
+    )
 
 
-def test_mig_without_instances_is_an_empty_list_and_an_unreadable_list_is_none(driver: Driver) -> None:
+def test_mig_without_instances_is_an_empty_list_and_an_unreadable_list_is_none(
+    driver: Driver,
+) -> None:
     driver.says("mig on gpu=0", "mig on gpu=1", "refuse migs error=4 gpu=1")
     states = [g.state for g in heard(driver).gpus]
     assert (states[0].mig, states[0].mig_devices) == (True, ())
     assert (states[1].mig, states[1].mig_devices) == (True, None)
 
 
-@pytest.mark.parametrize(("question", "left_out"), [
-    ("mig", {"mig": None, "mig_pending": None}), ("fabric", {"fabric": ""}), ("persistence", {"persistence": None}),
-    ("remap", {"remap_pending": None, "remap_failed": None}), ("ecc", {"ecc": None, "ecc_pending": None}),
-    ("recovery", {"recovery": ""}), ("virtualization", {"virtualization": ""})])
+@pytest.mark.parametrize(
+    ("question", "left_out"),
+    [
+        ("mig", {"mig": None, "mig_pending": None}),
+        ("fabric", {"fabric": ""}),
+        ("persistence", {"persistence": None}),
+        ("remap", {"remap_pending": None, "remap_failed": None}),
+        ("ecc", {"ecc": None, "ecc_pending": None}),
+        ("recovery", {"recovery": ""}),
+        ("virtualization", {"virtualization": ""}),
+    ],
+)
 @pytest.mark.parametrize("code", [3, 13, 25, 999])
-def test_a_refused_question_costs_itself_alone(driver: Driver, question: str, left_out: dict[str, Any],
-                                               code: int) -> None:
+def test_a_refused_question_costs_itself_alone(
+    driver: Driver, question: str, left_out: dict[str, Any], code: int
+) -> None:
     driver.says(f"refuse {question} error={code} gpu=2")
     report = heard(driver)
     assert (report.end, len(report.gpus), report.errors) == (ProbeEnd.ANSWERED, 8, ())
@@ -70,11 +112,15 @@ def test_a_refused_question_costs_itself_alone(driver: Driver, question: str, le
 
 
 @pytest.mark.parametrize("code", [15, 16])
-def test_a_gpu_that_says_it_is_lost_meanwhile_is_still_enumerated(driver: Driver, code: int) -> None:
+def test_a_gpu_that_says_it_is_lost_meanwhile_is_still_enumerated(
+    driver: Driver, code: int
+) -> None:
     driver.says(f"refuse persistence error={code} gpu=2")
     report = heard(driver)
     assert (report.end, len(report.gpus), report.errors) == (ProbeEnd.ANSWERED, 8, ())
-    assert [g.state.trouble for g in report.gpus] == [code if g.minor == 2 else 0 for g in report.gpus]
+    assert [g.state.trouble for g in report.gpus] == [
+        code if g.minor == 2 else 0 for g in report.gpus
+    ]
 
 
 OLD = """
@@ -90,11 +136,19 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 
 def test_an_older_nvidia_ml_py_knows_fewer_questions(driver: Driver, tmp_path: Path) -> None:
     driver.says(*ONE_OF_EACH)
-    gone = ("nvmlDeviceGetMigMode,nvmlDeviceGetGpuFabricInfoV,nvmlDeviceGetRemappedRows,"
-            "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
+    gone = (
+        "nvmlDeviceGetMigMode,nvmlDeviceGetGpuFabricInfoV,nvmlDeviceGetRemappedRows,"
+        "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
+    )
     program = driver.argv()[2]
-    done = subprocess.run([sys.executable, "-c", OLD, gone, program, *driver.argv()[3:]], env=driver.env(),
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ENDS_WITHIN_S)
+    done = subprocess.run(
+        [sys.executable, "-c", OLD, gone, program, *driver.argv()[3:]],
+        env=driver.env(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+    )
     report = report_of(done.stdout.encode(), 1, 0.0, 1.0)
     assert (report.end, len(report.gpus), report.errors) == (ProbeEnd.ANSWERED, 8, ()), done.stderr
     state = report.gpus[3].state
@@ -102,9 +156,20 @@ def test_an_older_nvidia_ml_py_knows_fewer_questions(driver: Driver, tmp_path: P
     assert (state.fabric, state.ecc_pending) == ("in progress", False)  # by the older function
 
 
-@pytest.mark.parametrize("said", [
-    None, [], "on", {"mig": "yes"}, {"mig_devices": [{"profile": "1g.10gb"}]}, {"mig_devices": 7}, {"fabric": 2},
-    {"trouble": 1e999}, {"recovery": ["reset"]}])
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        [],
+        "on",
+        {"mig": "yes"},
+        {"mig_devices": [{"profile": "1g.10gb"}]},
+        {"mig_devices": 7},
+        {"fabric": 2},
+        {"trouble": 1e999},
+        {"recovery": ["reset"]},
+    ],
+)
 def test_a_state_of_another_shape_costs_no_gpu(said: Any) -> None:
     line = {**WHOLE, "gpus": [{**WHOLE["gpus"][0], "state": said}]}
     report = report_of(json.dumps(line).encode(), 1, 0.0, 1.0)

@@ -64,7 +64,11 @@ async def exchange(port: int, text: str) -> tuple[int, dict[str, str], str]:
     writer.close()
     head, _, body = answer.partition("\r\n\r\n")
     lines = head.split("\r\n")
-    return int(lines[0].split()[1]), {k.lower(): v for k, _, v in (h.partition(": ") for h in lines[1:])}, body
+    return (
+        int(lines[0].split()[1]),
+        {k.lower(): v for k, _, v in (h.partition(": ") for h in lines[1:])},
+        body,
+    )
 
 
 @asynccontextmanager
@@ -74,8 +78,12 @@ async def served(answers: Seen) -> AsyncIterator[tuple[Http, Ask]]:
     face = Http(answers)
     await face.start()
 
-    async def ask(path: str, method: str = "GET", host: str = "localhost") -> tuple[int, dict[str, str], str]:
-        return await exchange(port, f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
+    async def ask(
+        path: str, method: str = "GET", host: str = "localhost"
+    ) -> tuple[int, dict[str, str], str]:
+        return await exchange(
+            port, f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        )
 
     try:
         yield face, ask
@@ -106,17 +114,20 @@ def seen(**changes: Any) -> Seen:
     return answers
 
 
-@pytest.mark.parametrize(("path", "answers", "code", "body"), [
-    ("/healthz", seen(), 200, "ok\n"),
-    ("/healthz", seen(ready=False), 200, "ok\n"),
-    ("/healthz", seen(overdue=True), 503, "a cycle is overdue\n"),
-    ("/readyz", seen(), 200, "all well\n"),
-    ("/readyz", seen(ready=False, why="7 of 8: 0000:e4:00.0"), 503, "7 of 8: 0000:e4:00.0\n"),
-    ("/readyz", seen(overdue=True), 503, "a cycle is overdue: what was last seen is too old\n"),
-    ("/readyz?verbose", seen(), 200, "all well\n"),
-    ("/readyz", seen(ready=False, why="a\r\nb"), 503, "a b\n"),
-    ("/readyz", seen(ready=False, why="pod \x1b[2J\u202e"), 503, "pod ?[2J?\n"),
-])
+@pytest.mark.parametrize(
+    ("path", "answers", "code", "body"),
+    [
+        ("/healthz", seen(), 200, "ok\n"),
+        ("/healthz", seen(ready=False), 200, "ok\n"),
+        ("/healthz", seen(overdue=True), 503, "a cycle is overdue\n"),
+        ("/readyz", seen(), 200, "all well\n"),
+        ("/readyz", seen(ready=False, why="7 of 8: 0000:e4:00.0"), 503, "7 of 8: 0000:e4:00.0\n"),
+        ("/readyz", seen(overdue=True), 503, "a cycle is overdue: what was last seen is too old\n"),
+        ("/readyz?verbose", seen(), 200, "all well\n"),
+        ("/readyz", seen(ready=False, why="a\r\nb"), 503, "a b\n"),
+        ("/readyz", seen(ready=False, why="pod \x1b[2J\u202e"), 503, "pod ?[2J?\n"),
+    ],
+)
 def test_answers(path: str, answers: Seen, code: int, body: str) -> None:
     answers.where = ""
     found = asked(path, answers)
@@ -124,8 +135,21 @@ def test_answers(path: str, answers: Seen, code: int, body: str) -> None:
     assert found[2].count("\n") == 1, "one line says why"
 
 
-@pytest.mark.parametrize("path", ["/metrics2", "/status/../healthz", "//status", "/status/", "/%73tatus",
-                                  "/page.html", "/../../etc/passwd", "/status%00", "/STATUS", "/;/status"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/metrics2",
+        "/status/../healthz",
+        "//status",
+        "/status/",
+        "/%73tatus",
+        "/page.html",
+        "/../../etc/passwd",
+        "/status%00",
+        "/STATUS",
+        "/;/status",
+    ],
+)
 def test_a_path_is_one_of_those_there_are(path: str) -> None:
     code, _, body = asked(path)
     assert (code, "root:" in body) == (404, False)
@@ -139,7 +163,12 @@ def test_no_browser_may_frame_keep_sniff_or_run_an_answer(path: str) -> None:
     assert headers["referrer-policy"] == "no-referrer"
     assert headers["cross-origin-resource-policy"] == "same-origin"
     policy = headers["content-security-policy"]
-    for part in ("default-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"):
+    for part in (
+        "default-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ):
         assert part in policy
     assert "unsafe" not in policy and "access-control-allow-origin" not in headers
 
@@ -174,14 +203,25 @@ def test_nothing_can_be_changed(method: str, path: str) -> None:
     assert "GET" in headers["allow"]
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:9477", "127.0.0.1:9477", "10.0.0.7", "[::1]:9477", "[::1]"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:9477", "127.0.0.1:9477", "10.0.0.7", "[::1]:9477", "[::1]"]
+)
 def test_whoever_asks_by_address_is_answered(host: str) -> None:
     assert asked("/readyz", host=host)[0] == 200
 
 
-@pytest.mark.parametrize("host", [
-    "evil.example", "evil.example:9477", "127.0.0.1.evil.example", "localhost.evil.example:9477", "0x7f000001:9477",
-    "node-1", "[::1].evil.example"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:9477",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example:9477",
+        "0x7f000001:9477",
+        "node-1",
+        "[::1].evil.example",
+    ],
+)
 @pytest.mark.parametrize("path", ["/status", "/nothing"])
 def test_a_name_that_somebody_chose_is_not_answered(host: str, path: str) -> None:
     """DNS rebinding: a web page whose name resolves to 127.0.0.1 must not read this node."""
@@ -210,12 +250,16 @@ def test_a_port_that_is_taken_costs_the_face_only_and_is_tried_again() -> None:
             still = face.problem
             taken.close()
             await face.keep()
-            code, _, _ = await exchange(port, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            code, _, _ = await exchange(
+                port, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
             return [problem, still, face.problem, code, port]
 
     problem, still, cured, code, port = asyncio.run(story())
     assert problem == still
-    assert problem.startswith(f"HTTP cannot listen on 127.0.0.1:{port}: ") and problem.endswith("see ss -ltnp")
+    assert problem.startswith(f"HTTP cannot listen on 127.0.0.1:{port}: ") and problem.endswith(
+        "see ss -ltnp"
+    )
     assert (cured, code) == (None, 200)
 
 
@@ -232,7 +276,9 @@ def test_a_face_that_lets_nobody_in_is_a_trouble() -> None:
     assert now == "HTTP: nobody is let in (Too many open files): sysctl fs.file-nr"
 
 
-def test_a_port_that_the_sandbox_refuses_is_not_said_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_the_sandbox_refuses_is_not_said_to_be_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def refused(*_: object) -> None:
         raise PermissionError(errno.EACCES, "permission denied")
 
@@ -302,8 +348,9 @@ def test_the_unix_socket_is_roots(unix_socket: Path, before: str) -> None:
     assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"all well\n")
 
 
-def test_a_unix_socket_that_cannot_be_opened_costs_that_face_only(unix_socket: Path,
-                                                                  caplog: pytest.LogCaptureFixture) -> None:
+def test_a_unix_socket_that_cannot_be_opened_costs_that_face_only(
+    unix_socket: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     unix_socket.mkdir()
     assert asked("/healthz")[0] == 200
     assert "could not be opened" in caplog.text

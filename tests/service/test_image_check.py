@@ -1,4 +1,5 @@
-"""image-check: an image that is well, and each thing that may be wrong with one, as a folder of files."""
+"""image-check: an image that is well, and each thing that may be wrong with one, as a folder of
+files."""
 
 from __future__ import annotations
 
@@ -50,8 +51,11 @@ def image(tmp_path: Path) -> Path:
         put(tmp_path, f"usr/lib/systemd/system/{name}", (UNITS / name).read_text())
     shutil.copytree(UNITS / "kubelet.service.d", units / "kubelet.service.d")
     link(tmp_path, "lib", "usr/lib")
-    link(tmp_path, "etc/systemd/system/multi-user.target.wants/gpu-gate.service",
-         "/usr/lib/systemd/system/gpu-gate.service")
+    link(
+        tmp_path,
+        "etc/systemd/system/multi-user.target.wants/gpu-gate.service",
+        "/usr/lib/systemd/system/gpu-gate.service",
+    )
     put(tmp_path, "lib/systemd/system/kubelet.service")
     put(tmp_path, "usr/lib/modules/6.1.0-1-amd64/updates/dkms/nvidia.ko.xz")
     put(tmp_path, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.54.15")
@@ -59,8 +63,16 @@ def image(tmp_path: Path) -> Path:
     put(tmp_path, "usr/bin/nvidia-persistenced")
     put(tmp_path, "usr/bin/nvidia-ctk")
     put(tmp_path, "usr/lib/systemd/system/nvidia-persistenced.service", "[Service]")
-    put(tmp_path, "etc/udev/rules.d/71-nvidia-dev-char.rules", "RUN+=nvidia-ctk system create-dev-char-symlinks")
-    put(tmp_path, "etc/kubernetes/manifests/plugin.yaml", "image: nvcr.io/nvidia/k8s-device-plugin:v0.17.4\n")
+    put(
+        tmp_path,
+        "etc/udev/rules.d/71-nvidia-dev-char.rules",
+        "RUN+=nvidia-ctk system create-dev-char-symlinks",
+    )
+    put(
+        tmp_path,
+        "etc/kubernetes/manifests/plugin.yaml",
+        "image: nvcr.io/nvidia/k8s-device-plugin:v0.17.4\n",
+    )
     put(tmp_path, "var/lib/dpkg/status", STATUS)
     put(tmp_path, "etc/machine-id")
     return tmp_path
@@ -68,7 +80,9 @@ def image(tmp_path: Path) -> Path:
 
 def worst(image: Path, what: str, sealed: bool = True) -> Level:
     order = [Level.OK, Level.SKIPPED, Level.UNKNOWN, Level.WARNING, Level.FAULT]
-    return max((row.level for row in check(Image(str(image)), sealed) if row.what == what), key=order.index)
+    return max(
+        (row.level for row in check(Image(str(image)), sealed) if row.what == what), key=order.index
+    )
 
 
 def row(image: Path, what: str) -> Row:
@@ -101,46 +115,128 @@ WANTS = "etc/systemd/system/multi-user.target.wants/gpu-gate.service"
 DROP_IN = "etc/systemd/system/kubelet.service.d/10-gpu-gate.conf"
 META = "var/lib/containerd/io.containerd.metadata.v1.bolt/meta.db"
 WRONG: list[tuple[str, str, Level, Callable[[Path], object]]] = [
-    ("not installed", "units", Level.FAULT, lambda r: (r / "usr/lib/systemd/system/gpu-gate.target").unlink()),
+    (
+        "not installed",
+        "units",
+        Level.FAULT,
+        lambda r: (r / "usr/lib/systemd/system/gpu-gate.target").unlink(),
+    ),
     ("masked", "units", Level.FAULT, lambda r: link(r, MASK, "/dev/null")),
     ("not enabled", "units", Level.FAULT, lambda r: (r / WANTS).unlink()),
-    ("switched off", "units", Level.FAULT, lambda r: put(r, "etc/kernel/cmdline", "quiet gpu-gate=off\n")),
-    ("a comment is no switch", "units", Level.OK, lambda r: put(r, "etc/default/grub", "# gpu-gate=off\n")),
+    (
+        "switched off",
+        "units",
+        Level.FAULT,
+        lambda r: put(r, "etc/kernel/cmdline", "quiet gpu-gate=off\n"),
+    ),
+    (
+        "a comment is no switch",
+        "units",
+        Level.OK,
+        lambda r: put(r, "etc/default/grub", "# gpu-gate=off\n"),
+    ),
     ("drop-in masked", "kubelet", Level.FAULT, lambda r: link(r, DROP_IN, "/dev/null")),
-    ("drop-in of no use", "kubelet", Level.FAULT, lambda r: put(r, DROP_IN, "[Unit]\nWants=gpu-gate.target\n")),
-    ("no kubelet", "kubelet", Level.WARNING, lambda r: (r / "usr/lib/systemd/system/kubelet.service").unlink()),
-    ("a kubelet that we bring nothing for", "kubelet", Level.FAULT,
-     lambda r: put(r, "etc/systemd/system/snap.kubelet-eks.daemon.service", "[Service]")),
-    ("a control plane", "kubelet", Level.OK, lambda r: put(r, "etc/systemd/system/k3s.service", "[Service]")),
-    ("bad setting", "settings", Level.FAULT,
-     lambda r: put(r, "etc/gpu-gate/gpu-gate.conf.d/x.conf", "[Gate]\nDeadlineSec=soon\n")),
-    ("library without module", "driver", Level.FAULT, lambda r: shutil.rmtree(r / "usr/lib/modules")),
-    ("two drivers", "driver", Level.FAULT, lambda r: put(r, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.1.2")),
-    ("old toolkit", "toolkit", Level.WARNING,
-     lambda r: put(r, "var/lib/dpkg/status", STATUS.replace("1.18.0-1", "1.16.2-1"))),
+    (
+        "drop-in of no use",
+        "kubelet",
+        Level.FAULT,
+        lambda r: put(r, DROP_IN, "[Unit]\nWants=gpu-gate.target\n"),
+    ),
+    (
+        "no kubelet",
+        "kubelet",
+        Level.WARNING,
+        lambda r: (r / "usr/lib/systemd/system/kubelet.service").unlink(),
+    ),
+    (
+        "a kubelet that we bring nothing for",
+        "kubelet",
+        Level.FAULT,
+        lambda r: put(r, "etc/systemd/system/snap.kubelet-eks.daemon.service", "[Service]"),
+    ),
+    (
+        "a control plane",
+        "kubelet",
+        Level.OK,
+        lambda r: put(r, "etc/systemd/system/k3s.service", "[Service]"),
+    ),
+    (
+        "bad setting",
+        "settings",
+        Level.FAULT,
+        lambda r: put(r, "etc/gpu-gate/gpu-gate.conf.d/x.conf", "[Gate]\nDeadlineSec=soon\n"),
+    ),
+    (
+        "library without module",
+        "driver",
+        Level.FAULT,
+        lambda r: shutil.rmtree(r / "usr/lib/modules"),
+    ),
+    (
+        "two drivers",
+        "driver",
+        Level.FAULT,
+        lambda r: put(r, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.1.2"),
+    ),
+    (
+        "old toolkit",
+        "toolkit",
+        Level.WARNING,
+        lambda r: put(r, "var/lib/dpkg/status", STATUS.replace("1.18.0-1", "1.16.2-1")),
+    ),
     ("toolkit of no package", "toolkit", Level.UNKNOWN, lambda r: put(r, "var/lib/dpkg/status")),
-    ("runc", "runc", Level.WARNING,
-     lambda r: put(r, "var/lib/dpkg/status", STATUS.replace("1.1.12+ds1-5", "1.1.5+ds1-1+deb12u1"))),
+    (
+        "runc",
+        "runc",
+        Level.WARNING,
+        lambda r: put(
+            r, "var/lib/dpkg/status", STATUS.replace("1.1.12+ds1-5", "1.1.5+ds1-1+deb12u1")
+        ),
+    ),
     ("runc of no package", "runc", Level.UNKNOWN, lambda r: put(r, "var/lib/dpkg/status")),
-    ("CDI spec of the builder", "toolkit", Level.WARNING, lambda r: put(r, "etc/cdi/nvidia.yaml", "{}")),
+    (
+        "CDI spec of the builder",
+        "toolkit",
+        Level.WARNING,
+        lambda r: put(r, "etc/cdi/nvidia.yaml", "{}"),
+    ),
     ("no rule", "/dev/char", Level.WARNING, lambda r: shutil.rmtree(r / "etc/udev")),
-    ("plugin in containerd", "plugin", Level.WARNING, lambda r: put(r, META, "\0nvidia/k8s-device-plugin:v0.9.0\0")),
+    (
+        "plugin in containerd",
+        "plugin",
+        Level.WARNING,
+        lambda r: put(r, META, "\0nvidia/k8s-device-plugin:v0.9.0\0"),
+    ),
     ("ledger", "state", Level.FAULT, lambda r: put(r, "var/lib/gpu-gate/ledger", "{}")),
-    ("checkpoint", "state", Level.FAULT,
-     lambda r: put(r, "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")),
-    ("dbus's machine-id", "machine-id", Level.FAULT, lambda r: put(r, "var/lib/dbus/machine-id", "0123")),
+    (
+        "checkpoint",
+        "state",
+        Level.FAULT,
+        lambda r: put(r, "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),
+    ),
+    (
+        "dbus's machine-id",
+        "machine-id",
+        Level.FAULT,
+        lambda r: put(r, "var/lib/dbus/machine-id", "0123"),
+    ),
     ("first boot", "machine-id", Level.OK, lambda r: put(r, "etc/machine-id", "uninitialized\n")),
 ]
 
 
-@pytest.mark.parametrize(("what", "expected", "change"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
-def test_what_may_be_wrong(image: Path, what: str, expected: Level, change: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize(
+    ("what", "expected", "change"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG]
+)
+def test_what_may_be_wrong(
+    image: Path, what: str, expected: Level, change: Callable[[Path], object]
+) -> None:
     change(image)
     assert worst(image, what) is expected
 
 
 def as_debian_packs_it(image: Path, driver: str) -> str:
-    """What nvidia-kernel-dkms and libnvidia-ml1 of Debian's non-free leave; the alternatives' link."""
+    """What nvidia-kernel-dkms and libnvidia-ml1 of Debian's non-free leave; the alternatives'
+    link."""
     folder = f"usr/lib/x86_64-linux-gnu/nvidia/{driver}"
     for module in ("", "-uvm", "-modeset"):
         put(image, f"usr/lib/modules/6.1.0-1-amd64/updates/dkms/nvidia-{driver}{module}.ko")
@@ -157,8 +253,11 @@ def test_a_driver_of_debians_own_packages_is_one(image: Path) -> None:
     chosen = as_debian_packs_it(image, "current")
     assert row(image, "driver").level is Level.FAULT, "no link leads to the library"
     link(image, "etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu", chosen)
-    link(image, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
-         "/etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu")
+    link(
+        image,
+        "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+        "/etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu",
+    )
     # A second one beside it is only a choice.
     put(image, "usr/lib/x86_64-linux-gnu/nvidia/tesla-470/libnvidia-ml.so.470.256.02")
     assert row(image, "driver") == Row("driver", Level.OK, "535.183.01, module for 6.1.0-1-amd64")
@@ -180,10 +279,22 @@ def test_links_stay_in_the_image(tmp_path: Path) -> None:
     link(root, "own", "/inside")
     link(root, "loop", "loop")
     image = Image(str(root))
-    assert [image.read(name) for name in ("absolute", "up", "own", "loop")] == [None, None, b"y", None]
+    assert [image.read(name) for name in ("absolute", "up", "own", "loop")] == [
+        None,
+        None,
+        b"y",
+        None,
+    ]
 
 
-@pytest.mark.parametrize(("version", "expected"), [
-    ("1.1.5+ds1-1+deb12u1", (1, 1, 5)), ("1:1.18.0-1", (1, 18, 0)), ("v0.9", (0, 9)), ("none", ())])
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("1.1.5+ds1-1+deb12u1", (1, 1, 5)),
+        ("1:1.18.0-1", (1, 18, 0)),
+        ("v0.9", (0, 9)),
+        ("none", ()),
+    ],
+)
 def test_numbers_of_a_version(version: str, expected: tuple[int, ...]) -> None:
     assert numbers(version) == expected

@@ -32,8 +32,9 @@ class Bus:
         self.asked.append(f"{member} {body[0]}")
         raise BusError("failed", "Unit is not loaded.")
 
-    async def start_unit(self, name: str, mode: str = "replace", within_s: float = 30.0,
-                         member: str = "StartUnit") -> str:
+    async def start_unit(
+        self, name: str, mode: str = "replace", within_s: float = 30.0, member: str = "StartUnit"
+    ) -> str:
         self.asked.append(f"{member} {name} {mode}")
         await asyncio.sleep(0)
         if isinstance(self.result, Exception):
@@ -61,7 +62,10 @@ def mark(root: Path) -> str | None:
 def test_the_cdi_unit_is_reset_and_run_without_its_dependencies(tmp_path: Path) -> None:
     bus = Bus("failed")
     assert done(tmp_path, RefreshCdi("cdi.service", "old"), bus) == "cdi.service: failed"
-    assert bus.asked == ["ResetFailedUnit cdi.service", "RestartUnit cdi.service ignore-dependencies"]
+    assert bus.asked == [
+        "ResetFailedUnit cdi.service",
+        "RestartUnit cdi.service ignore-dependencies",
+    ]
     assert mark(tmp_path) is None
 
 
@@ -69,11 +73,16 @@ def test_the_cdi_unit_is_reset_and_run_without_its_dependencies(tmp_path: Path) 
 def test_a_unit_is_started_and_then_marked(tmp_path: Path, result: str) -> None:
     bus = Bus(result)
     assert done(tmp_path, LaunchUnit("dp.service"), bus) == f"dp.service: {result}"
-    assert bus.asked == ["StartUnit dp.service replace"] and mark(tmp_path) == f"dp.service: {result}"
+    assert (
+        bus.asked == ["StartUnit dp.service replace"] and mark(tmp_path) == f"dp.service: {result}"
+    )
 
 
 def test_a_unit_that_nobody_could_be_asked_for_is_not_marked(tmp_path: Path) -> None:
-    assert done(tmp_path, LaunchUnit("dp.service"), Bus(BusError("missing", "no D-Bus"))) == "not started: no D-Bus"
+    assert (
+        done(tmp_path, LaunchUnit("dp.service"), Bus(BusError("missing", "no D-Bus")))
+        == "not started: no D-Bus"
+    )
     assert mark(tmp_path) is None
 
 
@@ -114,17 +123,29 @@ def other(node: Path) -> None:
     (node / "m/gpu-gate-plugin.yaml").write_text("kind: Pod # theirs\n")
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    (other, "is left alone"),
-    (lambda n: (n / "m/gpu-gate-plugin.yaml").symlink_to("nowhere"), "could not be written"),
-    (lambda n: (n / "m/gpu-gate-plugin.yaml").mkdir(), "could not be written"),
-    (lambda n: (n / "m").rmdir(), "could not be written"),
-    (lambda n: (n / "etc/plugin.yaml").unlink(), "could not be read"),
-    (lambda n: (n / "etc/plugin.yaml").write_bytes(b" \n"), "is empty"),
-    (lambda n: (n / "etc/plugin.yaml").write_bytes(b"a" * (MANIFEST_BYTES + 1)), "larger than 1 MiB"),
-    (lambda n: ((n / "etc/plugin.yaml").unlink(), os.mkfifo(n / "etc/plugin.yaml")), "no plain file"),
-    (lambda n: ((n / "etc/plugin.yaml").unlink(), (n / "etc/plugin.yaml").mkdir()), "plain file|could not be read"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (other, "is left alone"),
+        (lambda n: (n / "m/gpu-gate-plugin.yaml").symlink_to("nowhere"), "could not be written"),
+        (lambda n: (n / "m/gpu-gate-plugin.yaml").mkdir(), "could not be written"),
+        (lambda n: (n / "m").rmdir(), "could not be written"),
+        (lambda n: (n / "etc/plugin.yaml").unlink(), "could not be read"),
+        (lambda n: (n / "etc/plugin.yaml").write_bytes(b" \n"), "is empty"),
+        (
+            lambda n: (n / "etc/plugin.yaml").write_bytes(b"a" * (MANIFEST_BYTES + 1)),
+            "larger than 1 MiB",
+        ),
+        (
+            lambda n: ((n / "etc/plugin.yaml").unlink(), os.mkfifo(n / "etc/plugin.yaml")),
+            "no plain file",
+        ),
+        (
+            lambda n: ((n / "etc/plugin.yaml").unlink(), (n / "etc/plugin.yaml").mkdir()),
+            "plain file|could not be read",
+        ),
+    ],
+)
 def test_what_is_not_placed(node: Path, change: Any, says: str) -> None:
     change(node)
     before = sorted(os.listdir(node / "m")) if (node / "m").exists() else []

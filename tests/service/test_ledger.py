@@ -1,4 +1,5 @@
-"""The ledger and the evidence on real folders: on disk before anything is done, whole, bounded, for root only."""
+"""The ledger and the evidence on real folders: on disk before anything is done, whole, bounded, for
+root only."""
 
 from __future__ import annotations
 
@@ -28,15 +29,29 @@ from .sandbox import ENDS_WITHIN_S, REPO, needs_root, run_doctor
 STATE = "var/lib/gpu-gate"
 
 
-def entry(number: int = 1, cause: str = "PluginInitFailed kube-system/dp/ctr kubelet 0a1b") -> LedgerEntry:
-    return LedgerEntry(1.7e9 + number, "6f1c", number, "rebuild", f"c{number}", cause, f"/{STATE}/evidence/{number}")
+def entry(
+    number: int = 1, cause: str = "PluginInitFailed kube-system/dp/ctr kubelet 0a1b"
+) -> LedgerEntry:
+    return LedgerEntry(
+        1.7e9 + number,
+        "6f1c",
+        number,
+        "rebuild",
+        f"c{number}",
+        cause,
+        f"/{STATE}/evidence/{number}",
+    )
 
 
 def tape(size: int = 100) -> Tape:
     log = random.Random(0).randbytes(size)
-    return Tape({Tape.key("clock"): encode(Clock(1.0, 1.0, 2.0)),
-                 Tape.key("file", "/proc/devices"): encode(Seen(b"195 nvidia\n", 1.0)),
-                 Tape.key("tail", "/var/log/pods/p/0.log"): encode(Seen(log, 1.0))})
+    return Tape(
+        {
+            Tape.key("clock"): encode(Clock(1.0, 1.0, 2.0)),
+            Tape.key("file", "/proc/devices"): encode(Seen(b"195 nvidia\n", 1.0)),
+            Tape.key("tail", "/var/log/pods/p/0.log"): encode(Seen(log, 1.0)),
+        }
+    )
 
 
 def stored(root: Path) -> bytes:
@@ -67,7 +82,9 @@ def test_for_root_only(tmp_path: Path) -> None:
     assert os.stat(tmp_path / STATE).st_mode & 0o7777 == 0o700
 
 
-def test_a_line_is_on_disk_when_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_on_disk_when_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[bytes] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.pread(fd, 1 << 20, 0)))
     ledger.append(tmp_path, entry())
@@ -86,7 +103,8 @@ def test_whatever_a_cause_holds_one_entry_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", [b'{"at": 17000', b"{", b"\0" * 30, b"x" * 5000])
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_torn_line_does_not_cost_the_ledger(tmp_path: Path, torn: bytes, before: int) -> None:
-    """The power went while a line was written: the next one begins where the last whole one ended."""
+    """The power went while a line was written: the next one begins where the last whole one
+    ended."""
     ledger.append(tmp_path, entry(99))
     (tmp_path / STATE / "ledger.jsonl").write_bytes(b"")
     for n in range(before):
@@ -179,7 +197,9 @@ def test_what_is_no_ledger_is_not_read_for_ever(tmp_path: Path, spoil) -> None:
 
 
 def test_a_bundle_with_what_lies_beside_it(tmp_path: Path) -> None:
-    folder = ledger.keep_evidence(tmp_path, tape(), "1700000000-1", {"journal.txt": b"what happened\n"})
+    folder = ledger.keep_evidence(
+        tmp_path, tape(), "1700000000-1", {"journal.txt": b"what happened\n"}
+    )
     assert folder == tmp_path / STATE / "evidence/1700000000-1"
     assert (folder / "journal.txt").read_bytes() == b"what happened\n"
     assert (folder / "files/proc/devices").read_bytes() == b"195 nvidia\n"
@@ -197,8 +217,11 @@ def test_doctor_reads_it(tmp_path: Path) -> None:
     said = run_doctor("doctor", str(folder))
     assert "GpusOnPci is unknown" in said.stdout and "not-recorded" in said.stdout
     assert said.stderr == ""
-    for words in (("--json", "doctor", str(folder)), ("doctor", "--json", str(folder)),
-                  ("doctor", str(folder), "--json")):
+    for words in (
+        ("--json", "doctor", str(folder)),
+        ("doctor", "--json", str(folder)),
+        ("doctor", str(folder), "--json"),
+    ):
         assert json.loads(run_doctor(*words).stdout)["findings"]
 
 
@@ -207,13 +230,17 @@ def test_no_more_than_so_many_are_kept(tmp_path: Path) -> None:
         folder = ledger.keep_evidence(tmp_path, tape(), f"{n}-1", {})
         os.utime(folder, (n, n))
     assert len(kept(tmp_path)) == ledger.EVIDENCE_KEPT
-    assert {f"{n}-1" for n in range(5, ledger.EVIDENCE_KEPT + 5)} == set(kept(tmp_path)), "the oldest went"
+    assert {f"{n}-1" for n in range(5, ledger.EVIDENCE_KEPT + 5)} == set(kept(tmp_path)), (
+        "the oldest went"
+    )
 
 
 def test_no_more_than_so_much_is_kept(tmp_path: Path) -> None:
     for n in range(4):
         folder = ledger.keep_evidence(tmp_path, tape(), f"{n}-1", {})
-        os.truncate(folder / "manifest.json", ledger.EVIDENCE_BYTES // 2)  # a hole: it only looks so big
+        os.truncate(
+            folder / "manifest.json", ledger.EVIDENCE_BYTES // 2
+        )  # a hole: it only looks so big
         os.utime(folder, (n, n))
     assert kept(tmp_path) == ["2-1", "3-1"]
 
@@ -285,15 +312,16 @@ def test_an_outcome_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def on_disk(root: Path, mount: str, program: str) -> str:
-    """What a program prints, with /var/lib/gpu-gate below `root` mounted so, in a mount namespace of its own."""
+    """What a program prints, with /var/lib/gpu-gate below `root` mounted so, in a mount namespace
+    of its own."""
     needs_root()
     (root / STATE).mkdir(parents=True, exist_ok=True)
     head = f"""
         import os
         from pathlib import Path
-        from agent.core import ledger as reading
+        from agent.core.plugin import ledger as reading
         from agent.model.errors import HandFailed
-        from agent.node import ledger
+        from agent.host import ledger
         from tests.service.test_ledger import entry, entries, kept, stored, tape
         root = Path({str(root)!r})
         state = root / "{STATE}"
@@ -302,7 +330,9 @@ def on_disk(root: Path, mount: str, program: str) -> str:
     script = f'set -e; {mount}; exec "$0" -c "$1"'
     words = ["unshare", "-m", "--propagation", "private", "sh", "-c", script, sys.executable, text]
     env = {"PATH": os.environ["PATH"], "STATE": str(root / STATE), "PYTHONPATH": str(REPO)}
-    done = subprocess.run(words, cwd=REPO, env=env, capture_output=True, text=True, timeout=ENDS_WITHIN_S)
+    done = subprocess.run(
+        words, cwd=REPO, env=env, capture_output=True, text=True, timeout=ENDS_WITHIN_S
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -326,13 +356,19 @@ def test_a_disk_that_is_nearly_full_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_disk_that_fills_up_meanwhile_keeps_nothing_half_written(tmp_path: Path) -> None:
     said = on_disk(tmp_path, SMALL.format("40m"), EVIDENCE.format(size=24 << 20))
-    assert "evidence cannot be kept, so nothing is done" in said and "No space left on device" in said
+    assert (
+        "evidence cannot be kept, so nothing is done" in said and "No space left on device" in said
+    )
     assert said.endswith("['evidence']\n")
 
 
 def test_a_full_disk_costs_no_line_of_the_ledger(tmp_path: Path) -> None:
-    """A line that only its beginning found room for is none; with room again, the next one is whole."""
-    said = on_disk(tmp_path, SMALL.format("64k"), """
+    """A line that only its beginning found room for is none; with room again, the next one is
+    whole."""
+    said = on_disk(
+        tmp_path,
+        SMALL.format("64k"),
+        """
         ledger.append(root, entry(1))
         while len(stored(root)) % 4096 < 4096 - 2 * len(stored(root).splitlines()[0]):
             ledger.append(root, entry(1))
@@ -356,18 +392,23 @@ def test_a_full_disk_costs_no_line_of_the_ledger(tmp_path: Path) -> None:
         (state / "filler").unlink()
         ledger.append(root, entry(3))
         assert entries(root) == whole + (entry(3),)
-    """)
+    """,
+    )
     assert "No space left on device" in said and "so nothing is done" in said
 
 
 def test_a_read_only_disk(tmp_path: Path) -> None:
     ledger.append(tmp_path, entry(1))
-    said = on_disk(tmp_path, READ_ONLY, """
+    said = on_disk(
+        tmp_path,
+        READ_ONLY,
+        """
         for act in (lambda: ledger.append(root, entry(2)), lambda: ledger.keep_evidence(root, tape(), "1-1", {})):
             try:
                 act()
             except HandFailed as failed:
                 print(failed.sentence)
         assert entries(root) == (entry(1),)
-    """)
+    """,
+    )
     assert said.count("Read-only file system") == 2 and said.count("so nothing is done") == 2

@@ -1,4 +1,5 @@
-"""The disruptive hands: evidence first, then the ledger, then the act; and what is done where one of them fails."""
+"""The disruptive hands: evidence first, then the ledger, then the act; and what is done where one
+of them fails."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ RESTART = RestartUnit(4, "dp.service", "0123456789abcdef", CAUSE, "it said so")
 class Bus:
     """systemd, as far as a restart goes. `during` is called while it is asked."""
 
-    def __init__(self, during: Callable[[], Any] = lambda: None, result: str | Exception = "done") -> None:
+    def __init__(
+        self, during: Callable[[], Any] = lambda: None, result: str | Exception = "done"
+    ) -> None:
         self.during, self.result = during, result
         self.restarted: list[str] = []
 
@@ -89,23 +92,38 @@ def test_evidence_then_ledger_then_the_act(tmp_path: Path) -> None:
     assert done(tmp_path, RESTART, bus=bus) == ["dp.service: done"]
     ((written, kept),) = seen
     (line,) = written
-    assert (line.number, line.what, line.target, line.cause) == (4, "restart-unit", "dp.service 0123456789ab", CAUSE)
+    assert (line.number, line.what, line.target, line.cause) == (
+        4,
+        "restart-unit",
+        "dp.service 0123456789ab",
+        CAUSE,
+    )
     assert line.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert [f"/{p.relative_to(tmp_path)}" for p in kept] == [line.evidence]
     assert {"manifest.json", "journal.txt"} <= {p.name for p in kept[0].iterdir()}
     assert bus.restarted == ["RestartUnit dp.service"]
 
 
-@pytest.mark.parametrize(("bus", "says", "outcomes"), [
-    (Bus(result="failed"), "dp.service: failed", []),
-    (Bus(result=BusError("timed-out", "systemd did not answer")), "repair 4 did not take: systemd did not answer",
-     ["did not take: systemd did not answer"]),
-])
-def test_what_did_not_take_is_an_outcome(tmp_path: Path, bus: Bus, says: str, outcomes: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("bus", "says", "outcomes"),
+    [
+        (Bus(result="failed"), "dp.service: failed", []),
+        (
+            Bus(result=BusError("timed-out", "systemd did not answer")),
+            "repair 4 did not take: systemd did not answer",
+            ["did not take: systemd did not answer"],
+        ),
+    ],
+)
+def test_what_did_not_take_is_an_outcome(
+    tmp_path: Path, bus: Bus, says: str, outcomes: list[str]
+) -> None:
     assert done(tmp_path, RESTART, bus=bus) == [says]
     first, *rest = entries(tmp_path)
     assert first.what == "restart-unit", "it was begun"
-    assert [(e.what, e.number, e.outcome) for e in rest] == [("outcome", 4, said) for said in outcomes]
+    assert [(e.what, e.number, e.outcome) for e in rest] == [
+        ("outcome", 4, said) for said in outcomes
+    ]
     for said in outcomes:
         assert (tmp_path / first.evidence.lstrip("/") / "outcome").read_text() == f"{said}\n"
 
@@ -113,14 +131,18 @@ def test_what_did_not_take_is_an_outcome(tmp_path: Path, bus: Bus, says: str, ou
 NOTHING, EIGHT = (), (Devices("nvidia.com/gpu", tuple(f"GPU-{n}" for n in range(8))),)
 
 
-@pytest.mark.parametrize(("then", "now", "is_done"), [
-    (Seen(NOTHING, 1.0), Seen(NOTHING, 2.0), True),
-    (Refusal(Why.MISSING, "/other.sock"), Seen(EIGHT, 2.0), True),
-    (Seen(NOTHING, 1.0), Seen(EIGHT, 2.0), False),
-    (Seen(NOTHING, 1.0), Refusal(Why.TIMED_OUT, "no answer"), False),
-])
+@pytest.mark.parametrize(
+    ("then", "now", "is_done"),
+    [
+        (Seen(NOTHING, 1.0), Seen(NOTHING, 2.0), True),
+        (Refusal(Why.MISSING, "/other.sock"), Seen(EIGHT, 2.0), True),
+        (Seen(NOTHING, 1.0), Seen(EIGHT, 2.0), False),
+        (Seen(NOTHING, 1.0), Refusal(Why.TIMED_OUT, "no answer"), False),
+    ],
+)
 def test_a_plugin_that_registered_while_the_evidence_was_kept_is_left_alone(
-        tmp_path: Path, then: Any, now: Any, is_done: bool) -> None:
+    tmp_path: Path, then: Any, now: Any, is_done: bool
+) -> None:
     class Host(LiveHost):
         async def allocatable(self, socket: str) -> Any:
             assert socket == "/k.sock"
@@ -129,7 +151,11 @@ def test_a_plugin_that_registered_while_the_evidence_was_kept_is_left_alone(
     async def main() -> None:
         mender = Mender(Host(), bus, lambda _: None, str(tmp_path))  # type: ignore[arg-type]
         tape = Tape({Tape.key("allocatable", "/k.sock"): encode(then)})
-        with contextlib.nullcontext() if is_done else pytest.raises(HandFailed, match="the next look tells"):
+        with (
+            contextlib.nullcontext()
+            if is_done
+            else pytest.raises(HandFailed, match="the next look tells")
+        ):
             await mender.begin(RESTART, tape, "/none")
         await asyncio.sleep(0)
         await mender.close()
@@ -178,7 +204,9 @@ def test_without_evidence_nothing_is_written_and_nothing_done(tmp_path: Path) ->
     assert (bus.restarted, entries(tmp_path)) == ([], ())
 
 
-def test_without_a_ledger_nothing_is_done_and_its_evidence_pushes_out_no_other(tmp_path: Path) -> None:
+def test_without_a_ledger_nothing_is_done_and_its_evidence_pushes_out_no_other(
+    tmp_path: Path,
+) -> None:
     done(tmp_path, replace(RESTART, number=1))
     (first,) = bundles(tmp_path)
     (tmp_path / STATE / "ledger.jsonl").unlink()
@@ -214,7 +242,9 @@ def test_an_outcome_is_written_beside_the_evidence_and_in_the_ledger(tmp_path: P
     asyncio.run(main())
     action, outcome = entries(tmp_path)
     assert reading.outcome_of((action, outcome), action) == "not cured"
-    assert reading.actions((action, outcome), action.boot_id) == (action,), "an outcome is no action"
+    assert reading.actions((action, outcome), action.boot_id) == (action,), (
+        "an outcome is no action"
+    )
     assert (kept / "outcome").read_text() == "not cured\n"
 
 
@@ -235,14 +265,18 @@ def cgroup_word(pid: int) -> str:
     return Path(f"/proc/{pid}/cgroup").read_text().strip()
 
 
-def test_sighup_goes_to_a_process_of_the_container(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
+def test_sighup_goes_to_a_process_of_the_container(
+    tmp_path: Path, child: subprocess.Popen[bytes]
+) -> None:
     (said,) = done(tmp_path, SendHup(1, cgroup_word(child.pid), child.pid, CAUSE, "x"))
     assert said == f"SIGHUP sent to pid {child.pid}"
     assert child.wait(60) == -1
     assert entries(tmp_path)[0].what == "hup"
 
 
-def test_a_pid_that_is_anothers_by_now_gets_nothing(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
+def test_a_pid_that_is_anothers_by_now_gets_nothing(
+    tmp_path: Path, child: subprocess.Popen[bytes]
+) -> None:
     (said,) = done(tmp_path, SendHup(1, "0123456789abcdef", child.pid, CAUSE, "x"))
     assert "nothing was sent" in said
     with pytest.raises(subprocess.TimeoutExpired):
@@ -277,16 +311,28 @@ class Hands:
 
 
 def test_what_was_seen_before_is_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two looks must agree; one that timed out agrees with nothing, and leaves half a tape for evidence."""
+    """Two looks must agree; one that timed out agrees with nothing, and leaves half a tape for
+    evidence."""
     monkeypatch.setattr(daemon, "CYCLE_S", 0.05)
 
     async def main() -> daemon.Daemon:
         agent = daemon.Daemon(config.Config(Settings(listen="")))
         agent.host, agent.hands = Hanging(), Hands()  # type: ignore[assignment]
-        broken = diagnosed(allocatable=seen(()), plugins=(sight(FAILED_LOG),), probe=probed(number=3))
+        broken = diagnosed(
+            allocatable=seen(()), plugins=(sight(FAILED_LOG),), probe=probed(number=3)
+        )
         now = daemon.boottime()
-        gate = Gate(started_at=0.0, phase=Phase.OPEN, counted=3, good=3, fingerprint=broken.fingerprint,
-                    validated_at=now, open_since=1.0, released="x", probe_after=now + 60)
+        gate = Gate(
+            started_at=0.0,
+            phase=Phase.OPEN,
+            counted=3,
+            good=3,
+            fingerprint=broken.fingerprint,
+            validated_at=now,
+            open_since=1.0,
+            released="x",
+            probe_after=now + 60,
+        )
         first = daemon.step(gate, broken, now - 2, agent.settings).gate
         assert first.mend.suspect
         agent.seen = daemon.Snapshot(first, broken)
@@ -326,15 +372,25 @@ async def until_reaped(asked: Coroutine[Any, Any, None]) -> None:
             await asyncio.sleep(0.05)
 
 
-ENTRY = '{"__MONOTONIC_TIMESTAMP": "5000000", "_PID": "1", "MESSAGE": "Reloading requested from client PID 4711."}'
+ENTRY = (
+    '{"__MONOTONIC_TIMESTAMP": "5000000", "_PID": "1", "MESSAGE": "Reloading requested '
+    'from client PID 4711."}'
+)
 
 
-@pytest.mark.parametrize(("journalctl", "wait_s", "lines"), [
-    (f"echo '{ENTRY}'", 30.0, ["Reloading requested from client PID 4711."]),
-    ("exec sleep 600", 0.1, None),
-])
+@pytest.mark.parametrize(
+    ("journalctl", "wait_s", "lines"),
+    [
+        (f"echo '{ENTRY}'", 30.0, ["Reloading requested from client PID 4711."]),
+        ("exec sleep 600", 0.1, None),
+    ],
+)
 def test_a_doctors_questions_go_with_a_repair_and_delay_none(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journalctl: str, wait_s: float, lines: list[str] | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    journalctl: str,
+    wait_s: float,
+    lines: list[str] | None,
 ) -> None:
     program = tmp_path / "journalctl"
     program.write_text(f"#!/bin/sh\n{journalctl}\n")

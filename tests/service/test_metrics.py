@@ -1,4 +1,5 @@
-"""What /metrics says, read by Prometheus's own parser; and that docs/metrics.md names every series."""
+"""What /metrics says, read by Prometheus's own parser; and that docs/metrics.md names every
+series."""
 
 from __future__ import annotations
 
@@ -26,21 +27,32 @@ def scene(**parts: object) -> Scene:
 
 def values(view: View) -> dict[tuple[str, tuple[str, ...]], float]:
     """(name, label values) to value."""
-    return {(sample.name, tuple(sample.labels.values())): sample.value
-            for family in text_string_to_metric_families(render(view)) for sample in family.samples}
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(render(view))
+        for sample in family.samples
+    }
 
 
 def test_before_the_first_look_nothing_is_claimed():
     said = values(BEFORE)
     assert said["gpu_gate_ready", ()] == 0 and said["gpu_gate_phase", ()] == Phase.WAITING.number
     names = {name for name, _ in said}
-    assert not names & {"gpu_gate_gpus_expected", "gpu_gate_last_cycle_timestamp_seconds", "gpu_gate_condition"}
+    assert not names & {
+        "gpu_gate_gpus_expected",
+        "gpu_gate_last_cycle_timestamp_seconds",
+        "gpu_gate_condition",
+    }
 
 
 def test_the_phase_the_probe_and_the_instants_of_this_boot():
     report = ProbeReport(3, 10.0, 12.5, ProbeEnd.ANSWERED)
-    seen = Snapshot(Gate(started_at=1.0, phase=Phase.HELD, reason="NvmlGpuIsLost"), scene=scene(), cycles=7,
-                    cycle_ended_at=40.0)
+    seen = Snapshot(
+        Gate(started_at=1.0, phase=Phase.HELD, reason="NvmlGpuIsLost"),
+        scene=scene(),
+        cycles=7,
+        cycle_ended_at=40.0,
+    )
     said = values(replace(BEFORE, seen=seen, probe=ProbeState(report), milestones={"stable": 9.5}))
     assert said["gpu_gate_phase", ()] == 6 and said["gpu_gate_reason_info", ("NvmlGpuIsLost",)] == 1
     assert said["gpu_gate_probe_duration_seconds", ()] == 2.5
@@ -55,16 +67,23 @@ def test_repairs_are_read_from_the_ledger_of_this_boot():
         LedgerEntry(1005.0, "b", 2, "outcome", "", "", "", "cured"),
         LedgerEntry(1039.0, "b", 3, "hup", "c2", "x", ""),
     )
-    seen = Snapshot(Gate(started_at=1.0), scene=scene(ledger=Seen(entries, 50.0)), cycle_ended_at=40.0)
+    seen = Snapshot(
+        Gate(started_at=1.0), scene=scene(ledger=Seen(entries, 50.0)), cycle_ended_at=40.0
+    )
     said = values(replace(BEFORE, seen=seen))
-    assert said["gpu_gate_repairs", ("rebuild", "cured")] == 1 and said["gpu_gate_repairs", ("hup", "awaited")] == 1
+    assert (
+        said["gpu_gate_repairs", ("rebuild", "cured")] == 1
+        and said["gpu_gate_repairs", ("hup", "awaited")] == 1
+    )
     assert said["gpu_gate_repair_budget_left", ()] == Settings().repairs_per_hour - 2
 
 
 def test_hostile_resource_names_stay_inside_their_label_and_are_few():
     listed = tuple(Devices(f'x"}} 1\n{i}\\', ("a", "b")) for i in range(100))
     seen = Snapshot(Gate(started_at=1.0), scene=scene(allocatable=Seen(listed, 50.0)))
-    shown = [key for key in values(replace(BEFORE, seen=seen)) if key[0] == "gpu_gate_devices_registered"]
+    shown = [
+        key for key in values(replace(BEFORE, seen=seen)) if key[0] == "gpu_gate_devices_registered"
+    ]
     assert len(shown) == 32 and ("gpu_gate_devices_registered", ('x"} 1\n0\\',)) in shown
 
 

@@ -1,4 +1,5 @@
-"""What the doctor prints, kept as text: REWRITE=1 writes it anew, and it is read before it is committed."""
+"""What the doctor prints, kept as text: REWRITE=1 writes it anew, and it is read before it is
+committed."""
 
 from __future__ import annotations
 
@@ -40,31 +41,68 @@ from .sandbox import ENDS_WITHIN_S, REPO
 FOLDER = Path(__file__).parent / "opinions"
 COLUMNS = 80
 ASKED = Witness(
-    journal=seen(journal.words([
-        JournalLine(105.0, "nvidia-persistenced.service", "device 0000:07:00.0 - persistence mode enabled."),
-        JournalLine(940.0, "systemd", "Reloading requested from client PID 77 ('systemctl') (unit apt)...")])),
-    versions=(Version("containerd", seen("containerd github.com/containerd/containerd v1.6.34 abc")),
-              Version("runc", seen("runc version 1.1.13")), Version("crio", scenes.MISSING)),
-    kernel=seen("5.10.134"), cgroup="v2", cpu_policy=seen("none"),
-    sockets=(SocketSight("kubelet.sock", seen(812)),))
-OLD_PLUGIN = scene(allocatable=seen(()), checkpoint=seen({"nvidia.com/gpu": 2}),
-                   plugins=(scenes.sight(scenes.FAILED_LOG, access=True),))
+    journal=seen(
+        journal.words(
+            [
+                JournalLine(
+                    105.0,
+                    "nvidia-persistenced.service",
+                    "device 0000:07:00.0 - persistence mode enabled.",
+                ),
+                JournalLine(
+                    940.0,
+                    "systemd",
+                    "Reloading requested from client PID 77 ('systemctl') (unit apt)...",
+                ),
+            ]
+        )
+    ),
+    versions=(
+        Version("containerd", seen("containerd github.com/containerd/containerd v1.6.34 abc")),
+        Version("runc", seen("runc version 1.1.13")),
+        Version("crio", scenes.MISSING),
+    ),
+    kernel=seen("5.10.134"),
+    cgroup="v2",
+    cpu_policy=seen("none"),
+    sockets=(SocketSight("kubelet.sock", seen(812)),),
+)
+OLD_PLUGIN = scene(
+    allocatable=seen(()),
+    checkpoint=seen({"nvidia.com/gpu": 2}),
+    plugins=(scenes.sight(scenes.FAILED_LOG, access=True),),
+)
 LOST = access_scenes.access_scene(
     verdicts=(access_scenes.verdict((access_scenes.CTL, access_scenes.UVM)),),
-    sightings=(access_scenes.sighting(access_scenes.GPU0, denied_at=NOW - 3, reload_at=NOW - 50),))
+    sightings=(access_scenes.sighting(access_scenes.GPU0, denied_at=NOW - 3, reload_at=NOW - 50),),
+)
 
 
 def opinion(of: Scene, witness: Witness = NO_WITNESS) -> Opinion:
     return judge(of, diagnose(of, Settings()), witness)
 
 
-@pytest.mark.parametrize(("name", "of", "witness"), [
-    ("healthy", scene(), Witness(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2)), cgroup="v2")),
-    ("plugin_too_early", OLD_PLUGIN, ASKED),
-    ("lost_by_a_reload", LOST, ASKED),
-    ("nothing_may_be_read", scene(units=DENIED, runtime=DENIED, allocatable=DENIED, kernel=DENIED, probe=DENIED,
-                                  processes=DENIED, access=DENIED), Witness(journal=DENIED)),
-])
+@pytest.mark.parametrize(
+    ("name", "of", "witness"),
+    [
+        ("healthy", scene(), Witness(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2)), cgroup="v2")),
+        ("plugin_too_early", OLD_PLUGIN, ASKED),
+        ("lost_by_a_reload", LOST, ASKED),
+        (
+            "nothing_may_be_read",
+            scene(
+                units=DENIED,
+                runtime=DENIED,
+                allocatable=DENIED,
+                kernel=DENIED,
+                probe=DENIED,
+                processes=DENIED,
+                access=DENIED,
+            ),
+            Witness(journal=DENIED),
+        ),
+    ],
+)
 def test_what_it_prints(name: str, of: Scene, witness: Witness) -> None:
     file, lines = FOLDER / f"{name}.txt", text(opinion(of, witness))
     printed = "\n".join(lines).replace(f"gpu-gate {__version__}", "gpu-gate X") + "\n"
@@ -76,9 +114,23 @@ def test_what_it_prints(name: str, of: Scene, witness: Witness) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.id)
-def test_what_a_fault_is_not_is_said_where_it_is_the_cause_and_where_it_is_not(fault: KnownFault) -> None:
-    one = Suspect(fault.id, fault.link, fault.title, Strength.CONSISTENT, "so", fault.decide, fault.capture,
-                  fault.remedy, fault.do, fault.is_not, fault.source, fault.is_cause)
+def test_what_a_fault_is_not_is_said_where_it_is_the_cause_and_where_it_is_not(
+    fault: KnownFault,
+) -> None:
+    one = Suspect(
+        fault.id,
+        fault.link,
+        fault.title,
+        Strength.CONSISTENT,
+        "so",
+        fault.decide,
+        fault.capture,
+        fault.remedy,
+        fault.do,
+        fault.is_not,
+        fault.source,
+        fault.is_cause,
+    )
     for causes in ((one,), ()):
         lines = text(replace(opinion(scene()), suspects=(one,), causes=causes))
         assert all(len(line) <= COLUMNS or line.lstrip().startswith("$ ") for line in lines)
@@ -87,7 +139,11 @@ def test_what_a_fault_is_not_is_said_where_it_is_the_cause_and_where_it_is_not(f
 
 def test_what_follows_is_dim_and_the_broken_link_is_not() -> None:
     lines = text(opinion(OLD_PLUGIN, ASKED), colour=True)
-    links = {line.removeprefix("\033[2m")[:2].strip(): line for line in lines if line.strip("\033[2m ")[:1].isdigit()}
+    links = {
+        line.removeprefix("\033[2m")[:2].strip(): line
+        for line in lines
+        if line.strip("\033[2m ")[:1].isdigit()
+    }
     assert "\033[31mFAILS" in links["8"] and not links["8"].startswith("\033[2m")
     assert links["10"].startswith("\033[2m") and "\033[3" not in links["10"]
     assert not links["7"].startswith("\033[2m")
@@ -98,18 +154,27 @@ def test_json_says_the_same() -> None:
     assert (said["version"], said["exit_code"], said["causes"][0]) == (1, 1, "EarlyNvml")
     assert said["first_broken"]["link"] == 8
     strength = {fault["id"]: fault["strength"] for fault in said["faults"]}
-    assert strength == {"EarlyNvml": "confirmed", "DeafPlugin": "confirmed", "StaleCheckpoint": "confirmed"}
+    assert strength == {
+        "EarlyNvml": "confirmed",
+        "DeafPlugin": "confirmed",
+        "StaleCheckpoint": "confirmed",
+    }
     assert said["versions"]["runc"] == "1.1.13" and said["versions"]["containerd"] == "1.6.34"
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
 def test_colour_on_a_terminal_only_and_not_against_a_persons_wish(
-        tmp_path: Path, no_color: str, coloured: bool) -> None:
+    tmp_path: Path, no_color: str, coloured: bool
+) -> None:
     bundle.write(Tape({Tape.key("clock"): encode(Clock(9.0, 9.0, 9.0))}), tmp_path / "b")
     ours, theirs = pty.openpty()
     env = {**os.environ, "NO_COLOR": no_color, "TERM": "xterm"}
-    with subprocess.Popen([sys.executable, "-m", "agent", "doctor", str(tmp_path / "b")], cwd=REPO, env=env,
-                          stdout=theirs) as program:
+    with subprocess.Popen(
+        [sys.executable, "-m", "agent", "doctor", str(tmp_path / "b")],
+        cwd=REPO,
+        env=env,
+        stdout=theirs,
+    ) as program:
         assert program.wait(ENDS_WITHIN_S) == 4
     os.close(theirs)
     said = os.read(ours, 1 << 16)

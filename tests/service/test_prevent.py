@@ -1,4 +1,5 @@
-"""gpu-gate access --prevent, as the package runs it: how long it looks, and when it says that it could not."""
+"""gpu-gate access --prevent, as the package runs it: how long it looks, and when it says that it
+could not."""
 
 from __future__ import annotations
 
@@ -22,26 +23,41 @@ async def connected() -> AsyncIterator[SimpleNamespace]:
 
 def diagnosed(monkeypatch: pytest.MonkeyPatch, due: Callable[[], float | None]) -> None:
     """Every look finds nothing to ask and nothing to add, and says when the next one is due."""
+
     async def look(*_: Any) -> None:
         return None
 
-    for name, stand_in in (("systemd", connected), ("AccessChecks", lambda *_: None), ("Allow", lambda *_: None),
-                           ("LiveHost", lambda *_, **__: None), ("look", look)):
+    for name, stand_in in (
+        ("systemd", connected),
+        ("AccessChecks", lambda *_: None),
+        ("Allow", lambda *_: None),
+        ("LiveHost", lambda *_, **__: None),
+        ("look", look),
+    ):
         monkeypatch.setattr(prevent, name, stand_in)
-    monkeypatch.setattr(prevent, "diagnose", lambda *_: SimpleNamespace(
-        paused=None, guarded=(), access_check=None, allow=None, access_due=due()))
+    monkeypatch.setattr(
+        prevent,
+        "diagnose",
+        lambda *_: SimpleNamespace(
+            paused=None, guarded=(), access_check=None, allow=None, access_due=due()
+        ),
+    )
 
 
 def test_a_look_that_is_due_within_a_second_is_waited_for(
-        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Some package before ours reloaded systemd four seconds ago: hooks may still be at work for one more."""
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some package before ours reloaded systemd four seconds ago: hooks may still be at work for
+    one more."""
     settled = boottime() + 0.9
     diagnosed(monkeypatch, lambda: settled if boottime() < settled else None)
     assert prevent.run(Settings()) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_never_read_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_never_read_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(prevent, "WITHIN_S", 0.5)
     diagnosed(monkeypatch, lambda: boottime() + 0.9)
     assert prevent.run(Settings()) == 1

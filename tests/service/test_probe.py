@@ -33,7 +33,10 @@ __attribute__((constructor)) static void noise(void)
 { puts("NvRmMemInitNvmap failed: error Permission denied"); fflush(stdout); write(1, "{\\"v\\": 1}\\n", 9); }
 """
 """What Tegra's libraries print at every start (and worse: a line that looks like ours)."""
-GPUS = [f"gpu {n} uuid=GPU-{n:08x}-0000-4000-8000-000000000000 bus=0000:{n + 7:02X}:00.0 minor={n}" for n in range(8)]
+GPUS = [
+    f"gpu {n} uuid=GPU-{n:08x}-0000-4000-8000-000000000000 bus=0000:{n + 7:02X}:00.0 minor={n}"
+    for n in range(8)
+]
 GOOD = ["driver 550.54.15", "nvml 12.550.54.15", "loaded yes", *GPUS]
 
 
@@ -46,8 +49,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "noise.c").write_text(NOISE)
     for name, sources in (("quiet", [SOURCE]), ("noisy", [SOURCE, root / "noise.c"])):
         (root / name / "usr/lib").mkdir(parents=True)
-        subprocess.run(["cc", "-std=gnu11", "-fPIC", "-shared", "-w", f"-Wl,-soname,{SONAME}", "-o",
-                        root / name / "usr/lib" / SONAME, *sources], check=True)
+        subprocess.run(
+            [
+                "cc",
+                "-std=gnu11",
+                "-fPIC",
+                "-shared",
+                "-w",
+                f"-Wl,-soname,{SONAME}",
+                "-o",
+                root / name / "usr/lib" / SONAME,
+                *sources,
+            ],
+            check=True,
+        )
     return root
 
 
@@ -90,8 +105,14 @@ def one_line(out: str) -> dict[str, Any]:
 
 
 def asked(driver: Driver, *more: str) -> dict[str, Any]:
-    done = subprocess.run(driver.argv(*more), env=driver.env(), stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, timeout=ENDS_WITHIN_S)
+    done = subprocess.run(
+        driver.argv(*more),
+        env=driver.env(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+    )
     assert done.returncode == 0, done.stderr
     return one_line(done.stdout)
 
@@ -101,8 +122,12 @@ def test_eight_gpus(driver: Driver) -> None:
     assert (said["count"], said["errors"], said["excluded"]) == (8, [], [])
     state = said["gpus"][3].pop("state")
     assert state["ecc"] is True and state["mig"] is False  # tests/service/test_gpu_state.py
-    assert said["gpus"][3] == {"uuid": "GPU-00000003-0000-4000-8000-000000000000", "bus_id": "00000000:0A:00.0",
-                               "minor": 3, "name": "NVIDIA H100 80GB HBM3"}
+    assert said["gpus"][3] == {
+        "uuid": "GPU-00000003-0000-4000-8000-000000000000",
+        "bus_id": "00000000:0A:00.0",
+        "minor": 3,
+        "name": "NVIDIA H100 80GB HBM3",
+    }
     assert (said["driver_version"], said["library_version"]) == ("550.54.15", "12.550.54.15")
     assert said["library"] == str(driver.library) and said["took_ms"] >= 0
     assert driver.calls == ["init 0", "shutdown 0"]
@@ -121,9 +146,12 @@ FAULTS: list[tuple[list[str], list[tuple[int, str, int]], int]] = [
 ]
 
 
-@pytest.mark.parametrize(("faults", "errors", "gpus"), FAULTS, ids=[" ".join(row[0]) for row in FAULTS])
-def test_a_fault_is_told_and_nvml_is_shut_down(driver: Driver, faults: list[str],
-                                               errors: list[tuple[int, str, int]], gpus: int) -> None:
+@pytest.mark.parametrize(
+    ("faults", "errors", "gpus"), FAULTS, ids=[" ".join(row[0]) for row in FAULTS]
+)
+def test_a_fault_is_told_and_nvml_is_shut_down(
+    driver: Driver, faults: list[str], errors: list[tuple[int, str, int]], gpus: int
+) -> None:
     driver.says(*faults)
     said = asked(driver)
     assert [(e["code"], e["call"], e["index"]) for e in said["errors"]] == errors
@@ -133,14 +161,23 @@ def test_a_fault_is_told_and_nvml_is_shut_down(driver: Driver, faults: list[str]
 
 def test_a_library_that_prints_does_not_disturb_the_line(driver: Driver, built: Path) -> None:
     driver.library = built / "noisy/usr/lib" / SONAME
-    done = subprocess.run(driver.argv(), env=driver.env(), capture_output=True, text=True, timeout=ENDS_WITHIN_S)
+    done = subprocess.run(
+        driver.argv(), env=driver.env(), capture_output=True, text=True, timeout=ENDS_WITHIN_S
+    )
     assert one_line(done.stdout)["count"] == 8
     assert "NvRmMemInitNvmap" in done.stderr
 
 
-@pytest.mark.parametrize("make", [
-    lambda p: None, lambda p: p.mkdir(), lambda p: p.touch(), lambda p: p.write_bytes(b"\x7fELF junk"),
-], ids=["none", "a folder", "empty", "junk"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: None,
+        lambda p: p.mkdir(),
+        lambda p: p.touch(),
+        lambda p: p.write_bytes(b"\x7fELF junk"),
+    ],
+    ids=["none", "a folder", "empty", "junk"],
+)
 def test_no_library_is_12(driver: Driver, tmp_path: Path, make: Callable[[Path], Any]) -> None:
     driver.library = tmp_path / SONAME
     make(driver.library)
@@ -151,16 +188,20 @@ def test_no_library_is_12(driver: Driver, tmp_path: Path, make: Callable[[Path],
 
 
 def versioned(driver: Driver, tmp_path: Path, version: str) -> None:
-    """Lay the library out as a driver does: the soname is a link to a file with the version in its name."""
+    """Lay the library out as a driver does: the soname is a link to a file with the version in its
+    name."""
     (tmp_path / "lib").mkdir()
     shutil.copy(driver.library, tmp_path / f"lib/libnvidia-ml.so.{version}")
     driver.library = tmp_path / "lib" / SONAME
     driver.library.symlink_to(f"libnvidia-ml.so.{version}")
 
 
-@pytest.mark.parametrize(("version", "is_called"), [("560.35.03", False), ("550.54.15", True), ("no-number", True)])
-def test_a_mismatch_is_recognised_without_calling_nvml(driver: Driver, node: Node, tmp_path: Path, version: str,
-                                                       is_called: bool) -> None:
+@pytest.mark.parametrize(
+    ("version", "is_called"), [("560.35.03", False), ("550.54.15", True), ("no-number", True)]
+)
+def test_a_mismatch_is_recognised_without_calling_nvml(
+    driver: Driver, node: Node, tmp_path: Path, version: str, is_called: bool
+) -> None:
     node.module("550.54.15")
     versioned(driver, tmp_path, version)
     done = node.run_program(*driver.argv(), **driver.env())
@@ -177,13 +218,22 @@ def test_gpus_that_the_driver_was_told_to_leave_out(driver: Driver, node: Node) 
     for bus, excluded in (("0000:07:00.0", "No"), ("0000:08:00.0", "Yes")):
         folder = node.folder / "driver/nvidia/gpus" / bus
         folder.mkdir(parents=True)
-        (folder / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU Excluded:\t {excluded}\n")
-    assert one_line(node.run_program(*driver.argv(), **driver.env()).stdout)["excluded"] == ["0000:08:00.0"]
+        (folder / "information").write_text(
+            f"Model: \t\t NVIDIA H100\nGPU Excluded:\t {excluded}\n"
+        )
+    assert one_line(node.run_program(*driver.argv(), **driver.env()).stdout)["excluded"] == [
+        "0000:08:00.0"
+    ]
 
 
 def test_hold_keeps_nvml_up_until_standard_input_is_closed(driver: Driver) -> None:
-    with subprocess.Popen(driver.argv("--hold"), env=driver.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as child:
+    with subprocess.Popen(
+        driver.argv("--hold"),
+        env=driver.env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
         assert child.stdout is not None and child.stdin is not None
         one_line(child.stdout.readline())
         assert child.poll() is None
@@ -195,12 +245,14 @@ def test_hold_keeps_nvml_up_until_standard_input_is_closed(driver: Driver) -> No
 
 def test_nothing_is_held_where_nothing_was_initialised(driver: Driver) -> None:
     driver.says("init error=999")
-    with subprocess.Popen(driver.argv("--hold"), env=driver.env(), stdin=subprocess.PIPE,
-                          stdout=subprocess.DEVNULL) as child:
+    with subprocess.Popen(
+        driver.argv("--hold"), env=driver.env(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as child:
         assert child.wait(ENDS_WITHIN_S) == 0
 
 
 # the agent's side
+
 
 @pytest.fixture
 def env(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
@@ -209,14 +261,21 @@ def env(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     yield driver
 
 
-def run_probes(story: Callable[[Probes], Any], timeout_s: float = ENDS_WITHIN_S, root: str = "",
-               first: Started | None = None) -> list[str]:
-    """Run a story with its Probes; what they told. Whatever the loop would only have logged fails the test."""
+def run_probes(
+    story: Callable[[Probes], Any],
+    timeout_s: float = ENDS_WITHIN_S,
+    root: str = "",
+    first: Started | None = None,
+) -> list[str]:
+    """Run a story with its Probes; what they told. Whatever the loop would only have logged fails
+    the test."""
     told: list[str] = []
     complaints: list[str] = []
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: complaints.append(str(context))
+        )
         probes = Probes(told.append, timeout_s, root, needs="", first=first)
         try:
             await story(probes)
@@ -241,7 +300,11 @@ def test_a_report_of_eight(env: Driver) -> None:
         assert (state.last.end, state.last.number) == (ProbeEnd.ANSWERED, 1)
         gpu = state.last.gpus[3]
         assert (gpu.uuid, gpu.bus_id, gpu.minor, gpu.name) == (
-            "GPU-00000003-0000-4000-8000-000000000000", "0000:0a:00.0", 3, "NVIDIA H100 80GB HBM3")
+            "GPU-00000003-0000-4000-8000-000000000000",
+            "0000:0a:00.0",
+            3,
+            "NVIDIA H100 80GB HBM3",
+        )
         assert state.last.started_at <= state.last.ended_at
 
     assert run_probes(story, root=str(env.root)) == ["probe 1 answered"]
@@ -266,12 +329,18 @@ def test_one_that_was_started_before_the_loop_is_the_first(env: Driver) -> None:
     async def story(probes: Probes) -> None:
         probes.start(overlap=True)  # no second one beside it
         state = await probes.finished()
-        assert state.last is not None and (state.last.end, state.last.number) == (ProbeEnd.ANSWERED, 1)
+        assert state.last is not None and (state.last.end, state.last.number) == (
+            ProbeEnd.ANSWERED,
+            1,
+        )
         assert (len(state.last.gpus), state.last.started_at) == (8, first.since)
         assert env.calls == ["init 0"], "kept until the next one has finished"
         await one_probe(probes, overlap=False)
 
-    assert run_probes(story, root=str(env.root), first=first) == ["probe 1 answered", "probe 2 answered"]
+    assert run_probes(story, root=str(env.root), first=first) == [
+        "probe 1 answered",
+        "probe 2 answered",
+    ]
     assert env.calls.count("shutdown 0") == 2
 
 
@@ -283,14 +352,24 @@ def test_a_hang_ends_at_its_deadline(env: Driver, fault: str) -> None:
         state = await one_probe(probes, overlap=True)
         assert state.last is not None and state.running_since is None
         assert state.last.end is ProbeEnd.HUNG and state.last.gpus == ()
-        assert "probe hung, pid " in state.last.detail and re.search(r"state [RSD]", state.last.detail)
+        assert "probe hung, pid " in state.last.detail and re.search(
+            r"state [RSD]", state.last.detail
+        )
         assert state.remains is None, "a process that takes signals leaves no remains"
         env.says()
-        probes.timeout_s = ENDS_WITHIN_S  # on a busy machine Python alone may take the first deadline
+        probes.timeout_s = (
+            ENDS_WITHIN_S  # on a busy machine Python alone may take the first deadline
+        )
         state = await one_probe(probes)
-        assert state.last is not None and (state.last.end, state.last.number) == (ProbeEnd.ANSWERED, 2)
+        assert state.last is not None and (state.last.end, state.last.number) == (
+            ProbeEnd.ANSWERED,
+            2,
+        )
 
-    assert run_probes(story, timeout_s=3.0, root=str(env.root)) == ["probe 1 hung", "probe 2 answered"]
+    assert run_probes(story, timeout_s=3.0, root=str(env.root)) == [
+        "probe 1 hung",
+        "probe 2 answered",
+    ]
 
 
 def test_processes_overlap_and_the_last_one_lets_go(env: Driver) -> None:
@@ -298,7 +377,9 @@ def test_processes_overlap_and_the_last_one_lets_go(env: Driver) -> None:
         await one_probe(probes, overlap=True)
         assert env.calls == ["init 0"]
         await one_probe(probes, overlap=True)
-        assert env.calls[:2] == ["init 0", "init 0"], "the first one ends only after the second has finished"
+        assert env.calls[:2] == ["init 0", "init 0"], (
+            "the first one ends only after the second has finished"
+        )
         probes.drop()
         probes.drop()
         while len(env.calls) < 4:  # both shut NVML down
@@ -334,8 +415,9 @@ PROGRAMS: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "program", "says"), PROGRAMS, ids=[row[0] for row in PROGRAMS])
-def test_a_probe_that_is_none_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, program: str,
-                                        says: str) -> None:
+def test_a_probe_that_is_none_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, program: str, says: str
+) -> None:
     (tmp_path / "probe.py").write_text(program)
     monkeypatch.setattr(probe_program, "PROGRAM", tmp_path / "probe.py")
 
@@ -359,14 +441,24 @@ def test_where_the_library_is_looked_up(tmp_path: Path) -> None:
 # report_of: the line is foreign until it was checked
 
 WHOLE: dict[str, Any] = {
-    "v": 1, "gpus": [{"uuid": "GPU-a", "bus_id": "00000000:07:00.0", "minor": 0, "name": "H100"}],
+    "v": 1,
+    "gpus": [{"uuid": "GPU-a", "bus_id": "00000000:07:00.0", "minor": 0, "name": "H100"}],
     "errors": [{"code": 15, "call": "nvmlDeviceGetUUID", "index": 1, "bus_id": "00000000:0F:00.0"}],
-    "excluded": ["0000:E4:00.0"], "driver_version": "550.1", "library_version": "12.550.1", "library": "/l.so"}
+    "excluded": ["0000:E4:00.0"],
+    "driver_version": "550.1",
+    "library_version": "12.550.1",
+    "library": "/l.so",
+}
 
 
 def test_a_whole_line() -> None:
     report = report_of(json.dumps(WHOLE).encode(), 7, 1.0, 2.0)
-    assert (report.number, report.started_at, report.ended_at, report.end) == (7, 1.0, 2.0, ProbeEnd.ANSWERED)
+    assert (report.number, report.started_at, report.ended_at, report.end) == (
+        7,
+        1.0,
+        2.0,
+        ProbeEnd.ANSWERED,
+    )
     assert report.gpus == (Gpu("GPU-a", "0000:07:00.0", 0, "H100"),)
     assert report.errors == (NvmlError(15, "nvmlDeviceGetUUID", 1, "0000:0f:00.0"),)
     assert report.excluded == ("0000:e4:00.0",)
@@ -383,17 +475,31 @@ HOSTILE: list[tuple[str, Any]] = [
     *[(f"no {part}", {k: v for k, v in WHOLE.items() if k != part}) for part in WHOLE],
     *[(f"{part} is a number", {**WHOLE, part: 7}) for part in ("v", "gpus", "errors", "excluded")],
     *[(f"{part} is null", {**WHOLE, part: None}) for part in ("v", "gpus", "errors", "excluded")],
-    *[(f"a GPU without {part}", {**WHOLE, "gpus": [{k: v for k, v in GPU_LINE.items() if k != part}]})
-      for part in GPU_LINE],
-    *[(f"an error without {part}", {**WHOLE, "errors": [{k: v for k, v in ERROR_LINE.items() if k != part}]})
-      for part in ("code", "call", "index")],
+    *[
+        (
+            f"a GPU without {part}",
+            {**WHOLE, "gpus": [{k: v for k, v in GPU_LINE.items() if k != part}]},
+        )
+        for part in GPU_LINE
+    ],
+    *[
+        (
+            f"an error without {part}",
+            {**WHOLE, "errors": [{k: v for k, v in ERROR_LINE.items() if k != part}]},
+        )
+        for part in ("code", "call", "index")
+    ],
     ("a GPU that is a word", {**WHOLE, "gpus": ["GPU-a"]}),
     ("GPUs by name", {**WHOLE, "gpus": {"GPU-a": 1}}),
     ("a minor in words", {**WHOLE, "gpus": [{**GPU_LINE, "minor": "first"}]}),
     ("a code that is none", {**WHOLE, "errors": [{**ERROR_LINE, "code": None}]}),
     ("a code that is a list", {**WHOLE, "errors": [{**ERROR_LINE, "code": [15]}]}),
     ("an error that is a list", {**WHOLE, "errors": [["15"]]}),
-    ("a list", [WHOLE]), ("null", None), ("a word", "ok"), ("a number", 1), ("nothing in it", {}),
+    ("a list", [WHOLE]),
+    ("null", None),
+    ("a word", "ok"),
+    ("a number", 1),
+    ("nothing in it", {}),
 ]
 
 
@@ -404,7 +510,9 @@ def test_a_line_that_is_none_is_a_broken_probe(name: str, said: Any) -> None:
     assert report.detail
 
 
-@pytest.mark.parametrize("line", [b"", b"\n", b"{", b"\xff\xfe", b"NaN", b"[" * 100_000, b"9" * 10_000, b"\0" * 99])
+@pytest.mark.parametrize(
+    "line", [b"", b"\n", b"{", b"\xff\xfe", b"NaN", b"[" * 100_000, b"9" * 10_000, b"\0" * 99]
+)
 def test_bytes_that_are_no_json(line: bytes) -> None:
     report = report_of(line, 1, 1.0, 2.0)
     assert report.end is ProbeEnd.BROKEN and len(report.detail) < 400
@@ -412,7 +520,9 @@ def test_bytes_that_are_no_json(line: bytes) -> None:
 
 @pytest.mark.parametrize("code", ["1e999", "-1e999"])
 def test_a_code_beyond_all_numbers(code: str) -> None:
-    line = json.dumps({**WHOLE, "errors": [{**ERROR_LINE, "code": 0}]}).replace('"code": 0', f'"code": {code}')
+    line = json.dumps({**WHOLE, "errors": [{**ERROR_LINE, "code": 0}]}).replace(
+        '"code": 0', f'"code": {code}'
+    )
     assert report_of(line.encode(), 1, 1.0, 2.0).end is ProbeEnd.BROKEN
 
 

@@ -32,11 +32,20 @@ def is_over(node: Node, settings: str = "") -> None:
     (node.run / "waiting").write_text(json.dumps({"reason": "x", "at": boottime() - 2.5}))
 
 
-@pytest.mark.parametrize("functions", [
-    [], [("0000:00:1f.2", "0x8086", "0x010601")], [("0000:07:00.1", "0x10de", "0x040300")],
-    [("0000:05:00.0", "0x10de", "0x068000")], [("0000:00:02.0", "0x8086", "0x030000")],
-], ids=["empty bus", "a disk", "NVIDIA sound", "NVSwitch", "another's GPU"])
-def test_a_host_without_an_nvidia_gpu_answers_by_itself(node: Node, functions: list[tuple[str, str, str]]) -> None:
+@pytest.mark.parametrize(
+    "functions",
+    [
+        [],
+        [("0000:00:1f.2", "0x8086", "0x010601")],
+        [("0000:07:00.1", "0x10de", "0x040300")],
+        [("0000:05:00.0", "0x10de", "0x068000")],
+        [("0000:00:02.0", "0x8086", "0x030000")],
+    ],
+    ids=["empty bus", "a disk", "NVIDIA sound", "NVSwitch", "another's GPU"],
+)
+def test_a_host_without_an_nvidia_gpu_answers_by_itself(
+    node: Node, functions: list[tuple[str, str, str]]
+) -> None:
     for function in functions:
         node.pci(*function)
     done = node.gpu_gate("wait")
@@ -126,14 +135,24 @@ def test_the_owner_expects_gpus_where_the_bus_shows_none(node: Node) -> None:
     assert (done.returncode, "the deadline is over" in done.stderr) == (0, True)
 
 
-@pytest.mark.parametrize("answer", [
-    b"HTTP/1.1 503 Service Unavailable\r\n\r\nNVML said 999\n", b"", b"junk", b"HTTP/1.1 \xff\xff", b"HTTP/1.1 200"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 503 Service Unavailable\r\n\r\nNVML said 999\n",
+        b"",
+        b"junk",
+        b"HTTP/1.1 \xff\xff",
+        b"HTTP/1.1 200",
+    ],
+)
 def test_an_agent_that_answers_something_at_the_deadline(node: Node, answer: bytes) -> None:
     node.pci(GPU)
     is_over(node)
     with socket.socket(socket.AF_UNIX) as server:
         here = os.open(node.run, os.O_PATH)
-        server.bind(f"/proc/self/fd/{here}/agent.sock")  # the folder's own path may be too long for a socket
+        server.bind(
+            f"/proc/self/fd/{here}/agent.sock"
+        )  # the folder's own path may be too long for a socket
         os.close(here)
         server.listen()
         threading.Thread(target=reply, args=(server, answer), daemon=True).start()
@@ -158,7 +177,9 @@ def test_a_run_folder_that_takes_no_mark(node: Node) -> None:
     assert "/run/gpu-gate/released could not be written" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["[Gate]\nDeadlineSec=for ever\n", "\0\xff", "[Gate\nx", "DeadlineSec=1s"])
+@pytest.mark.parametrize(
+    "text", ["[Gate]\nDeadlineSec=for ever\n", "\0\xff", "[Gate\nx", "DeadlineSec=1s"]
+)
 def test_a_broken_configuration_holds_nobody(node: Node, text: str) -> None:
     node.conf(text)
     assert node.gpu_gate("wait").returncode == 0
@@ -173,11 +194,16 @@ def test_nothing_but_marks_is_left(node: Node) -> None:
 
 def test_a_run_that_is_full_still_takes_the_mark(node: Node) -> None:
     """A kubelet that may start does not wait for the deadline because somebody filled /run."""
-    done = node.run_program("sh", "-ec", """
+    done = node.run_program(
+        "sh",
+        "-ec",
+        """
         mount -t tmpfs -o size=4k tmpfs /run/gpu-gate
         head -c 4096 /dev/zero >/run/gpu-gate/somebodys
         "$0" -m agent wait
         test -f /run/gpu-gate/released
-        cd /run/gpu-gate && echo *""", sys.executable)
+        cd /run/gpu-gate && echo *""",
+        sys.executable,
+    )
     assert (done.returncode, done.stdout) == (0, "released somebodys\n"), done.stderr
     assert "could not be written" not in done.stderr

@@ -14,16 +14,38 @@ EVENTS = [
     ({"ACTION": "add", "SUBSYSTEM": "module", "DEVPATH": "/module/nvidia"}, True),
     ({"ACTION": "add", "SUBSYSTEM": "module", "DEVPATH": "/module/nvidia_uvm"}, True),
     ({"ACTION": "add", "SUBSYSTEM": "drivers", "DEVPATH": "/bus/pci/drivers/nvidia"}, True),
-    ({"ACTION": "bind", "SUBSYSTEM": "pci", "DEVPATH": "/devices/pci0000:00/0000:07:00.0", "PCI_ID": "10DE:2330",
-      "DRIVER": "nvidia"}, True),
-    ({"ACTION": "remove", "SUBSYSTEM": "pci", "DEVPATH": "/devices/pci0000:00/0000:07:00.0", "PCI_ID": "10de:2330"},
-     True),
+    (
+        {
+            "ACTION": "bind",
+            "SUBSYSTEM": "pci",
+            "DEVPATH": "/devices/pci0000:00/0000:07:00.0",
+            "PCI_ID": "10DE:2330",
+            "DRIVER": "nvidia",
+        },
+        True,
+    ),
+    (
+        {
+            "ACTION": "remove",
+            "SUBSYSTEM": "pci",
+            "DEVPATH": "/devices/pci0000:00/0000:07:00.0",
+            "PCI_ID": "10de:2330",
+        },
+        True,
+    ),
     ({"ACTION": "unbind", "SUBSYSTEM": "pci", "DEVPATH": "/devices/pci0000:00/0000:07:00.0"}, True),
     ({"ACTION": "add", "SUBSYSTEM": "drivers", "DEVPATH": "/bus/pci/drivers/vfio-pci"}, True),
     ({"ACTION": "add", "SUBSYSTEM": "module", "DEVPATH": "/module/nouveau"}, True),
     ({"ACTION": "add", "SUBSYSTEM": "module", "DEVPATH": "/module/br_netfilter"}, False),
-    ({"ACTION": "bind", "SUBSYSTEM": "pci", "DEVPATH": "/devices/pci0000:00/0000:00:03.0", "PCI_ID": "1AF4:1041"},
-     False),
+    (
+        {
+            "ACTION": "bind",
+            "SUBSYSTEM": "pci",
+            "DEVPATH": "/devices/pci0000:00/0000:00:03.0",
+            "PCI_ID": "1AF4:1041",
+        },
+        False,
+    ),
     ({}, False),
 ]
 
@@ -40,11 +62,16 @@ def test_uevents_that_wake(event: dict[str, str], wakes: bool) -> None:
     assert all(reason.startswith("udev ") for reason in said)
 
 
-@pytest.mark.parametrize(("jobs", "wakes"), [
-    (["cri-containerd-0a.scope", "crio-0b.scope", "docker-0c.scope"], {"scope": 1}),
-    (["session-1.scope", "run-u7.scope", "cri-containerd-0a.service", "kubelet.service"], {}),
-])
-def test_scopes_of_containers_wake_once_for_a_burst(jobs: list[str], wakes: dict[str, int], monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("jobs", "wakes"),
+    [
+        (["cri-containerd-0a.scope", "crio-0b.scope", "docker-0c.scope"], {"scope": 1}),
+        (["session-1.scope", "run-u7.scope", "cri-containerd-0a.service", "kubelet.service"], {}),
+    ],
+)
+def test_scopes_of_containers_wake_once_for_a_burst(
+    jobs: list[str], wakes: dict[str, int], monkeypatch
+) -> None:
     monkeypatch.setattr(wake, "SCOPE_GATHER_S", 0.01)
 
     async def heard() -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""The stand-ins, run as programs over a folder that plays the node: no root, no mounts, no systemd."""
+"""The stand-ins, run as programs over a folder that plays the node: no root, no mounts, no
+systemd."""
 
 from __future__ import annotations
 
@@ -54,26 +55,40 @@ class Programs:
         self.running: list[subprocess.Popen[str]] = []
 
     def simgpu(self, *words: str) -> None:
-        subprocess.run([sys.executable, STANDINS / "simgpu.py", "--root", self.root, *words], check=True)
+        subprocess.run(
+            [sys.executable, STANDINS / "simgpu.py", "--root", self.root, *words], check=True
+        )
 
     def python(self, code: str, timeout_s: float = 10.0) -> subprocess.CompletedProcess[str]:
         """A program that uses NVML; its output is the answer."""
         return subprocess.run(
-            [sys.executable, "-c", code], env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
+            [sys.executable, "-c", code],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
 
     def start(self, program: str, *words: str, **env: str) -> subprocess.Popen[str]:
         name = self.root / f"{program}.{len(self.running)}.log"
         with name.open("w") as log:
             made = subprocess.Popen(
-                [sys.executable, STANDINS / program, *words], env={**self.env, **env}, stderr=log, text=True
+                [sys.executable, STANDINS / program, *words],
+                env={**self.env, **env},
+                stderr=log,
+                text=True,
             )
         made.log = name  # type: ignore[attr-defined]
         self.running.append(made)
         return made
 
     def kubelet(self, *words: str) -> subprocess.Popen[str]:
-        options = {"root": self.root / "kubelet", "state": self.root / "state", "faults": self.faults}
+        options = {
+            "root": self.root / "kubelet",
+            "state": self.root / "state",
+            "faults": self.faults,
+        }
         argv = [word for key, value in options.items() for word in (f"--{key}", str(value))]
         made = self.start("kubelet.py", "--cri", "none", *argv, *words)
         wait_for(lambda: '"Started kubelet"' in text_of(made))

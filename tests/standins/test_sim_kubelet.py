@@ -1,4 +1,5 @@
-"""The stand-in kubelet and plugin against each other: what the real ones were seen to do, lies included."""
+"""The stand-in kubelet and plugin against each other: what the real ones were seen to do, lies
+included."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def test_registration(programs):
     wait_for(lambda: programs.allocatable() == 8)
     answer = ask(programs)
     assert len(answer.devices) == 8
-    assert all(d.resource_name == "nvidia.com/gpu" and len(d.device_ids) == 1 for d in answer.devices)
+    assert all(
+        d.resource_name == "nvidia.com/gpu" and len(d.device_ids) == 1 for d in answer.devices
+    )
     assert len(registered(programs)["nvidia.com/gpu"]) == 8
     assert text_of(plugin).count("Registered device plugin for 'nvidia.com/gpu' with Kubelet") == 1
 
@@ -98,7 +101,8 @@ def test_deaf_plugin(programs, deaf):
 
 
 def test_overlap_of_old_and_new_instance(programs):
-    """The old one's exit kills the new one's endpoint, though all hints say registered; SIGHUP cures."""
+    """The old one's exit kills the new one's endpoint, though all hints say registered; SIGHUP
+    cures."""
     programs.kubelet()
     old = programs.plugin()
     wait_for(lambda: programs.node().get("registrations") == 1)
@@ -152,7 +156,9 @@ def test_old_plugin_after_failed_init(programs, signal_):
     programs.kubelet()
     plugin = programs.plugin(OLD="1", FAIL_ON_INIT_ERROR="false")
     wait_for(lambda: "this is not a GPU node" in text_of(plugin))
-    assert text_of(plugin).splitlines()[1].endswith("Failed to initialize NVML: nvml: Unknown Error.")
+    assert (
+        text_of(plugin).splitlines()[1].endswith("Failed to initialize NVML: nvml: Unknown Error.")
+    )
     plugin.send_signal(signal_)
     assert plugin.wait(3) == 2
 
@@ -214,14 +220,26 @@ def allocatables(programs) -> dict[str, int]:
     return {name: count for name, count in programs.node().get("allocatable", {}).items() if count}
 
 
-@pytest.mark.parametrize(("env", "offered"), [
-    ({"MIG_STRATEGY": "none"}, {GPU: 8}),
-    ({"MIG_STRATEGY": "mixed"}, {GPU: 7, "nvidia.com/mig-1g.10gb": 2, "nvidia.com/mig-3g.40gb.me": 1}),
-    ({"MIG_STRATEGY": "mixed", "NVIDIA_VISIBLE_DEVICES": "MIG-b,3"}, {GPU: 1, "nvidia.com/mig-1g.10gb": 1}),
-    ({"MIG_STRATEGY": "single", "NVIDIA_VISIBLE_DEVICES": "0"}, {GPU: 3}),
-    ({"REPLICAS": "4"}, {GPU: 32}),
-    ({"REPLICAS": "3", "RENAME": "yes", "NVIDIA_VISIBLE_DEVICES": "1"}, {"nvidia.com/gpu.shared": 3}),
-])
+@pytest.mark.parametrize(
+    ("env", "offered"),
+    [
+        ({"MIG_STRATEGY": "none"}, {GPU: 8}),
+        (
+            {"MIG_STRATEGY": "mixed"},
+            {GPU: 7, "nvidia.com/mig-1g.10gb": 2, "nvidia.com/mig-3g.40gb.me": 1},
+        ),
+        (
+            {"MIG_STRATEGY": "mixed", "NVIDIA_VISIBLE_DEVICES": "MIG-b,3"},
+            {GPU: 1, "nvidia.com/mig-1g.10gb": 1},
+        ),
+        ({"MIG_STRATEGY": "single", "NVIDIA_VISIBLE_DEVICES": "0"}, {GPU: 3}),
+        ({"REPLICAS": "4"}, {GPU: 32}),
+        (
+            {"REPLICAS": "3", "RENAME": "yes", "NVIDIA_VISIBLE_DEVICES": "1"},
+            {"nvidia.com/gpu.shared": 3},
+        ),
+    ],
+)
 def test_mig_strategies_and_replicas(programs, env, offered):
     programs.simgpu("nvml", "mig=on", "gpu=0")
     for uuid, profile in (("MIG-a", "1g.10gb"), ("MIG-b", "1g.10gb"), ("MIG-c", "3g.40gb+me")):
@@ -264,12 +282,19 @@ def test_second_list_and_watch_swallows_an_update(programs):
     wait_for(lambda: programs.allocatable() == 8)
     with rpc.open_channel(programs.plugins / "nvidia-gpu.sock") as channel:
         stream = rpc.stream(
-            channel, "/v1beta1.DevicePlugin/ListAndWatch", plugin_api.Empty(), plugin_api.ListAndWatchResponse
+            channel,
+            "/v1beta1.DevicePlugin/ListAndWatch",
+            plugin_api.Empty(),
+            plugin_api.ListAndWatchResponse,
         )
         assert len(next(stream).devices) == 8
         time.sleep(1.0)  # until the plugin's handler waits for its next update
         stream.cancel()
-    for gpu, expected in ((1, 7), (2, 7), (3, 5)):  # the second update went to the stream that was closed
+    for gpu, expected in (
+        (1, 7),
+        (2, 7),
+        (3, 5),
+    ):  # the second update went to the stream that was closed
         programs.simgpu("nvml", "xid=79", f"gpu={gpu}")
         time.sleep(0.5)
         assert programs.allocatable() == expected
@@ -298,9 +323,11 @@ def test_rate_limit(programs):
         for _ in range(60):
             try:
                 rpc.call(
-                    channel, "/v1.PodResourcesLister/List", pod_resources_api.ListPodResourcesRequest(),
+                    channel,
+                    "/v1.PodResourcesLister/List",
+                    pod_resources_api.ListPodResourcesRequest(),
                     pod_resources_api.ListPodResourcesResponse,
-                )  # fmt: skip
+                )
             except grpc.RpcError as exc:
                 seen.append((exc.code(), exc.details()))
     assert seen and set(seen) == {(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")}
@@ -344,7 +371,12 @@ def test_sockets_go_and_the_checkpoint_stays(programs):
 
 
 @pytest.mark.parametrize(
-    "text", ["", '{"Data":{"PodDev', '{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}']
+    "text",
+    [
+        "",
+        '{"Data":{"PodDev',
+        '{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}',
+    ],
 )
 def test_bad_checkpoint_is_survived_and_rewritten(programs, text):
     programs.plugins.mkdir(parents=True)

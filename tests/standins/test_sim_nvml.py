@@ -55,11 +55,17 @@ def test_details_and_uninitialised(programs):
         "try: n.nvmlDeviceGetCount()\n"
         "except n.NVMLError as e: print(e.value)\n"
         "n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)\n"
-        "print(n.nvmlDeviceGetName(h), n.nvmlDeviceGetPersistenceMode(h), n.nvmlDeviceGetMigMode(h),"
+        "print(n.nvmlDeviceGetName(h), n.nvmlDeviceGetPersistenceMode(h), "
+        "n.nvmlDeviceGetMigMode(h),"
         " n.nvmlSystemGetNVMLVersion(), n.nvmlDeviceGetMemoryInfo(h).total > 1 << 36)\n"
-        "f = n.c_nvmlGpuFabricInfoV_t(); n.nvmlDeviceGetGpuFabricInfoV(h, n.byref(f)); print(f.state)"
+        "f = n.c_nvmlGpuFabricInfoV_t(); n.nvmlDeviceGetGpuFabricInfoV(h, n.byref(f)); "
+        "print(f.state)"
     )
-    assert done.stdout.splitlines() == ["1", "NVIDIA H100 80GB HBM3 1 [0, 0] 12.550.54.15 True", "0"], done.stderr
+    assert done.stdout.splitlines() == [
+        "1",
+        "NVIDIA H100 80GB HBM3 1 [0, 0] 12.550.54.15 True",
+        "0",
+    ], done.stderr
 
 
 def test_unknown_error_until_an_instant(programs):

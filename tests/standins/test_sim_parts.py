@@ -24,7 +24,9 @@ def uuid(i: int) -> str:
     return f"GPU-be4c{i:04x}-fa4e-4e11-9000-{i:012x}"
 
 
-GIVEN = plugin_api.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": f"{uuid(2)},{uuid(1)}"})
+GIVEN = plugin_api.ContainerAllocateResponse(
+    envs={"NVIDIA_VISIBLE_DEVICES": f"{uuid(2)},{uuid(1)}"}
+)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,8 @@ GIVEN = plugin_api.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": f"{
 def test_checksums_of_captured_files(tmp_path, entries, order, expected):
     """The numbers are a real kubelet's."""
     made = [
-        checkpoint.Entry(u, "main", "nvidia.com/gpu", (uuid(2), uuid(1)), GIVEN.SerializeToString()) for u in entries
+        checkpoint.Entry(u, "main", "nvidia.com/gpu", (uuid(2), uuid(1)), GIVEN.SerializeToString())
+        for u in entries
     ]
     checkpoint.write(tmp_path, made, {"nvidia.com/gpu": [uuid(i) for i in order]} if order else {})
     assert json.loads((tmp_path / checkpoint.NAME).read_text())["Checksum"] == expected
@@ -72,7 +75,9 @@ def test_manifest_to_messages(tmp_path):
     pod = manifests.parse(path.read_text(), path, "node-1")
     assert pod.name == "nvidia-device-plugin-node-1" and re.fullmatch("[0-9a-f]{32}", pod.uid)
     assert manifests.parse(path.read_text() + "\n# changed\n", path, "node-1").uid == pod.uid
-    assert manifests.parse(path.read_text().replace("false", "true", 1), path, "node-1").uid != pod.uid
+    assert (
+        manifests.parse(path.read_text().replace("false", "true", 1), path, "node-1").uid != pod.uid
+    )
     sandbox = containers.sandbox_config(pod, 0, Path("/var/log/pods"), "systemd")
     assert sandbox.linux.cgroup_parent == f"kubepods-besteffort-pod{pod.uid}.slice"
     assert sandbox.annotations["kubernetes.io/config.source"] == "file"
@@ -91,7 +96,9 @@ def test_devices_of_an_allocation(tmp_path):
     assert pod.asked(pod.containers[0]) == {"nvidia.com/gpu": 2}
     given = plugin_api.ContainerAllocateResponse(envs={"A": "b"})
     given.devices.add(container_path="/dev/nvidia0", host_path="/dev/nvidia0", permissions="rw")
-    entry = checkpoint.Entry(pod.uid, "main", "nvidia.com/gpu", (uuid(0),), given.SerializeToString())
+    entry = checkpoint.Entry(
+        pod.uid, "main", "nvidia.com/gpu", (uuid(0),), given.SerializeToString()
+    )
     config = containers.container_config(pod, pod.containers[0], 0, "x", [entry], tmp_path)
     assert config.devices[0].permissions == "rw" and config.envs[0].key == "A"
 
@@ -121,23 +128,34 @@ def test_node_as_a_folder(tmp_path):
     assert {os.path.basename(os.readlink(g / "driver")) for g in gpus} == {"nvidia"}
     version = (tmp_path / "proc/driver/nvidia/version").read_text()
     assert version.startswith("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ")
-    assert "GPU UUID: \tGPU-be4c0003" in (tmp_path / "proc/driver/nvidia/gpus/0000:4e:00.0/information").read_text()
+    assert (
+        "GPU UUID: \tGPU-be4c0003"
+        in (tmp_path / "proc/driver/nvidia/gpus/0000:4e:00.0/information").read_text()
+    )
     assert "195 nvidiactl" in (tmp_path / "proc/devices").read_text()
     assert (tmp_path / "sys/module/nvidia/initstate").read_text() == "live\n"
-    assert not (tmp_path / "dev/nvidia-uvm").exists() and os.path.lexists(tmp_path / "dev/char/195:3")
+    assert not (tmp_path / "dev/nvidia-uvm").exists() and os.path.lexists(
+        tmp_path / "dev/char/195:3"
+    )
     if os.geteuid() == 0 and stat.S_ISCHR((tmp_path / "dev/nvidia3").stat().st_mode):
         assert os.minor((tmp_path / "dev/nvidia3").stat().st_rdev) == 3
 
 
 def test_driver_comes_and_goes(tmp_path):
     simgpu(tmp_path, "plug", "--no-driver")
-    assert not (tmp_path / "proc/driver/nvidia").exists() and not (tmp_path / "dev/nvidiactl").exists()
+    assert (
+        not (tmp_path / "proc/driver/nvidia").exists() and not (tmp_path / "dev/nvidiactl").exists()
+    )
     assert not (tmp_path / "sys/bus/pci/devices/0000:07:00.0/driver").is_symlink()
     simgpu(tmp_path, "driver", "load")
-    assert (tmp_path / "proc/driver/nvidia/version").exists() and (tmp_path / "dev/nvidia7").exists()
+    assert (tmp_path / "proc/driver/nvidia/version").exists() and (
+        tmp_path / "dev/nvidia7"
+    ).exists()
     assert "loaded yes" in (tmp_path / "run/simgpu/nvml").read_text()
     simgpu(tmp_path, "driver", "unload")
-    assert not (tmp_path / "proc/driver/nvidia").exists() and not (tmp_path / "dev/nvidia7").exists()
+    assert (
+        not (tmp_path / "proc/driver/nvidia").exists() and not (tmp_path / "dev/nvidia7").exists()
+    )
     assert "nvidia" not in (tmp_path / "proc/devices").read_text()
 
 
@@ -171,7 +189,9 @@ def test_nodes_and_links(tmp_path):
 
 def test_configuration_file(tmp_path):
     (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/simgpu.conf").write_text("# comment\nplug --gpus 2\n\npersistenced: nvml init=999 for=6\n")
+    (tmp_path / "etc/simgpu.conf").write_text(
+        "# comment\nplug --gpus 2\n\npersistenced: nvml init=999 for=6\n"
+    )
     simgpu(tmp_path, "boot")
     assert "init" not in (tmp_path / "run/simgpu/nvml").read_text()
     simgpu(tmp_path, "started", "persistenced")

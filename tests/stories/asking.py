@@ -1,4 +1,5 @@
-"""The probes of one simulated agent, with the behaviour of agent/host/probes/runner.py and virtual time."""
+"""The probes of one simulated agent, with the behaviour of agent/host/probes/runner.py and virtual
+time."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ class Asking:
 
     @property
     def state(self) -> ProbeState:
-        return ProbeState(self._last, self._running.started_at if self._running else None, self.remains())
+        return ProbeState(
+            self._last, self._running.started_at if self._running else None, self.remains()
+        )
 
     @property
     def asking(self) -> int:
@@ -118,7 +121,10 @@ class Asking:
 
     def _hung(self, asked: Asked, state: str) -> None:
         now = self._world.now
-        detail = f"probe hung, pid 4242, state {state}, wchan nv_open_device, {now - asked.started_at:.0f} s"
+        detail = (
+            f"probe hung, pid 4242, state {state}, wchan nv_open_device, "
+            f"{now - asked.started_at:.0f} s"
+        )
         self._end(asked, ProbeReport(0, asked.started_at, now, ProbeEnd.HUNG, detail=detail), False)
 
     def _end(self, asked: Asked, report: ProbeReport, overlap: bool) -> None:

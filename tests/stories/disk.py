@@ -87,8 +87,16 @@ class Disk:
                 return refusal
         return None
 
-    def _enter(self, path: str, kind: str, *, major: int = 0, minor: int = 0, target: str = "",
-               mtime: float = 0.0) -> None:
+    def _enter(
+        self,
+        path: str,
+        kind: str,
+        *,
+        major: int = 0,
+        minor: int = 0,
+        target: str = "",
+        mtime: float = 0.0,
+    ) -> None:
         parent, name = _split(path)
         if parent not in self._folders:
             self.folder(parent)

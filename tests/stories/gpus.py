@@ -41,8 +41,10 @@ class Card:
     def cut(self, profiles: list[str]) -> None:
         """Make MIG devices, never those of before."""
         self.cuts += 1
-        self.migs = {f"MIG-{self.number:04x}{self.cuts:04x}-bbbb-5bbb-9bbb-{n:012x}": p
-                     for n, p in enumerate(profiles)}
+        self.migs = {
+            f"MIG-{self.number:04x}{self.cuts:04x}-bbbb-5bbb-9bbb-{n:012x}": p
+            for n, p in enumerate(profiles)
+        }
 
     @property
     def node(self) -> str:
@@ -50,12 +52,15 @@ class Card:
 
 
 class Hardware:
-    """Cards, kernel module, device nodes and NVML. Changes show on the disk; nothing here sends a signal."""
+    """Cards, kernel module, device nodes and NVML. Changes show on the disk; nothing here sends a
+    signal."""
 
     def __init__(self, disk: Disk, number: int) -> None:
         self.disk = disk
-        self.cards = [Card(i, f"0000:{0x07 + 8 * i:02x}:00.0", f"GPU-{i:08x}-aaaa-bbbb-cccc-dddddddddddd", i)
-                      for i in range(number)]
+        self.cards = [
+            Card(i, f"0000:{0x07 + 8 * i:02x}:00.0", f"GPU-{i:08x}-aaaa-bbbb-cccc-dddddddddddd", i)
+            for i in range(number)
+        ]
         self.given: set[str] | None = None
         "bus ids that a container node was given; None: this is no container"
         self.order = list(range(number))
@@ -70,7 +75,8 @@ class Hardware:
         self.junk = False
         self.version = VERSION
         disk.write("/proc/sys/kernel/osrelease", "6.8.0-gpu\n")
-        # What else sits on such a bus: a bridge, the sound of a GPU, an NVSwitch. None of them is a GPU.
+        # What else sits on such a bus: a bridge, the sound of a GPU, an NVSwitch. None of them is a
+        # GPU.
         self._function("0000:00:1f.0", 0x8086, 0x060100, "")
         if number:
             self._function("0000:07:00.1", 0x10DE, 0x040300, "snd_hda_intel")
@@ -94,7 +100,11 @@ class Hardware:
                 if card.driver == "vfio-pci":
                     self.disk.write(f"{PCI}/{card.bus_id}/driver_override", "vfio-pci\n")
         self._show_module()
-        dep = f"{MODULE}: kernel/drivers/video/backlight.ko\n" if self.installed else "kernel/fs/ext4.ko:\n"
+        dep = (
+            f"{MODULE}: kernel/drivers/video/backlight.ko\n"
+            if self.installed
+            else "kernel/fs/ext4.ko:\n"
+        )
         self.disk.write(MODULES_DEP, dep)
 
     def bound(self, card: Card) -> str:
@@ -116,8 +126,11 @@ class Hardware:
         if self.module:
             self.disk.write("/sys/module/nvidia/initstate", f"{self.module}\n")
         if self.module == "live":
-            self.disk.write(f"{PROC}/version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {self.version}"
-                            "  Tue Mar  5 22:23:56 UTC 2024\nGCC version:  gcc 12\n")
+            self.disk.write(
+                f"{PROC}/version",
+                f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {self.version}"
+                "  Tue Mar  5 22:23:56 UTC 2024\nGCC version:  gcc 12\n",
+            )
             self.disk.folder(f"{PROC}/gpus")
             for card in self.mine():
                 self.disk.folder(f"{PROC}/gpus/{card.bus_id}")
@@ -127,8 +140,11 @@ class Hardware:
 
     def mine(self) -> list[Card]:
         """The cards that the driver drives and this node was given."""
-        return [c for c in self.cards if c.on_bus and c.driver == "nvidia"
-                and (self.given is None or c.bus_id in self.given)]
+        return [
+            c
+            for c in self.cards
+            if c.on_bus and c.driver == "nvidia" and (self.given is None or c.bus_id in self.given)
+        ]
 
     def expected_nodes(self) -> list[str]:
         uvm = ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"] if self.uvm else []
@@ -160,14 +176,23 @@ class Hardware:
 
     def enumerate(self) -> dict[str, Any]:
         """What NVML shows to whoever asks now."""
-        out: dict[str, Any] = {"v": 1, "gpus": [], "errors": [], "excluded": [], "library_version": f"12.{VERSION}",
-                               "library": f"/usr/lib/libnvidia-ml.so.{VERSION}", "driver_version": self.version}
+        out: dict[str, Any] = {
+            "v": 1,
+            "gpus": [],
+            "errors": [],
+            "excluded": [],
+            "library_version": f"12.{VERSION}",
+            "library": f"/usr/lib/libnvidia-ml.so.{VERSION}",
+            "driver_version": self.version,
+        }
         error = self.nvml_error if self.module == "live" else 9
         if error:
             out["errors"] = [{"code": error, "call": "nvmlInit", "index": -1}]
             out["driver_version"] = ""
         else:
-            shown = sorted((c for c in self.mine() if c.in_nvml), key=lambda c: self.order.index(c.number))
+            shown = sorted(
+                (c for c in self.mine() if c.in_nvml), key=lambda c: self.order.index(c.number)
+            )
             for index, card in enumerate(shown):
                 self._answer_for(card, index, out)
         return out
@@ -182,13 +207,33 @@ class Hardware:
 
     def _answer_for(self, card: Card, index: int, out: dict[str, Any]) -> None:
         if card.error:
-            out["errors"].append({"code": card.error, "call": "nvmlDeviceGetHandleByIndex", "index": index,
-                                  "bus_id": ""})
+            out["errors"].append(
+                {
+                    "code": card.error,
+                    "call": "nvmlDeviceGetHandleByIndex",
+                    "index": index,
+                    "bus_id": "",
+                }
+            )
         else:
-            state: dict[str, Any] = {"fabric": card.fabric, "fabric_status": 0} if card.fabric else {}
+            state: dict[str, Any] = (
+                {"fabric": card.fabric, "fabric_status": 0} if card.fabric else {}
+            )
             if card.migs:
-                state |= {"mig": True, "mig_pending": True, "mig_devices": [
-                    {"uuid": u, "profile": p, "gpu_instance": n, "compute_instance": 0}
-                    for n, (u, p) in enumerate(card.migs.items())]}
-            out["gpus"].append({"uuid": card.uuid, "bus_id": f"0000{card.bus_id}".upper(), "minor": card.minor,
-                                "name": "NVIDIA H100", "state": state})
+                state |= {
+                    "mig": True,
+                    "mig_pending": True,
+                    "mig_devices": [
+                        {"uuid": u, "profile": p, "gpu_instance": n, "compute_instance": 0}
+                        for n, (u, p) in enumerate(card.migs.items())
+                    ],
+                }
+            out["gpus"].append(
+                {
+                    "uuid": card.uuid,
+                    "bus_id": f"0000{card.bus_id}".upper(),
+                    "minor": card.minor,
+                    "name": "NVIDIA H100",
+                    "state": state,
+                }
+            )

@@ -49,8 +49,11 @@ class Kubelet:
         world = self.world
         if world.disk.has(RELEASED):
             self.start()
-        elif not (world.settings.expected_gpus or world.hardware.on_soc
-                  or any(c.on_bus for c in world.hardware.cards)):
+        elif not (
+            world.settings.expected_gpus
+            or world.hardware.on_soc
+            or any(c.on_bus for c in world.hardware.cards)
+        ):
             world.mark("released", "no NVIDIA GPU on the PCI bus")
             self.start()
         else:
@@ -102,7 +105,8 @@ class Kubelet:
             pod.sync(PLUGIN_AFTER_S)
 
     def launch(self) -> None:
-        """What the agent launched is started: a unit by systemd, a static pod by a kubelet that runs."""
+        """What the agent launched is started: a unit by systemd, a static pod by a kubelet that
+        runs."""
         for pod in self.pods:
             if isinstance(pod, HostUnit):
                 pod.is_launched = True
@@ -115,13 +119,22 @@ class Kubelet:
             pod.removed(container_id)
 
     def register(self, offered: Offers) -> None:
-        self.registered = {self.resource if name == GPU else name: ids for name, ids in offered.items()}
+        self.registered = {
+            self.resource if name == GPU else name: ids for name, ids in offered.items()
+        }
         self.unhealthy.clear()
         registered = {"RegisteredDevices": {name: list(ids) for name, ids in offered.items()}}
-        self.world.disk.write(f"{SOCKETS}/{CHECKPOINT}", json.dumps({"Data": registered}), self.world.realtime)
-        words = [f"{len(ids)} GPUs" if name == GPU else f"{len(ids)} {name}" for name, ids in sorted(offered.items())]
+        self.world.disk.write(
+            f"{SOCKETS}/{CHECKPOINT}", json.dumps({"Data": registered}), self.world.realtime
+        )
+        words = [
+            f"{len(ids)} GPUs" if name == GPU else f"{len(ids)} {name}"
+            for name, ids in sorted(offered.items())
+        ]
         self.world.say(f"the plugin registers {', '.join(words)}")
-        self.world.signal("inotify")  # it writes its checkpoint (kubernetes pkg/kubelet/cm/devicemanager)
+        self.world.signal(
+            "inotify"
+        )  # it writes its checkpoint (kubernetes pkg/kubelet/cm/devicemanager)
 
     def sees_xid(self, uuid: str) -> None:
         """A GPU is lost: the plugin's health check says so."""
@@ -130,11 +143,13 @@ class Kubelet:
                 pod.plugin.sees_xid(uuid)
 
     def endpoint_stops(self) -> None:
-        """Whoever stops to serve the resource takes its devices away, also those another instance registered."""
+        """Whoever stops to serve the resource takes its devices away, also those another instance
+        registered."""
         self.registered = {}
 
     def listed(self) -> set[str]:
-        """The truth of which GPUs may be allocated, whole or in parts: what is listed and exists."""
+        """The truth of which GPUs may be allocated, whole or in parts: what is listed and
+        exists."""
         ids = {i.partition("::")[0] for of in self._healthy().values() for i in of}
         return {c.uuid for c in self.world.hardware.cards if ids & {c.uuid, *c.migs}}
 
@@ -143,13 +158,21 @@ class Kubelet:
         return {u for u in uuids if self.kind.sees(u)} if self.pods else set()
 
     def _healthy(self) -> Offers:
-        return {name: tuple(sorted(i for i in ids if i not in self.unhealthy))
-                for name, ids in self.registered.items()} if self.is_active else {}
+        return (
+            {
+                name: tuple(sorted(i for i in ids if i not in self.unhealthy))
+                for name, ids in self.registered.items()
+            }
+            if self.is_active
+            else {}
+        )
 
     def allocatable(self) -> Reading[tuple[Devices, ...]]:
         if not self.is_active:
             return Refusal(Why.MISSING, "no kubelet has opened its pod-resources API")
         if self.silent:
             return Refusal(Why.TIMED_OUT, "no answer within 1.0 s")
-        return Seen(tuple(Devices(name, ids) for name, ids in sorted(self._healthy().items()) if ids),
-                    self.world.now)
+        return Seen(
+            tuple(Devices(name, ids) for name, ids in sorted(self._healthy().items()) if ids),
+            self.world.now,
+        )

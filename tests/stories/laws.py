@@ -1,5 +1,5 @@
-"""What must hold on every node after every cycle, judged by what the simulated node is, not by what the gate
-believes of it."""
+"""What must hold on every node after every cycle, judged by what the simulated node is, not by what
+the gate believes of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 BUSY_CYCLES = 60
 BUSY_S = 5.0
-"no more cycles than this in so long: signals are gathered for 20 ms, hands are looked after for 100 ms"
+"""no more cycles than this in so long: signals are gathered for 20 ms, hands are looked after for
+100 ms"""
 REPEATS = 5
 REPEATS_S = 60.0
 "a hand that has been tried so often in so long, and changed nothing, is not tried on and on"
@@ -48,14 +49,22 @@ class Laws:
 
     def before_probe(self) -> None:
         world = self._machine.world
-        there = world.disk.has(f"{PROC}/version") or world.hardware.on_soc or bool(self._machine.looked_s)
+        there = (
+            world.disk.has(f"{PROC}/version")
+            or world.hardware.on_soc
+            or bool(self._machine.looked_s)
+        )
         _hold(there, "a probe before the driver is there would load it")
 
     def after_hand(self, action: Action) -> None:
         now = self._machine.world.now
-        if self._machine.looked_s >= CYCLE_S:  # the last diagnosis is acted on again: it is all there is
+        if (
+            self._machine.looked_s >= CYCLE_S
+        ):  # the last diagnosis is acted on again: it is all there is
             return
-        self._acted = [(at, done) for at, done in self._acted if at > now - REPEATS_S] + [(now, action)]
+        self._acted = [(at, done) for at, done in self._acted if at > now - REPEATS_S] + [
+            (now, action)
+        ]
         often = sum(done == action for _, done in self._acted)
         _hold(often <= REPEATS, f"the same hand {often} times within {REPEATS_S:.0f} s: {action}")
 
@@ -69,28 +78,39 @@ class Laws:
         self.mending.check()
 
     def _check_ready(self) -> None:
-        """Ready is not said for long of a node that lists too few; a plugin's loss of a GPU sends no signal."""
+        """Ready is not said for long of a node that lists too few; a plugin's loss of a GPU sends
+        no signal."""
         machine, world = self._machine, self._machine.world
         short = bool(self._given(self._row()[-1:] and self._row()[-1]) - world.kubelet.listed())
         may = machine.gate.ready and machine.gate.phase is not Phase.NOT_APPLICABLE
         lies = may and world.kubelet.is_active and short
         self._lies_since = (self._lies_since or world.now) if lies else None
         limit = max(QUIET_S, STALE_S) + 2 * world.settings.heartbeat_s + 10.0
-        _hold(not lies or world.now - (self._lies_since or 0.0) <= limit, f"ready, and short for {limit:.0f} s")
+        _hold(
+            not lies or world.now - (self._lies_since or 0.0) <= limit,
+            f"ready, and short for {limit:.0f} s",
+        )
 
     def _row(self) -> list[tuple[str, ...]]:
-        """What each of the last probes showed, of those that this cycle's look saw; () where it is not complete."""
+        """What each of the last probes showed, of those that this cycle's look saw; () where it is
+        not complete."""
         machine = self._machine
-        seen = machine.diagnosis.report.number if machine.diagnosis and machine.diagnosis.report else 0
+        seen = (
+            machine.diagnosis.report.number if machine.diagnosis and machine.diagnosis.report else 0
+        )
         reports = [r for r in machine.asking.reports if r.number <= seen]
-        return [self._shows(r) for r in reports[-machine.world.settings.stable_probes:]]
+        return [self._shows(r) for r in reports[-machine.world.settings.stable_probes :]]
 
     def _shows(self, report: ProbeReport) -> tuple[str, ...]:
         """The identities in a complete and clean report, () for any other."""
         if report.end is not ProbeEnd.ANSWERED or any(e.index < 0 for e in report.errors):
             return ()
         world = self._machine.world
-        gpus = [g for g in report.gpus if g.bus_id not in self._elsewhere | set(world.settings.exclude_gpus)]
+        gpus = [
+            g
+            for g in report.gpus
+            if g.bus_id not in self._elsewhere | set(world.settings.exclude_gpus)
+        ]
         shown = tuple(sorted(f"{g.uuid}@{g.bus_id}" for g in gpus))
         return shown if self._is_complete({g.bus_id for g in gpus}, {g.uuid for g in gpus}) else ()
 
@@ -107,16 +127,27 @@ class Laws:
         is_open = gate.phase is Phase.OPEN
         opened, became_ready = is_open and not self._was_open, gate.ready and not self._was_ready
         self._was_open, self._was_ready = is_open, gate.ready
-        if gate.phase is Phase.NOT_APPLICABLE or world.hardware.on_soc or not (opened or became_ready):
+        if (
+            gate.phase is Phase.NOT_APPLICABLE
+            or world.hardware.on_soc
+            or not (opened or became_ready)
+        ):
             return
         row, enough = self._row(), world.settings.stable_probes
-        _hold(len(row) == enough and all(row) and len(set(row)) == 1, f"open after {enough} probes that showed {row}")
+        _hold(
+            len(row) == enough and all(row) and len(set(row)) == 1,
+            f"open after {enough} probes that showed {row}",
+        )
         if not world.settings.expected_gpus and not self._machine.looked_s:
-            lacking = {c.bus_id for c in world.expected()} - {identity.split("@")[1] for identity in row[-1]}
+            lacking = {c.bus_id for c in world.expected()} - {
+                identity.split("@")[1] for identity in row[-1]
+            }
             _hold(not lacking, f"open without {sorted(lacking)}")
         if opened and not self._machine.looked_s:
             lacking = {"/dev/nvidiactl", *(c.node for c in world.expected())} - world.seen_nodes()
-            _hold(not lacking or bool(world.settings.expected_gpus), f"open without {sorted(lacking)}")
+            _hold(
+                not lacking or bool(world.settings.expected_gpus), f"open without {sorted(lacking)}"
+            )
         if world.kubelet.is_active and became_ready and not self._machine.looked_s:
             lacking = self._given(row[-1]) - world.kubelet.listed()
             _hold(not lacking, f"ready without {sorted(lacking)} registered")
@@ -133,13 +164,17 @@ class Laws:
         if not released:
             late = world.now - self.deadline()
             _hold(late <= machine.looked_s, f"not released {late:.1f} s after the deadline")
-            _hold(machine.due_at <= max(self.deadline(), world.now + 0.1), "no cycle planned for the deadline")
+            _hold(
+                machine.due_at <= max(self.deadline(), world.now + 0.1),
+                "no cycle planned for the deadline",
+            )
 
     def deadline(self) -> float:
         diagnosis, world = self._machine.diagnosis, self._machine.world
         since = diagnosis.waiting_since if diagnosis else None
         return (self._machine.gate.started_at if since is None else since) + hold_limit_s(
-            world.settings, world.control_plane)
+            world.settings, world.control_plane
+        )
 
     def _check_probes(self) -> None:
         machine = self._machine
@@ -147,7 +182,9 @@ class Laws:
         _hold(machine.asking.kept <= 1, "two probe processes are kept")
         diagnosis = machine.diagnosis
         if machine.gate.phase is Phase.OPEN or (diagnosis and diagnosis.paused):
-            _hold(not machine.asking.kept, f"a probe process is kept while {machine.gate.phase.value}")
+            _hold(
+                not machine.asking.kept, f"a probe process is kept while {machine.gate.phase.value}"
+            )
 
     def _check_actions(self, decided: Step) -> None:
         world = self._machine.world
@@ -156,7 +193,10 @@ class Laws:
                 _hold(world.settings.load_driver == "auto", "the driver was loaded unasked")
             if isinstance(action, MakeNodes):
                 loaded = world.hardware.module == "live" and (world.hardware.uvm or not action.uvm)
-                _hold(loaded or bool(self._machine.looked_s), "asking for that node would load a module")
+                _hold(
+                    loaded or bool(self._machine.looked_s),
+                    "asking for that node would load a module",
+                )
             if isinstance(action, LinkDevChar):
                 _hold(world.settings.additive and bool(action.links), "nothing to link")
 

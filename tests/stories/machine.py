@@ -1,4 +1,5 @@
-"""The runner: plays agent/service/daemon.py over a simulated node, and writes down what the agent would log."""
+"""The runner: plays agent/service/daemon.py over a simulated node, and writes down what the agent
+would log."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ ACTED_S = 0.1
 
 
 def finish(asked: Coroutine[None, None, T]) -> T:
-    """The result of a coroutine that never has to wait: every answer of a simulated node is there at once."""
+    """The result of a coroutine that never has to wait: every answer of a simulated node is there
+    at once."""
     try:
         asked.send(None)
     except StopIteration as done:
@@ -59,10 +61,16 @@ def finish(asked: Coroutine[None, None, T]) -> T:
 class Machine:
     """An agent on a node."""
 
-    def __init__(self, world: World, hears: Callable[[str], bool] = lambda kind: True,
-                 dies_after: int | None = None, dies_in: tuple[str, int] | None = None) -> None:
-        """`hears(kind)` says whether a signal gets here; the agent dies right after action `dies_after`, or right
-        after that moment (evidence, ledger, stop) of the repair of that number."""
+    def __init__(
+        self,
+        world: World,
+        hears: Callable[[str], bool] = lambda kind: True,
+        dies_after: int | None = None,
+        dies_in: tuple[str, int] | None = None,
+    ) -> None:
+        """`hears(kind)` says whether a signal gets here; the agent dies right after action
+        `dies_after`, or right after that moment (evidence, ledger, stop) of the repair of that
+        number."""
         self.world, self.hears, self.dies_after, self.dies_in = world, hears, dies_after, dies_in
         self.moments: list[str] = []
         "of all repairs so far"
@@ -173,10 +181,13 @@ class Machine:
         """Look; the tape of it where the look may lead to a repair."""
         world = self.world
         self.looked_s = min(world.lookup_s, CYCLE_S)
-        if world.lookup_s > CYCLE_S:  # the last diagnosis stays in force, and nothing is begun on it
+        if (
+            world.lookup_s > CYCLE_S
+        ):  # the last diagnosis stays in force, and nothing is begun on it
             if self.diagnosis is not None:
-                self.diagnosis = replace(self.diagnosis, probe_busy=True, additive=(), mending=None,
-                                         access_check=None)
+                self.diagnosis = replace(
+                    self.diagnosis, probe_busy=True, additive=(), mending=None, access_check=None
+                )
             self.laws.mending.looked(None)
             return None
         self.laws.before_look()
@@ -238,7 +249,9 @@ class Machine:
         self._rests.failed(action, self.world.now)
         is_news = failed.sentence != self.gate.mend.held
         if isinstance(action, DISRUPTIVE):
-            self.gate = replace(self.gate, mend=refuse(self.gate.mend, failed.sentence, self.world.now))
+            self.gate = replace(
+                self.gate, mend=refuse(self.gate.mend, failed.sentence, self.world.now)
+            )
         if is_news:
             self.say(f"  a hand did not take: {failed.sentence}")
 
@@ -254,14 +267,20 @@ class Machine:
         if gate.released and not before.released:
             if self.released_at is None:
                 self.released_at = self.world.now
-                self.released_word = next((a.word for a in decided.actions if isinstance(a, Release)), "Before")
+                self.released_word = next(
+                    (a.word for a in decided.actions if isinstance(a, Release)), "Before"
+                )
             self.say(f"  kubelet released: {gate.released}")
         if not gate.ready:
             self.ready_at = None
         elif self.ready_at is None:
             self.ready_at = self.world.now
         is_worse = not gate.ready and len(gate.troubles) > len(before.troubles)
-        if is_worse or (before.phase, before.reason, before.ready) != (gate.phase, gate.reason, gate.ready):
+        if is_worse or (before.phase, before.reason, before.ready) != (
+            gate.phase,
+            gate.reason,
+            gate.ready,
+        ):
             stands = f"{gate.phase.value}: {gate.why}"
             self.say(stands)
             if gate.ready or gate.ready_why not in (stands, gate.why):
@@ -282,9 +301,11 @@ class Machine:
     def summary(self) -> str:
         """The end of a story, in one line."""
         gate = self.gate
-        return (f"{gate.phase.value}, {'released' if gate.released else 'kubelet waiting'}, "
-                f"{'ready' if gate.ready else 'not ready'}; {self.probes} probes, driver brought up "
-                f"{self.world.driver_starts} times, {self.cycles} cycles")
+        return (
+            f"{gate.phase.value}, {'released' if gate.released else 'kubelet waiting'}, "
+            f"{'ready' if gate.ready else 'not ready'}; {self.probes} probes, driver brought up "
+            f"{self.world.driver_starts} times, {self.cycles} cycles"
+        )
 
     def outcome(self) -> tuple[str, bool, bool, str]:
         """What must be the same whatever signal was lost and whenever the agent died."""

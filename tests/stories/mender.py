@@ -1,5 +1,5 @@
-"""The disruptive hands of one simulated agent, with the behaviour of agent/host/repairer.py and host/ledger.py:
-evidence, ledger, and then the deed beside the cycle, one at a time."""
+"""The disruptive hands of one simulated agent, with the behaviour of agent/host/repairer.py and
+host/ledger.py: evidence, ledger, and then the deed beside the cycle, one at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class Died(Exception):
 class Mender:
     """One disruptive action at a time."""
 
-    def __init__(self, world: World, passes: Callable[[str], None], on_done: Callable[[str], None]) -> None:
+    def __init__(
+        self, world: World, passes: Callable[[str], None], on_done: Callable[[str], None]
+    ) -> None:
         """`passes(moment)` is told of evidence, ledger, stop; it may raise Died."""
         self._world, self._passes, self._on_done = world, passes, on_done
         self.busy = self.gone = False
@@ -49,7 +51,9 @@ class Mender:
         if self.busy:
             raise HandFailed("another repair is still under way")
         if tape is None:
-            raise HandFailed("this look was not recorded, so there is no evidence of it: nothing is done")
+            raise HandFailed(
+                "this look was not recorded, so there is no evidence of it: nothing is done"
+            )
         shown = f"{EVIDENCE}/{int(world.realtime)}-{action.number}"
         if world.disk_full:
             raise HandFailed("less than 32 MiB are free for evidence, so nothing is done: df")
@@ -75,12 +79,23 @@ class Mender:
     def kill(self) -> None:
         self.gone = True
 
-    def _append(self, what: str, number: int, target: str = "", cause: str = "", evidence: str = "",
-                outcome: str = "") -> None:
+    def _append(
+        self,
+        what: str,
+        number: int,
+        target: str = "",
+        cause: str = "",
+        evidence: str = "",
+        outcome: str = "",
+    ) -> None:
         world = self._world
-        entry = LedgerEntry(world.realtime, world.boot_id, number, what, target, cause, evidence, outcome, world.now)
+        entry = LedgerEntry(
+            world.realtime, world.boot_id, number, what, target, cause, evidence, outcome, world.now
+        )
         if world.ledger_mood == "unwritable" or world.disk_full:
-            raise HandFailed("the ledger cannot be written (Read-only file system), so nothing is done")
+            raise HandFailed(
+                "the ledger cannot be written (Read-only file system), so nothing is done"
+            )
         world.ledger.append(json.dumps(asdict(entry)) + "\n")
         world.disk.write(LEDGER, "".join(world.ledger))
 
@@ -88,10 +103,19 @@ class Mender:
         world = self._world
         match action:
             case Rebuild():
-                world.cri.stop(action.container_id, STOP_GRACE_S, lambda wrong: self._stopped(action, wrong))
+                world.cri.stop(
+                    action.container_id, STOP_GRACE_S, lambda wrong: self._stopped(action, wrong)
+                )
             case SendHup():
-                box = next((b for b in world.cri.boxes.values() if b.pid == action.pid and b.is_running), None)
-                if box is not None and box.made.id == action.container_id and box.plugin is not None:
+                box = next(
+                    (b for b in world.cri.boxes.values() if b.pid == action.pid and b.is_running),
+                    None,
+                )
+                if (
+                    box is not None
+                    and box.made.id == action.container_id
+                    and box.plugin is not None
+                ):
                     world.time.after(0.01, box.plugin.hup)
                 world.time.after(0.02, lambda: self._done(f"SIGHUP sent to pid {action.pid}"))
             case RestartUnit():
@@ -110,7 +134,10 @@ class Mender:
             except Died:
                 return
             if not world.cri.works:
-                self._done(f"container {action.container_id[:12]} stopped, and not removed (connection refused)")
+                self._done(
+                    f"container {action.container_id[:12]} stopped, and not removed "
+                    "(connection refused)"
+                )
                 return
         if wrong:
             self._did_not_take(action, wrong)

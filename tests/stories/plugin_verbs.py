@@ -1,4 +1,5 @@
-"""The words of a story that are about the device plugin, its runtime, and what keeps a repair from being made."""
+"""The words of a story that are about the device plugin, its runtime, and what keeps a repair from
+being made."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ NO_LOG = Refusal(Why.FAILED, "Input/output error: /var/log/pods")
 
 
 def _kind(world: World, words: list[str]) -> None:
-    """What the plugins are like that are started from now on: version=0.9 fail-on-init=yes own-error=999 asks-s=24
-    strategy=mixed replicas=4 given=0,2 …"""
+    """What the plugins are like that are started from now on: version=0.9 fail-on-init=yes
+    own-error=999 asks-s=24 strategy=mixed replicas=4 given=0,2 …"""
     kind = world.kubelet.kind
     for word in words:
         key, _, value = word.partition("=")
@@ -33,13 +34,20 @@ def _kind(world: World, words: list[str]) -> None:
         elif key == "given":
             kind.visible = ",".join(world.hardware.card(int(n)).uuid for n in value.split(","))
         else:
-            name = {"fail-on-init": "fail_on_init", "deaf": "deaf", "library": "library", "mute": "mute",
-                    "hangs": "hangs", "hup-ends": "hup_ends"}[key]
+            name = {
+                "fail-on-init": "fail_on_init",
+                "deaf": "deaf",
+                "library": "library",
+                "mute": "mute",
+                "hangs": "hangs",
+                "hup-ends": "hup_ends",
+            }[key]
             setattr(kind, name, value == "yes")
 
 
 def plugin(world: World, words: list[str]) -> None:
-    """plugin restarts|is k=v …|overlaps|crashes|denied|allowed|joined|hears|takes 24|never-again|says LINE"""
+    """plugin restarts|is k=v …|overlaps|crashes|denied|allowed|joined|hears|takes
+    24|never-again|says LINE"""
     pods = world.kubelet.pods
     if words[0] == "is":
         _kind(world, words[1:])
@@ -136,6 +144,14 @@ def admin(world: World, words: list[str]) -> None:
 
 
 PLUGIN_VERBS: dict[str, Any] = {
-    "access": _access, "trainer": _trainer, "plugin": plugin, "cdi": cdi, "admin": admin, "cri": _cri,
-    "pod-resources": _pod_resources, "ledger": _ledger, "logs": _logs, "disk": _disk,
+    "access": _access,
+    "trainer": _trainer,
+    "plugin": plugin,
+    "cdi": cdi,
+    "admin": admin,
+    "cri": _cri,
+    "pod-resources": _pod_resources,
+    "ledger": _ledger,
+    "logs": _logs,
+    "disk": _disk,
 }

@@ -1,9 +1,9 @@
 """NVIDIA's device plugin as a process: what it asks, writes and does (facts as in docs/plugins.md).
 
 It asks NVML once when it starts, registers what it saw, and never asks again by itself. Without
-fail-on-init-error a failed start leaves it waiting for ever; with it, it exits. A lost GPU makes it exit either
-way. A new kubelet.sock or SIGHUP makes it ask again, unless it is deaf; before 0.13 a plugin that waits for ever is,
-and SIGHUP ends it.
+fail-on-init-error a failed start leaves it waiting for ever; with it, it exits. A lost GPU makes it
+exit either way. A new kubelet.sock or SIGHUP makes it ask again, unless it is deaf; before 0.13 a
+plugin that waits for ever is, and SIGHUP ends it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ POLL_S = 1.0
 
 @dataclass
 class Kind:
-    """How the plugins of a node are set up; what changes here holds for those that are started from then on."""
+    """How the plugins of a node are set up; what changes here holds for those that are started from
+    then on."""
 
     version: tuple[int, int] = (0, 17)
     fail_on_init: bool = False
@@ -80,16 +81,19 @@ def offers(kind: Kind, gpus: list[dict[str, Any]]) -> Offers:
         if not migs:
             found[GPU] = (*found.get(GPU, ()), gpu["uuid"])
     if kind.replicas:
-        return {f"{n}.shared": tuple(f"{i}::{r}" for i in ids for r in range(kind.replicas))
-                for n, ids in found.items()}
+        return {
+            f"{n}.shared": tuple(f"{i}::{r}" for i in ids for r in range(kind.replicas))
+            for n, ids in found.items()
+        }
     return found
 
 
 class Plugin:
     """One process."""
 
-    def __init__(self, world: World, kind: Kind, write: Callable[[str], None],
-                 on_exit: Callable[[int], None]) -> None:
+    def __init__(
+        self, world: World, kind: Kind, write: Callable[[str], None], on_exit: Callable[[int], None]
+    ) -> None:
         """`write` takes a line of its log, `on_exit` its status."""
         self._world, self._write, self._on_exit = world, write, on_exit
         self.kind = Kind(**vars(kind))
@@ -105,7 +109,10 @@ class Plugin:
 
     def begin(self) -> None:
         if self.kind.version >= (0, 15):
-            self._log(f'"Starting NVIDIA Device Plugin" version="v{self.kind.version[0]}.{self.kind.version[1]}.0"')
+            self._log(
+                '"Starting NVIDIA Device Plugin" '
+                f'version="v{self.kind.version[0]}.{self.kind.version[1]}.0"'
+            )
         self._start()
 
     def kubelet_came(self) -> None:
@@ -240,4 +247,11 @@ class Plugin:
     def _log(self, line: str) -> None:
         if not self.kind.mute:
             is_old = self.kind.version < (0, 14)
-            self._write(("2026/11/29 12:46:07 " if is_old else "I1129 12:37:14.388620       1 main.go:391] ") + line)
+            self._write(
+                (
+                    "2026/11/29 12:46:07 "
+                    if is_old
+                    else "I1129 12:37:14.388620       1 main.go:391] "
+                )
+                + line
+            )

@@ -22,9 +22,13 @@ MAX_CRASH_S = 300.0
 class Pod:
     """A pod with the plugin's container."""
 
-    def __init__(self, world: World, name: str = "nvidia-device-plugin-4xk2p",
-                 label: tuple[str, str] = ("name", "nvidia-device-plugin-ds"),
-                 container: str = "nvidia-device-plugin-ctr") -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str = "nvidia-device-plugin-4xk2p",
+        label: tuple[str, str] = ("name", "nvidia-device-plugin-ds"),
+        container: str = "nvidia-device-plugin-ctr",
+    ) -> None:
         self._world, self._container = world, container
         self._sandbox = world.cri.sandbox(name, dict([label]))
         self.box: Box | None = None
@@ -38,7 +42,8 @@ class Pod:
         return self.box.plugin if self.box else None
 
     def sync(self, after_s: float) -> None:
-        """The kubelet starts: a plugin that runs sees the new kubelet.sock, one that does not is started."""
+        """The kubelet starts: a plugin that runs sees the new kubelet.sock, one that does not is
+        started."""
         running = self.plugin if self.box and self.box.is_running else None
         if running is not None:
             self._world.time.after(after_s, running.kubelet_came)
@@ -62,7 +67,10 @@ class Pod:
 
     def never_again(self) -> None:
         """Its author wrote restartPolicy: Never."""
-        applied = {"kubectl.kubernetes.io/last-applied-configuration": '{"spec": {"restartPolicy": "Never"}}'}
+        applied = {
+            "kubectl.kubernetes.io/last-applied-configuration": '{"spec": {"restartPolicy": '
+            '"Never"}}'
+        }
         self._sandbox = replace(self._sandbox, annotations=applied)
         self._world.cri.sandboxes[self._sandbox.id] = self._sandbox
 
@@ -75,7 +83,8 @@ class Pod:
         self._world.cri.drop(self._sandbox.id)
 
     def overlaps(self) -> None:
-        """A new instance is started while the old one goes on for some seconds; its exit takes the endpoint away."""
+        """A new instance is started while the old one goes on for some seconds; its exit takes the
+        endpoint away."""
         if self.box is None or self.plugin is None:
             return
         old = self.plugin
@@ -89,7 +98,11 @@ class Pod:
         self._world.time.after(span_s, lambda: self._start_if(plan))
 
     def _start_if(self, plan: int) -> None:
-        if plan != self._plan or not self._world.kubelet.is_active or (self.box and self.box.is_running):
+        if (
+            plan != self._plan
+            or not self._world.kubelet.is_active
+            or (self.box and self.box.is_running)
+        ):
             return
         if not self._world.cri.works:
             self._start_after(RETRY_S)
@@ -102,8 +115,12 @@ class Pod:
             cri.remove(self.box.made.id)  # the kubelet clears away what is dead
         box = cri.create(self._sandbox, self._container, IMAGE, self._attempt)
         self.box = box
-        box.plugin = Plugin(world, world.kubelet.kind, lambda line: cri.write(box, line),
-                            lambda code: self._exited(box, code))
+        box.plugin = Plugin(
+            world,
+            world.kubelet.kind,
+            lambda line: cri.write(box, line),
+            lambda code: self._exited(box, code),
+        )
         box.plugin.begin()
 
     def _exited(self, box: Box, code: int) -> None:
@@ -151,7 +168,10 @@ class HostUnit:
         """It is part of the host."""
 
     def restart(self) -> None:
-        old, self.plugin = self.plugin, Plugin(self._world, self._world.kubelet.kind, lambda line: None, self._exited)
+        old, self.plugin = (
+            self.plugin,
+            Plugin(self._world, self._world.kubelet.kind, lambda line: None, self._exited),
+        )
         if old is not None:
             old.terminate(0.0)
         self._world.set_unit(self.name, "active")

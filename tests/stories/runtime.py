@@ -1,4 +1,5 @@
-"""The container runtime of a simulated node: what CRI lists, and its two calls that end a container."""
+"""The container runtime of a simulated node: what CRI lists, and its two calls that end a
+container."""
 
 from __future__ import annotations
 
@@ -46,9 +47,19 @@ class Box:
 
     def detail(self) -> ContainerDetail:
         image = f"nvcr.io/nvidia/k8s-device-plugin:v{self.kind.version[0]}.{self.kind.version[1]}.0"
-        return ContainerDetail(self.made.id, self.made.state, self.started_at, 0.0, self.exit_code, "",
-                               image if self.plugin else self.made.image, self.log_path,
-                               self.pid if self.is_running else 0, (), self.kind.env if self.plugin else {})
+        return ContainerDetail(
+            self.made.id,
+            self.made.state,
+            self.started_at,
+            0.0,
+            self.exit_code,
+            "",
+            image if self.plugin else self.made.image,
+            self.log_path,
+            self.pid if self.is_running else 0,
+            (),
+            self.kind.env if self.plugin else {},
+        )
 
 
 class Cri:
@@ -65,23 +76,46 @@ class Cri:
 
     @property
     def works(self) -> bool:
-        return self.mood not in MOODS and self._world.systemd["containerd.service"].active == "active"
+        return (
+            self.mood not in MOODS and self._world.systemd["containerd.service"].active == "active"
+        )
 
     def sandbox(self, name: str, labels: dict[str, str]) -> Sandbox:
         self._made += 1
-        made = Sandbox(f"{0x5a0000 + self._made:064x}", name, "kube-system", f"uid-{name}", 0, True,
-                       self._world.realtime, labels, {})
+        made = Sandbox(
+            f"{0x5A0000 + self._made:064x}",
+            name,
+            "kube-system",
+            f"uid-{name}",
+            0,
+            True,
+            self._world.realtime,
+            labels,
+            {},
+        )
         self.sandboxes[made.id] = made
         return made
 
     def create(self, sandbox: Sandbox, name: str, image: str, attempt: int) -> Box:
         """A container that runs; a plugin's process is put into it by the kubelet."""
         self._made += 1
-        labels = {"io.kubernetes.container.name": name, "io.kubernetes.pod.uid": sandbox.uid,
-                  "io.kubernetes.pod.name": sandbox.name, "io.kubernetes.pod.namespace": sandbox.namespace}
+        labels = {
+            "io.kubernetes.container.name": name,
+            "io.kubernetes.pod.uid": sandbox.uid,
+            "io.kubernetes.pod.name": sandbox.name,
+            "io.kubernetes.pod.namespace": sandbox.namespace,
+        }
         unlike = f"{self._made * 0x9E3779B1 & 0xFFFFFFFF:08x}" * 8
-        made = Container(unlike, sandbox.id, name, attempt, image, ContainerState.RUNNING, self._world.realtime,
-                         labels)
+        made = Container(
+            unlike,
+            sandbox.id,
+            name,
+            attempt,
+            image,
+            ContainerState.RUNNING,
+            self._world.realtime,
+            labels,
+        )
         box = Box(made, None, 1000 + self._made, Kind(**vars(self._world.kubelet.kind)))
         box.ticks = str(round(self._world.now * USER_HZ))
         self.boxes[made.id] = box
@@ -114,8 +148,10 @@ class Cri:
         world, box = self._world, self.boxes.get(container_id)
         if not self.works or self.mood == "stuck":
             quick = self.mood == "refusing"
-            world.time.after(0.01 if quick else STOP_WITHIN_S,
-                             lambda: on_done("connection refused" if quick else "no answer within 15.0 s"))
+            world.time.after(
+                0.01 if quick else STOP_WITHIN_S,
+                lambda: on_done("connection refused" if quick else "no answer within 15.0 s"),
+            )
             return
         if box is not None and box.plugin is not None:
             box.plugin.terminate(grace_s)
@@ -132,8 +168,10 @@ class Cri:
     def runtime(self, socket: str) -> Reading[Runtime]:
         if refusal := self._refusal(socket):
             return refusal
-        return Seen(Runtime(tuple(self.sandboxes.values()), tuple(b.made for b in self.boxes.values())),
-                    self._world.now)
+        return Seen(
+            Runtime(tuple(self.sandboxes.values()), tuple(b.made for b in self.boxes.values())),
+            self._world.now,
+        )
 
     def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
         if refusal := self._refusal(socket):
@@ -149,8 +187,14 @@ class Cri:
 
     def listener(self, path: str) -> Reading[int]:
         """The newest plugin's process that serves; each has made the socket anew."""
-        serving = [b.pid for b in self.boxes.values() if b.is_running and b.plugin and b.plugin.registered]
-        return Seen(serving[-1], self._world.now) if serving else Refusal(Why.FAILED, "Connection refused")
+        serving = [
+            b.pid for b in self.boxes.values() if b.is_running and b.plugin and b.plugin.registered
+        ]
+        return (
+            Seen(serving[-1], self._world.now)
+            if serving
+            else Refusal(Why.FAILED, "Connection refused")
+        )
 
     def _refusal(self, socket: str) -> Refusal | None:
         active = self._world.systemd["containerd.service"].active == "active"

@@ -1,10 +1,12 @@
 """Stories: a simulated node in virtual time, told in tests/stories/*.txt.
 
-    REWRITE=1 pytest tests/stories/test_stories.py    writes what the machine says now into the stories: read the
+    REWRITE=1 pytest tests/stories/test_stories.py    writes what the machine says now into the
+    stories: read the
                                                       difference before you commit it
 
-Every story is also performed with each kind of signal lost, with one signal in five lost, and with the agent killed
-after each of its actions: it must end in the same place, later by a few heartbeats at most.
+Every story is also performed with each kind of signal lost, with one signal in five lost, and with
+the agent killed after each of its actions: it must end in the same place, later by a few heartbeats
+at most.
 """
 
 from __future__ import annotations
@@ -30,16 +32,20 @@ FOLDER = Path(__file__).parent
 
 def every_story(but: Iterable[str] = ()) -> pytest.MarkDecorator:
     """Each story, by name."""
-    return pytest.mark.parametrize("name", sorted({path.stem for path in FOLDER.glob("*.txt")} - set(but)))
+    return pytest.mark.parametrize(
+        "name", sorted({path.stem for path in FOLDER.glob("*.txt")} - set(but))
+    )
 
 
 OTHERWISE = ("mend_budget", "mend_clock_set", "mend_cri_stuck")
-"""Long stories whose end depends on when each repair was made, which lost signals and deaths change."""
+"""Long stories whose end depends on when each repair was made, which lost signals and deaths
+change."""
 REST_S = 400.0
-"""After its last command a story is left alone so long, before its end is compared: a backed-off probe, two
-heartbeats, and the slowest count of three probes."""
+"""After its last command a story is left alone so long, before its end is compared: a backed-off
+probe, two heartbeats, and the slowest count of three probes."""
 LATE_S = QUIET_S + 65.0
-"""What lost signals may cost in all: answers that are given again on a quiet node, two heartbeats, a probe or two."""
+"""What lost signals may cost in all: answers that are given again on a quiet node, two heartbeats,
+a probe or two."""
 
 
 @every_story()
@@ -63,7 +69,11 @@ def end_of(name: str, make: Callable[..., Machine] = Machine) -> Machine:
 def test_lost_signals_cost_seconds_never_truth(name: str) -> None:
     calm = end_of(name)
     for lost in SIGNALS:
-        compare(end_of(name, partial(Machine, hears=lambda kind, lost=lost: kind != lost)), calm, f"{lost} lost")
+        compare(
+            end_of(name, partial(Machine, hears=lambda kind, lost=lost: kind != lost)),
+            calm,
+            f"{lost} lost",
+        )
     compare(end_of(name, partial(Machine, hears=lambda kind: False)), calm, "every signal lost")
     for seed in range(2):
         dice = random.Random(seed)
@@ -94,13 +104,15 @@ def test_an_agent_killed_after_any_action_ends_in_the_same_place(name: str) -> N
     calm = end_of(name)
     for number in moments(calm.acted):
         killed = end_of(name, partial(Machine, dies_after=number))
-        assert killed.outcome() == calm.outcome(), f"killed after action {number}: {calm.acted[number - 1]}"
+        assert killed.outcome() == calm.outcome(), (
+            f"killed after action {number}: {calm.acted[number - 1]}"
+        )
 
 
 @every_story(but=OTHERWISE)
 def test_an_agent_killed_within_any_repair_ends_in_the_same_place(name: str) -> None:
     calm = end_of(name)
     for number, moment in enumerate(calm.moments):
-        nth = calm.moments[:number + 1].count(moment)
+        nth = calm.moments[: number + 1].count(moment)
         killed = end_of(name, partial(Machine, dies_in=(moment, nth)))
         assert killed.outcome() == calm.outcome(), f"killed after {moment} of repair {nth}"

@@ -1,4 +1,5 @@
-"""A tape of one look means what the look meant: diagnose(look(Replay(record(host)))) == diagnose(look(host))."""
+"""A tape of one look means what the look meant: diagnose(look(Replay(record(host)))) ==
+diagnose(look(host))."""
 
 from __future__ import annotations
 
@@ -36,8 +37,14 @@ def test_a_tape_means_what_the_look_meant(block: int, tmp_path: Path) -> None:
             world, settings = machine.world, machine.world.settings
             meant = diagnose(finish(look(world, settings)), settings)
             recorder = Recorder(world)
-            assert diagnose(finish(look(recorder, settings)), settings) == meant, f"recorded, seed {seed}"
-            assert diagnose(finish(look(Replay(recorder.tape), settings)), settings) == meant, f"seed {seed}"
+            assert diagnose(finish(look(recorder, settings)), settings) == meant, (
+                f"recorded, seed {seed}"
+            )
+            assert diagnose(finish(look(Replay(recorder.tape), settings)), settings) == meant, (
+                f"seed {seed}"
+            )
             bundle.write(recorder.tape, tmp_path / f"{seed}.{number}")
             read = bundle.read(tmp_path / f"{seed}.{number}")
-            assert diagnose(finish(look(Replay(read), settings)), settings) == meant, f"from disk, seed {seed}"
+            assert diagnose(finish(look(Replay(read), settings)), settings) == meant, (
+                f"from disk, seed {seed}"
+            )

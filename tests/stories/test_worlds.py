@@ -1,7 +1,7 @@
 """A thousand random nodes. The laws (tests/stories/laws.py) are checked after every cycle of each.
 
-    SEED=123 pytest tests/stories/test_worlds.py -s      plays one of them, and prints what was said
-    make soak                                            plays others, for SOAK_SECONDS
+SEED=123 pytest tests/stories/test_worlds.py -s      plays one of them, and prints what was said
+make soak                                            plays others, for SOAK_SECONDS
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from .timeline import BOOT
 
 WORLDS = 1000
 BLOCK = 100
-FOR_A_PERSON = {"RepairOff", "PartlyRegistered", "PluginSawUnhealthy", "PluginLacksLibrary", "PluginLogUnread"}
+FOR_A_PERSON = {
+    "RepairOff",
+    "PartlyRegistered",
+    "PluginSawUnhealthy",
+    "PluginLacksLibrary",
+    "PluginLogUnread",
+}
 "reasons of HELD that stay when all but the plugin's process is well"
 AFTER_REPAIRS = {"SameCauseAgain", "BudgetSpent", "DidNotTake"}
 "the same, where there were repairs before"
@@ -45,20 +51,28 @@ def _play(machine: Machine, made: Recipe) -> None:
     else:
         machine.run(BOOT + 330.0)
     assert machine.gate.released or not world.kubelet.waiting, "the kubelet is still held"
-    assert machine.cycles < 3.0 * (world.now - BOOT), f"{machine.cycles} cycles in {world.now - BOOT:.0f} s"
+    assert machine.cycles < 3.0 * (world.now - BOOT), (
+        f"{machine.cycles} cycles in {world.now - BOOT:.0f} s"
+    )
 
 
 def _heals(machine: Machine, made: Recipe) -> None:
-    """A node that is well is ready in time, by itself or by the mender; or it is said why a person is needed."""
+    """A node that is well is ready in time, by itself or by the mender; or it is said why a person
+    is needed."""
     world, repairs = machine.world, len(machine.laws.mending.acts)
-    within_s = well_within_s(world) + (mended_within_s(world) if made.healed == "everything heals" else 0.0)
+    within_s = well_within_s(world) + (
+        mended_within_s(world) if made.healed == "everything heals" else 0.0
+    )
     excuses = FOR_A_PERSON | (AFTER_REPAIRS if repairs else set())
-    machine.run(world.now + within_s, lambda m: m.gate.ready or (
-        m.gate.reason in excuses and world.now - m.gate.since > STAYS_S))
+    machine.run(
+        world.now + within_s,
+        lambda m: m.gate.ready or (m.gate.reason in excuses and world.now - m.gate.since > STAYS_S),
+    )
     if machine.gate.ready:
         return
-    assert made.healed == "everything heals" and machine.gate.reason in excuses, \
+    assert made.healed == "everything heals" and machine.gate.reason in excuses, (
         f"well for {within_s:.0f} s and not ready: {machine.gate.ready_why}"
+    )
 
 
 @pytest.mark.parametrize("block", range(WORLDS // BLOCK))
@@ -78,7 +92,10 @@ def test_one_world() -> None:
 @pytest.mark.skipif("SOAK_SECONDS" not in os.environ, reason="make soak")
 def test_soak() -> None:
     """Worlds that no soak has played: the first one's number is the time."""
-    until, first = time.monotonic() + float(os.environ["SOAK_SECONDS"]), WORLDS + int(time.time() * 1000)
+    until, first = (
+        time.monotonic() + float(os.environ["SOAK_SECONDS"]),
+        WORLDS + int(time.time() * 1000),
+    )
     seed = first
     while time.monotonic() < until:
         play(seed)

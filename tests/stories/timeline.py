@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 
 BOOT = 100.0
-"""Boottime, seconds, at which stories begin: a node has been up for a while, so instants may lie before."""
+"""Boottime, seconds, at which stories begin: a node has been up for a while, so instants may lie
+before."""
 
 
 class Timeline:

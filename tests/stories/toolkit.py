@@ -33,10 +33,15 @@ class Toolkit:
 
     def write(self, driver: str = DRIVER) -> None:
         library = f"/usr/lib/libcuda.so.{driver}"
-        devices = [{"name": str(n), "containerEdits": {"deviceNodes": [{"path": c.node}]}}
-                   for n, c in enumerate(self._world.hardware.cards)]
-        spec = {"kind": "nvidia.com/gpu", "devices": devices,
-                "containerEdits": {"mounts": [{"hostPath": library, "containerPath": library}]}}
+        devices = [
+            {"name": str(n), "containerEdits": {"deviceNodes": [{"path": c.node}]}}
+            for n, c in enumerate(self._world.hardware.cards)
+        ]
+        spec = {
+            "kind": "nvidia.com/gpu",
+            "devices": devices,
+            "containerEdits": {"mounts": [{"hostPath": library, "containerPath": library}]},
+        }
         self._world.disk.write(library, "")
         self._world.disk.write(SPEC, json.dumps(spec))
         self._world.signal("inotify")
@@ -49,7 +54,9 @@ class Toolkit:
         """Its unit runs: another invocation each time, whatever comes of it."""
         self.runs += 1
         unit = self._world.systemd[CDI_UNIT]
-        self._world.systemd[CDI_UNIT] = replace(unit, active="activating", invocation_id=f"{self.runs:032x}")
+        self._world.systemd[CDI_UNIT] = replace(
+            unit, active="activating", invocation_id=f"{self.runs:032x}"
+        )
         self._world.signal("systemd")
         if self.mood != "hangs":
             self._world.time.after(WRITES_S, self._ended)
@@ -58,6 +65,8 @@ class Toolkit:
         unit = self._world.systemd[CDI_UNIT]
         if not self.mood:
             self.write()
-        self._world.systemd[CDI_UNIT] = replace(unit, active="failed" if self.mood == "fails" else "active")
+        self._world.systemd[CDI_UNIT] = replace(
+            unit, active="failed" if self.mood == "fails" else "active"
+        )
         self._world.say(f"{CDI_UNIT} {'fails' if self.mood == 'fails' else 'has run'}")
         self._world.signal("systemd")

@@ -1,4 +1,5 @@
-"""The words of a story: what can happen to a simulated node, and what it is like at the beginning."""
+"""The words of a story: what can happen to a simulated node, and what it is like at the
+beginning."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def settings_of(words: list[str]) -> Settings:
 
 
 def world_of(words: list[str], settings: Settings) -> World:
-    """A node: gpus=8 driver=live|installed|building|none nodes=, links=, uvm=, persistence=, kubelet=, …"""
+    """A node: gpus=8 driver=live|installed|building|none nodes=, links=, uvm=, persistence=,
+    kubelet=, …"""
     said = dict(word.split("=", 1) for word in words)
     world = World(int(said.pop("gpus", "8")), settings, said.get("kubelet", "gated") != "none")
     said.pop("kubelet", None)
@@ -60,7 +62,9 @@ def world_of(words: list[str], settings: Settings) -> World:
         world.kubelet.pods.insert(0, unit)
     elif kind == "gpushare":
         world.kubelet.resource = "aliyun.com/gpu-mem"
-        world.kubelet.pods = [Pod(world, "gpushare-8t2vx", ("component", "gpushare-device-plugin"), "gpushare")]
+        world.kubelet.pods = [
+            Pod(world, "gpushare-8t2vx", ("component", "gpushare-device-plugin"), "gpushare")
+        ]
     elif kind == "dra":
         dra = world.cri.sandbox("dra-kubelet-plugin-5xk2p", {})
         world.cri.create(dra, "gpus", "registry/k8s-dra-driver-gpu:1", 0)
@@ -209,7 +213,13 @@ def _nodes(world: World, words: list[str]) -> None:
 
 
 def _unit(name: str, world: World, words: list[str]) -> None:
-    active = "active" if words[0] in ("starts", "restarts") else "failed" if words[0] == "fails" else "inactive"
+    active = (
+        "active"
+        if words[0] in ("starts", "restarts")
+        else "failed"
+        if words[0] == "fails"
+        else "inactive"
+    )
     world.set_unit(name, active)
     if name.startswith("nvidia-persistenced"):
         world.persistence = active == "active"
@@ -217,7 +227,9 @@ def _unit(name: str, world: World, words: list[str]) -> None:
 
 
 def _kubelet(world: World, words: list[str]) -> None:
-    {"starts": world.kubelet.start, "restarts": world.kubelet.restart, "stops": world.kubelet.stop}[words[0]]()
+    {"starts": world.kubelet.start, "restarts": world.kubelet.restart, "stops": world.kubelet.stop}[
+        words[0]
+    ]()
 
 
 def _wait(world: World, words: list[str]) -> None:
@@ -239,17 +251,23 @@ def _gate(world: World, words: list[str]) -> None:
 
 
 def _kernel(world: World, words: list[str]) -> None:
-    """kernel xid 79 of gpu 3 | kernel cannot init gpu 3 | kernel rejects | kernel does not support gpu 3"""
+    """kernel xid 79 of gpu 3 | kernel cannot init gpu 3 | kernel rejects | kernel does not support
+    gpu 3"""
     bus_id = world.hardware.card(int(words[-1])).bus_id if words[-1].isdigit() else ""
     if words[0] == "xid":
-        world.prints(f"NVRM: Xid (PCI:{bus_id[:-2]}): {words[1]}, pid='<unknown>', name=<unknown>, some text")
+        world.prints(
+            f"NVRM: Xid (PCI:{bus_id[:-2]}): {words[1]}, pid='<unknown>', name=<unknown>, some text"
+        )
     elif words[0] == "cannot":
         world.prints(f"NVRM: GPU {bus_id}: RmInitAdapter failed! (0x24:0x72:1568)")
     elif words[0] == "rejects":
         world.prints("Loading of unsigned module is rejected")
     else:
-        world.prints(f"NVRM: The NVIDIA GPU {bus_id} (PCI ID: 10de:1180) NVRM: installed in this system is not "
-                     "supported by the NVRM: NVIDIA 535.54.03 driver release.")
+        world.prints(
+            f"NVRM: The NVIDIA GPU {bus_id} (PCI ID: 10de:1180) NVRM: installed in this system "
+            "is not "
+            "supported by the NVRM: NVIDIA 535.54.03 driver release."
+        )
 
 
 def _fabric(world: World, words: list[str]) -> None:
@@ -260,7 +278,9 @@ def _fabric(world: World, words: list[str]) -> None:
 
 def _mig_manager(world: World, words: list[str]) -> None:
     """mig-manager works|ends: a oneshot that is activating while it works"""
-    world.set_unit("nvidia-mig-manager.service", "activating" if words[0] == "works" else "inactive")
+    world.set_unit(
+        "nvidia-mig-manager.service", "activating" if words[0] == "works" else "inactive"
+    )
     world.signal("systemd")
 
 
@@ -285,7 +305,9 @@ def _hand(world: World, words: list[str]) -> None:
 
 def _look(world: World, words: list[str]) -> None:
     """look takes 2 | look stalls | look is quick"""
-    world.lookup_s = float(words[1]) if words[0] == "takes" else 6.0 if words[0] == "stalls" else 0.0
+    world.lookup_s = (
+        float(words[1]) if words[0] == "takes" else 6.0 if words[0] == "stalls" else 0.0
+    )
 
 
 def _everything(world: World, words: list[str]) -> None:
@@ -306,8 +328,13 @@ def _everything(world: World, words: list[str]) -> None:
     if world.hardware.module:
         _nodes(world, ["appear"])
     _driver(world, ["loads"])
-    for verb, word in (("cri", "back"), ("pod-resources", "answers"), ("ledger", "well"), ("disk", "empty"),
-                       ("logs", "readable")):
+    for verb, word in (
+        ("cri", "back"),
+        ("pod-resources", "answers"),
+        ("ledger", "well"),
+        ("disk", "empty"),
+        ("logs", "readable"),
+    ):
         PLUGIN_VERBS[verb](world, [word])
     while len(world.kubelet.pods) > 1:
         world.kubelet.pods.pop().leave()
@@ -329,10 +356,24 @@ def _clock(world: World, words: list[str]) -> None:
 
 VERBS: dict[str, Any] = {
     "clock": _clock,
-    "nvml": _nvml, "gpu": _gpu, "driver": _driver, "nodes": _nodes, "kubelet": _kubelet,
-    "wait": _wait, "daemon-reload": _reload, "gpu-gate": _gate, "dev": _dev, "bus": _bus, "hand": _hand,
-    "look": _look, "kernel": _kernel, "fabric": _fabric, "mig-manager": _mig_manager,
-    "everything": _everything, "all": _healthy_plugin, **PLUGIN_VERBS,
+    "nvml": _nvml,
+    "gpu": _gpu,
+    "driver": _driver,
+    "nodes": _nodes,
+    "kubelet": _kubelet,
+    "wait": _wait,
+    "daemon-reload": _reload,
+    "gpu-gate": _gate,
+    "dev": _dev,
+    "bus": _bus,
+    "hand": _hand,
+    "look": _look,
+    "kernel": _kernel,
+    "fabric": _fabric,
+    "mig-manager": _mig_manager,
+    "everything": _everything,
+    "all": _healthy_plugin,
+    **PLUGIN_VERBS,
     "persistenced": lambda world, words: _unit("nvidia-persistenced.service", world, words),
     "containerd": lambda world, words: _unit("containerd.service", world, words),
 }

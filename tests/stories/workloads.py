@@ -1,4 +1,5 @@
-"""Device access on a simulated node: what governs each container, and the access program of one agent.
+"""Device access on a simulated node: what governs each container, and the access program of one
+agent.
 
 Opt-in (`do access is watched`): a node without it answers as one whose access was never asked.
 """
@@ -86,7 +87,8 @@ class Workloads:
         self.held[name].lost = self.held[name].runtimes = False
 
     def allow(self, name: str) -> str:
-        """All that it was given is named in its scope's device list; why that did not help, or ""."""
+        """All that it was given is named in its scope's device list; why that did not help, or
+        ""."""
         held = self.held.get(name)
         if held is None:  # the device plugin's own container
             return "a device program that is not systemd's denies it"
@@ -96,7 +98,9 @@ class Workloads:
 
     def may(self, box: Box) -> tuple[Device, ...]:
         if box.plugin is not None:
-            return (*CONTROL, *(Device("c", 195, n) for n in range(8))) if box.plugin.allowed else ()
+            return (
+                (*CONTROL, *(Device("c", 195, n) for n in range(8))) if box.plugin.allowed else ()
+            )
         held = self.held.get(box.made.name)
         return held.devices if held and not held.lost else ()
 
@@ -116,8 +120,15 @@ class Workloads:
             held, labels = self.held.get(box.made.name), box.made.labels
             if held:
                 ids = tuple(world.hardware.cards[n].uuid for n in held.gpus)
-                rows.append(Allocation(labels["io.kubernetes.pod.namespace"], labels["io.kubernetes.pod.name"],
-                                       box.made.name, "nvidia.com/gpu", ids))
+                rows.append(
+                    Allocation(
+                        labels["io.kubernetes.pod.namespace"],
+                        labels["io.kubernetes.pod.name"],
+                        box.made.name,
+                        "nvidia.com/gpu",
+                        ids,
+                    )
+                )
         return Seen(tuple(rows), world.now)
 
     def processes(self, container_ids: tuple[str, ...]) -> Reading[tuple[Process, ...]]:
@@ -128,19 +139,35 @@ class Workloads:
 
     def _process(self, box: Box) -> Process:
         held = self.held.get(box.made.name)
-        carried = f"pod/{box.made.id}" if held and held.cgroupfs else f"pod.slice/cri-containerd-{box.made.id}.scope"
+        carried = (
+            f"pod/{box.made.id}"
+            if held and held.cgroupfs
+            else f"pod.slice/cri-containerd-{box.made.id}.scope"
+        )
         spec = tuple((d, "rw") for d in held.devices) if held and not held.behind else ()
         rules = self.rules(box)
         last, seen_at, other_until = self._last.get(box.made.id, (rules, self.world.now, 0.0))
         self._last[box.made.id] = (rules, self.world.now, other_until if last == rules else seen_at)
-        return Process(box.made.id, box.pid, box.ticks, f"/kubepods/{carried}", None, rules, True,
-                       self._last[box.made.id][2], "", spec)
+        return Process(
+            box.made.id,
+            box.pid,
+            box.ticks,
+            f"/kubepods/{carried}",
+            None,
+            rules,
+            True,
+            self._last[box.made.id][2],
+            "",
+            spec,
+        )
 
 
 class Checks:
     """The access program of one agent, and what it remembers."""
 
-    def __init__(self, world: World, on_done: Callable[[], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, world: World, on_done: Callable[[], None], say: Callable[[str], None]
+    ) -> None:
         self._world, self._on_done, self._say = world, on_done, say
         self._life = object()
         self.state = AccessState()
@@ -155,29 +182,52 @@ class Checks:
 
     def _end(self, action: CheckAccess) -> None:
         world, work = self._world, self._world.workloads
-        verdicts = {v.container_id: v for v in self.state.verdicts if v.container_id in world.cri.boxes}
+        verdicts = {
+            v.container_id: v for v in self.state.verdicts if v.container_id in world.cri.boxes
+        }
         sightings = [s for s in self.state.sightings if s.container_id in world.cri.boxes]
         for question in action.questions:
             box = world.cri.boxes.get(question.container_id)
             if box is None or not box.is_running:
                 continue
             may = work.may(box)
-            answers = tuple((d, Now.ALLOWED if d in may and d != NOBODYS else Now.DENIED) for d in question.devices)
-            verdict = Verdict(box.made.id, box.pid, box.ticks, work.rules(box), world.now, "scratch", False, answers,
-                              asked_rules=question.rules)
+            answers = tuple(
+                (d, Now.ALLOWED if d in may and d != NOBODYS else Now.DENIED)
+                for d in question.devices
+            )
+            verdict = Verdict(
+                box.made.id,
+                box.pid,
+                box.ticks,
+                work.rules(box),
+                world.now,
+                "scratch",
+                False,
+                answers,
+                asked_rules=question.rules,
+            )
             verdicts[box.made.id] = verdict
             sightings = [s for s in sightings if s.container_id != box.made.id]
-            sightings += remember(self.state.sightings, verdict, question.other_until, action.reload_at)
+            sightings += remember(
+                self.state.sightings, verdict, question.other_until, action.reload_at
+            )
         rows = tuple(self._scope(unit, rules) for unit, rules in action.scopes)
         others = tuple(s for s in self.state.scopes if s.unit not in {row.unit for row in rows})
-        self.state = replace(self.state, verdicts=tuple(verdicts.values()), sightings=tuple(sightings),
-                             scopes=(*others, *rows), asking_since=None)
+        self.state = replace(
+            self.state,
+            verdicts=tuple(verdicts.values()),
+            sightings=tuple(sightings),
+            scopes=(*others, *rows),
+            asking_since=None,
+        )
         self._on_done()
 
     def allow(self, action: AllowDevices) -> None:
         self.state = replace(self.state, adding_since=self._world.now)
         life = self._life
-        self._world.time.after(TOOK_S, lambda: self._allowed(action) if life is self._life else None)
+        self._world.time.after(
+            TOOK_S, lambda: self._allowed(action) if life is self._life else None
+        )
 
     def _allowed(self, action: AllowDevices) -> None:
         world, work = self._world, self._world.workloads
@@ -187,16 +237,35 @@ class Checks:
             if box is None or not box.is_running:
                 continue
             problem = work.allow(box.made.name)
-            rows[of.container_id] = Allowed(of.container_id, of.scope, of.who, world.now, work.rules(box),
-                                            ("/dev/char/195:0 rw",), problem=problem)
-            self._say(f"{of.who}: its devices are named in its scope{': ' + problem if problem else ''}")
+            rows[of.container_id] = Allowed(
+                of.container_id,
+                of.scope,
+                of.who,
+                world.now,
+                work.rules(box),
+                ("/dev/char/195:0 rw",),
+                problem=problem,
+            )
+            self._say(
+                f"{of.who}: its devices are named in its scope{': ' + problem if problem else ''}"
+            )
         self.state = replace(self.state, added=tuple(rows.values()), adding_since=None)
         self._on_done()
 
     def _scope(self, unit: str, rules: str) -> ScopeDevices:
         box = next(b for b in self._world.cri.boxes.values() if b.made.id in unit)
         held = self._world.workloads.held.get(box.made.name)
-        known = held.devices if held and (held.named or not held.behind) else () if held \
+        known = (
+            held.devices
+            if held and (held.named or not held.behind)
+            else ()
+            if held
             else self._world.workloads.may(box)
-        return ScopeDevices(unit, rules, self._world.now, "strict",
-                            (("/dev/char/1:3", "rwm"), ("char-*", "m"), *((d.path, "rw") for d in known)))
+        )
+        return ScopeDevices(
+            unit,
+            rules,
+            self._world.now,
+            "strict",
+            (("/dev/char/1:3", "rwm"), ("char-*", "m"), *((d.path, "rw") for d in known)),
+        )

@@ -1,8 +1,9 @@
-"""A simulated GPU node in virtual time. It answers what a Host is asked, in files and folders, so that look() and
-its parsers are exercised, and it changes as real nodes do.
+"""A simulated GPU node in virtual time. It answers what a Host is asked, in files and folders, so
+that look() and its parsers are exercised, and it changes as real nodes do.
 
-A change may come with a signal of a kind: udev (module, bind), systemd (units, reload), inotify (/dev, /run, the
-kubelet's folders). Who is told of a signal, and whether it gets there, is not the node's business.
+A change may come with a signal of a kind: udev (module, bind), systemd (units, reload), inotify
+(/dev, /run, the kubelet's folders). Who is told of a signal, and whether it gets there, is not the
+node's business.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ REALTIME = 1_760_000_000.0
 class World:
     """One node. Also a Host: its read-only face."""
 
-    def __init__(self, gpus: int = 8, settings: Settings | None = None, kubelet: bool = True) -> None:
+    def __init__(
+        self, gpus: int = 8, settings: Settings | None = None, kubelet: bool = True
+    ) -> None:
         self.settings = settings or Settings()
         self.time = Timeline()
         self.disk = Disk()
@@ -100,7 +103,9 @@ class World:
         self.kubelet = Kubelet(self, kubelet)
         self.kubelet.pods = [Pod(self)] if kubelet else []
         self.toolkit = Toolkit(self)
-        for number, name in enumerate(("trainer", "nvidia-dcgm-exporter", "config-manager-sidecar")):
+        for number, name in enumerate(
+            ("trainer", "nvidia-dcgm-exporter", "config-manager-sidecar")
+        ):
             self.cri.create(self.cri.sandbox(f"{name}-{number}", {}), name, f"registry/{name}:1", 0)
 
     # What the stories change.
@@ -123,7 +128,9 @@ class World:
     def say(self, sentence: str) -> None:
         self.on_word(sentence)
 
-    def set_unit(self, name: str, active: str, since: float | None = None, load: str = "loaded") -> None:
+    def set_unit(
+        self, name: str, active: str, since: float | None = None, load: str = "loaded"
+    ) -> None:
         before = self.systemd.get(name)
         started = active == "active"
         self._starts += started
@@ -131,8 +138,15 @@ class World:
         at = (since if since is not None else self.now) if started else old
         unlike = f"{self._starts * 0x9E3779B1 & 0xFFFFFFFF:08x}" * 4
         invocation = unlike if started else (before.invocation_id if before else "")
-        self.systemd[name] = Unit(name, load, active, "running" if started else "dead", invocation, at,
-                                "enabled" if load == "loaded" else "")
+        self.systemd[name] = Unit(
+            name,
+            load,
+            active,
+            "running" if started else "dead",
+            invocation,
+            at,
+            "enabled" if load == "loaded" else "",
+        )
 
     def mark(self, name: str, reason: str) -> None:
         self.disk.write(f"{RUN}/{name}", json.dumps({"reason": reason, "at": self.now}))
@@ -140,7 +154,9 @@ class World:
 
     def pause(self, for_s: float | None) -> None:
         until = {"until": self.now + for_s} if for_s is not None else {}
-        self.disk.write(f"{RUN}/paused", json.dumps({"reason": "changing the driver", "at": self.now, **until}))
+        self.disk.write(
+            f"{RUN}/paused", json.dumps({"reason": "changing the driver", "at": self.now, **until})
+        )
         self.signal("inotify")
 
     def is_paused(self) -> bool:
@@ -176,11 +192,18 @@ class World:
                 self.disk.remove(f"/dev/{name}")
 
     def expected(self) -> list[Card]:
-        """The cards that a truthful gate would wait for: its settings aside, what is for containers here."""
+        """The cards that a truthful gate would wait for: its settings aside, what is for containers
+        here."""
         excluded, given = self.settings.exclude_gpus, self.hardware.given
         mine = ("nvidia", "") if given is None else ("nvidia",)
-        return [c for c in self.hardware.cards if c.on_bus and c.driver in mine
-                and c.bus_id not in excluded and (given is None or c.bus_id in given)]
+        return [
+            c
+            for c in self.hardware.cards
+            if c.on_bus
+            and c.driver in mine
+            and c.bus_id not in excluded
+            and (given is None or c.bus_id in given)
+        ]
 
     def seen_nodes(self) -> set[str]:
         """Device nodes that can be read."""
@@ -206,7 +229,9 @@ class World:
                 self.signal("inotify")
             case MakeNodes():
                 for minor in action.minors:
-                    self.hardware.make_node("/dev/nvidiactl" if minor == 255 else f"/dev/nvidia{minor}")
+                    self.hardware.make_node(
+                        "/dev/nvidiactl" if minor == 255 else f"/dev/nvidia{minor}"
+                    )
                 if action.uvm:
                     self.hardware.make_node("/dev/nvidia-uvm")
                     self.hardware.make_node("/dev/nvidia-uvm-tools")
@@ -220,7 +245,9 @@ class World:
                 self.mark("launched", action.unit)
                 self.kubelet.launch()
             case PlaceManifest():
-                self.disk.write(action.target, self.disk.read(action.source, 1 << 20, self.now).value)
+                self.disk.write(
+                    action.target, self.disk.read(action.source, 1 << 20, self.now).value
+                )
                 self.mark("launched", action.target)
                 self.kubelet.pods.append(Pod(self, "gpu-gate-plugin"))
                 self.kubelet.launch()
@@ -263,7 +290,9 @@ class World:
         return Seen(tuple(self.systemd.get(n) or replace(unknown, name=n) for n in names), self.now)
 
     async def manager(self) -> Reading[Manager]:
-        return self._fresh("manager", lambda: self.bus or Seen(Manager("252", self.reloaded_at), self.now))
+        return self._fresh(
+            "manager", lambda: self.bus or Seen(Manager("252", self.reloaded_at), self.now)
+        )
 
     async def probe(self) -> Reading[ProbeState]:
         return Seen(self.probes(), self.now)
@@ -286,7 +315,9 @@ class World:
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
         return self.workloads.allocations()
 
-    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+    async def processes(
+        self, socket: str, container_ids: Sequence[str]
+    ) -> Reading[tuple[Process, ...]]:
         return self.workloads.processes(tuple(container_ids))
 
     async def access_state(self) -> Reading[AccessState]:
@@ -298,7 +329,9 @@ class World:
     async def trouble(self) -> tuple[str, ...]:
         return ()
 
-    def _fresh(self, what: str, ask: Callable[[], Reading[Any]], within_s: float = 0.0) -> Reading[Any]:
+    def _fresh(
+        self, what: str, ask: Callable[[], Reading[Any]], within_s: float = 0.0
+    ) -> Reading[Any]:
         """The last answer, where that may still be given; a refusal is never given twice."""
         old = self._old.pop(what, None)
         within_s = max(within_s, QUIET_S if self.is_quiet else 0.0)

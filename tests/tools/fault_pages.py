@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Write docs/faults from the rules in agent/core/*/faults.py: one page a known fault, and a list of them.
+"""Write docs/faults from the rules in agent/core/*/faults.py: one page a known fault, and a list of
+them.
 
 Run it after a fault was changed; tests/test_fault_pages.py compares.
 """
@@ -33,8 +34,12 @@ checkpoint is never edited or deleted.
 
 
 def page(fault: KnownFault) -> str:
-    parts = [f"# {fault.id}", f"{fault.title}.", f"Link {fault.link}, {LINKS[fault.link]}. Source: {fault.source}.",
-             f"**Confirmed** by: {fault.confirmed}."]
+    parts = [
+        f"# {fault.id}",
+        f"{fault.title}.",
+        f"Link {fault.link}, {LINKS[fault.link]}. Source: {fault.source}.",
+        f"**Confirmed** by: {fault.confirmed}.",
+    ]
     if fault.consistent:
         parts.append(f"**Consistent with it**: {fault.consistent}.")
     if fault.decide:
@@ -52,7 +57,9 @@ def _console(command: str) -> str:
 
 def pages() -> dict[str, str]:
     """By file name."""
-    rows = "".join(f"| {f.link} {LINKS[f.link]} | [{f.id}]({f.id}.md) | {f.title} |\n" for f in FAULTS)
+    rows = "".join(
+        f"| {f.link} {LINKS[f.link]} | [{f.id}]({f.id}.md) | {f.title} |\n" for f in FAULTS
+    )
     return {"README.md": HEAD + rows, **{f"{fault.id}.md": page(fault) for fault in FAULTS}}
 
 

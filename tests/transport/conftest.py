@@ -1,4 +1,5 @@
-"""Real peers for the transports, and waiting without timing: `until` ends as soon as the claim holds."""
+"""Real peers for the transports, and waiting without timing: `until` ends as soon as the claim
+holds."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 PATIENCE_S = 60.0
-"""How long a claim may take to become true on a loaded machine; no test passes by waiting for it."""
+"""How long a claim may take to become true on a loaded machine; no test passes by waiting for
+it."""
 
 
 async def until(claim: Callable[[], Any]) -> Any:
@@ -24,13 +26,16 @@ async def until(claim: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def run() -> Callable[[Coroutine[Any, Any, Any]], Any]:
-    """Run a coroutine; whatever the loop would only have logged (lost exceptions, leaked tasks) fails the test."""
+    """Run a coroutine; whatever the loop would only have logged (lost exceptions, leaked tasks)
+    fails the test."""
 
     def run_it(main: Awaitable[Any]) -> Any:
         complaints: list[str] = []
 
         async def watched() -> Any:
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context)))
+            asyncio.get_running_loop().set_exception_handler(
+                lambda _, context: complaints.append(str(context))
+            )
             result = await main
             await asyncio.sleep(0)
             left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

@@ -1,7 +1,8 @@
-"""gRPC servers on a unix socket that answer with the bytes they are told, and sockets that are no server at all.
+"""gRPC servers on a unix socket that answer with the bytes they are told, and sockets that are no
+server at all.
 
-Messages are written byte by byte here, with the numbers of the .proto files: the tables of agent/transport/protos.py are
-what is tested.
+Messages are written byte by byte here, with the numbers of the .proto files: the tables of
+agent/transport/protos.py are what is tested.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def varint(number: int) -> bytes:
 
 
 def message(*fields: tuple[int, Any]) -> bytes:
-    """A protobuf message: (number, int | str | bytes | dict of strings); a number may come again."""
+    """A protobuf message: (number, int | str | bytes | dict of strings); a number may come
+    again."""
     out = b""
     for number, value in fields:
         if isinstance(value, dict):
@@ -53,17 +55,25 @@ class Server:
         self.asked: list[tuple[str, bytes]] = []
         self.authorities: list[str] = []
         self.release = threading.Event()
-        self._server = grpc.server(futures.ThreadPoolExecutor(4), options=[
-            ("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)])
-        handlers = {name: grpc.unary_unary_rpc_method_handler(self._handler(name)) for name in answers}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(4),
+            options=[("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)],
+        )
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._handler(name)) for name in answers
+        }
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, handlers),)
+        )
         self._server.add_insecure_port(f"unix:{path}")
         self._server.start()
 
     def _handler(self, name: str) -> Callable[[bytes, Any], bytes]:
         def handle(request: bytes, context: Any) -> bytes:
             self.asked.append((name, request))
-            self.authorities.append(context._rpc_event.call_details.host.decode())  # grpcio shows it nowhere else
+            self.authorities.append(
+                context._rpc_event.call_details.host.decode()
+            )  # grpcio shows it nowhere else
             answer = self.answers[name]
             if isinstance(answer, grpc.StatusCode):
                 context.abort(answer, "as the test wants it")

@@ -1,10 +1,13 @@
-"""A stand-in API server on the real wire: TLS, bearer tokens, one Node, its watch, patches by their types.
+"""A stand-in API server on the real wire: TLS, bearer tokens, one Node, its watch, patches by their
+types.
 
-It holds a Node as JSON and does to it what kubernetes does: every write makes a new resourceVersion, a patch that
-names another one is a conflict, a merge patch replaces lists, a strategic one merges conditions by their type, and
-/status and the rest of the object are written apart. What goes wrong is asked for: `faults`, `cut()`, `forget()`.
+It holds a Node as JSON and does to it what kubernetes does: every write makes a new
+resourceVersion, a patch that names another one is a conflict, a merge patch replaces lists, a
+strategic one merges conditions by their type, and /status and the rest of the object are written
+apart. What goes wrong is asked for: `faults`, `cut()`, `forget()`.
 
-Run as a program on a node: kube_peers.py FOLDER NODE.json PORT makes FOLDER/kubeconfig, keeps FOLDER/node.json.
+Run as a program on a node: kube_peers.py FOLDER NODE.json PORT makes FOLDER/kubeconfig, keeps
+FOLDER/node.json.
 """
 
 from __future__ import annotations
@@ -29,26 +32,69 @@ JSON = dict[str, Any]
 
 def certificates(folder: Path) -> None:
     """A CA, and a certificate of it for 127.0.0.1."""
+
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
     folder.mkdir(parents=True, exist_ok=True)
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test CA",
-            "-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign")
+    openssl(
+        "req",
+        "-x509",
+        *key,
+        "-keyout",
+        "ca.key",
+        "-out",
+        "ca.pem",
+        "-subj",
+        "/CN=test CA",
+        "-addext",
+        "basicConstraints=critical,CA:TRUE",
+        "-addext",
+        "keyUsage=critical,keyCertSign",
+    )
     openssl("req", *key, "-keyout", "key.pem", "-out", "csr.pem", "-subj", "/CN=api")
     (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
-    openssl("x509", "-req", "-in", "csr.pem", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-            "-extfile", "ext", "-out", "cert.pem")
+    openssl(
+        "x509",
+        "-req",
+        "-in",
+        "csr.pem",
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca.key",
+        "-CAcreateserial",
+        "-days",
+        "2",
+        "-extfile",
+        "ext",
+        "-out",
+        "cert.pem",
+    )
 
 
 def kubeconfig(path: Path, port: int, ca: Path, token: str = TOKEN) -> Path:
-    path.write_text(json.dumps({  # JSON is YAML
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {
-            "server": f"https://127.0.0.1:{port}", "certificate-authority": str(ca)}}],
-        "users": [{"name": "u", "user": {"token": token}}]}))
+    path.write_text(
+        json.dumps(
+            {  # JSON is YAML
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+                "clusters": [
+                    {
+                        "name": "k",
+                        "cluster": {
+                            "server": f"https://127.0.0.1:{port}",
+                            "certificate-authority": str(ca),
+                        },
+                    }
+                ],
+                "users": [{"name": "u", "user": {"token": token}}],
+            }
+        )
+    )
     return path
 
 
@@ -78,7 +124,8 @@ class Api:
         "bodies of the patches that were taken, in order"
         self.requests: list[str] = []
         self.faults: list[tuple[str, int, JSON]] = []
-        "(METHOD and the beginning of the path, status, headers): the next request like it is answered so"
+        """(METHOD and the beginning of the path, status, headers): the next request like it is
+        answered so"""
         self.token = TOKEN
         self.taints_forbidden = False
         "as NodeRestriction does to a kubelet's credential"
@@ -92,7 +139,9 @@ class Api:
         self.server.daemon_threads = True
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-        self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
+        self.server.socket = context.wrap_socket(
+            self.server.socket, server_side=True, do_handshake_on_connect=False
+        )
         self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -115,7 +164,10 @@ class Api:
             after = merged(self.node, body)
             if kind == STRATEGIC and "conditions" in body.get("status", {}):
                 kept = {c["type"]: c for c in self.node["status"].get("conditions", [])}
-                kept |= {c["type"]: {**kept.get(c["type"], {}), **c} for c in body["status"]["conditions"]}
+                kept |= {
+                    c["type"]: {**kept.get(c["type"], {}), **c}
+                    for c in body["status"]["conditions"]
+                }
                 after["status"]["conditions"] = list(kept.values())
             keep = ("metadata", "spec") if status else ("status",)
             after = {**after, **{part: self.node[part] for part in keep}}
@@ -131,7 +183,9 @@ class Api:
     def bookmark(self) -> None:
         with self.changed:
             self.version += 1
-            self._tell("BOOKMARK", {"kind": "Node", "metadata": {"resourceVersion": str(self.version)}})
+            self._tell(
+                "BOOKMARK", {"kind": "Node", "metadata": {"resourceVersion": str(self.version)}}
+            )
 
     def cut(self) -> None:
         """Every watch ends without a word."""
@@ -241,8 +295,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _say(self, code: int, body: JSON, headers: JSON | None = None) -> None:
         data = json.dumps(body).encode()
         self.send_response(code)
-        for name, value in {"Content-Type": "application/json", "Content-Length": len(data),
-                            **(headers or {})}.items():
+        for name, value in {
+            "Content-Type": "application/json",
+            "Content-Length": len(data),
+            **(headers or {}),
+        }.items():
             self.send_header(name, str(value))
         self.end_headers()
         self.wfile.write(data)
@@ -265,6 +322,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def main(folder: Path, node: JSON, port: int) -> None:
     """node.json is there before a writer has its answer."""
+
     def keep(found: JSON) -> None:
         new = folder / "node.new"
         new.write_text(json.dumps(found))

@@ -96,16 +96,29 @@ class Systemd:
             await self._end
         dbus._close_socket(self._bus)
 
-    def emit(self, member: str, signature: str, body: list[Any], path: str = MANAGER_PATH, to: str = "") -> None:
+    def emit(
+        self, member: str, signature: str, body: list[Any], path: str = MANAGER_PATH, to: str = ""
+    ) -> None:
         interface = PROPERTIES if member == "PropertiesChanged" else MANAGER
-        what = {"path": path, "interface": interface, "member": member, "signature": signature, "body": body}
-        self._bus.send(Message(message_type=_lib.MessageType.SIGNAL, destination=to or None, **what))
+        what = {
+            "path": path,
+            "interface": interface,
+            "member": member,
+            "signature": signature,
+            "body": body,
+        }
+        self._bus.send(
+            Message(message_type=_lib.MessageType.SIGNAL, destination=to or None, **what)
+        )
 
     def change(self, unit: str) -> None:
         self.emit("PropertiesChanged", "sa{sv}as", [UNIT, {}, []], unit_path(unit))
 
     def _answer(self, message: Any) -> Any:
-        if message.message_type is not _lib.MessageType.METHOD_CALL or message.interface not in (MANAGER, PROPERTIES):
+        if message.message_type is not _lib.MessageType.METHOD_CALL or message.interface not in (
+            MANAGER,
+            PROPERTIES,
+        ):
             return None
         self.asked.append(message.member)
         if message.member in self.deaf_to:
@@ -114,20 +127,28 @@ class Systemd:
 
     def _on_Subscribe(self, call: Any) -> Any:
         if self.subscribed:
-            return Message.new_error(call, f"{SYSTEMD}.AlreadySubscribed", "Client is already subscribed.")
+            return Message.new_error(
+                call, f"{SYSTEMD}.AlreadySubscribed", "Client is already subscribed."
+            )
         self.subscribed = True
         return Message.new_method_return(call)
 
     def _on_ListUnitsByNames(self, call: Any, names: list[str]) -> Any:
         rows = []
         for name in names:
-            state = ["loaded", "active", "running"] if name in self.units else ["not-found", "inactive", "dead"]
+            state = (
+                ["loaded", "active", "running"]
+                if name in self.units
+                else ["not-found", "inactive", "dead"]
+            )
             rows.append((name, "", *state, "", unit_path(name), 0, "", "/"))
         rows = [dbus.STRUCT(row) for row in rows]
         return Message.new_method_return(call, "a(ssssssouso)", [rows])
 
     def _on_Get(self, call: Any, interface: str, name: str) -> Any:
-        by_path = {unit_path(unit): bytes.fromhex(invocation) for unit, invocation in self.units.items()}
+        by_path = {
+            unit_path(unit): bytes.fromhex(invocation) for unit, invocation in self.units.items()
+        }
         found = dict(self.manager) if interface == MANAGER else {}
         if call.path in by_path:
             found = {"InvocationID": ("ay", by_path[call.path]), "UnitFileState": ("s", "enabled")}
@@ -135,13 +156,20 @@ class Systemd:
         scopes = {unit_path(scope): devices for scope, devices in self.devices.items()}
         if interface == f"{SYSTEMD}.Scope":
             policy, allow = scopes.get(call.path, ("auto", {}))
-            found = {"DevicePolicy": ("s", policy), "ControlGroup": ("s", "/x" if call.path in scopes else "")}
+            found = {
+                "DevicePolicy": ("s", policy),
+                "ControlGroup": ("s", "/x" if call.path in scopes else ""),
+            }
             found["DeviceAllow"] = ("a(ss)", [dbus.STRUCT(row) for row in allow.items()])
         if name not in found:
-            return Message.new_error(call, "org.freedesktop.DBus.Error.UnknownProperty", f"Unknown property {name}.")
+            return Message.new_error(
+                call, "org.freedesktop.DBus.Error.UnknownProperty", f"Unknown property {name}."
+            )
         return Message.new_method_return(call, "v", [Variant(*found[name])])
 
-    def _on_SetUnitProperties(self, call: Any, unit: str, runtime: bool, properties: list[Any]) -> Any:
+    def _on_SetUnitProperties(
+        self, call: Any, unit: str, runtime: bool, properties: list[Any]
+    ) -> Any:
         if unit not in self.devices:
             return Message.new_error(call, f"{SYSTEMD}.NoSuchUnit", f"Unit {unit} not found.")
         assert runtime

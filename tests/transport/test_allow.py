@@ -1,4 +1,5 @@
-"""The hand that adds to scopes' device lists: a real dbus-daemon, a small systemd, a scripted sweep."""
+"""The hand that adds to scopes' device lists: a real dbus-daemon, a small systemd, a scripted
+sweep."""
 
 from __future__ import annotations
 
@@ -42,8 +43,14 @@ WITH = {**BASE, "c:195:0": "rw", "c:10:229": "rw"}
 
 
 def of(scope: str = A) -> Allowance:
-    return Allowance(scope, scope[15:16], os.getpid(), started(os.getpid()), f"default/gpu {scope[15:16]}",
-                     ((GPU0, "/dev/nvidia0"),))
+    return Allowance(
+        scope,
+        scope[15:16],
+        os.getpid(),
+        started(os.getpid()),
+        f"default/gpu {scope[15:16]}",
+        ((GPU0, "/dev/nvidia0"),),
+    )
 
 
 class Rig:
@@ -60,7 +67,9 @@ class Rig:
         self.hand = allow.Allow(world.bus, self.checks, self.told.append, str(folder / "root"))
         self._folder = folder
 
-    async def did(self, *sweeps: object, prevent: bool = True, scopes: tuple[str, ...] = (A,)) -> tuple[Allowed, ...]:
+    async def did(
+        self, *sweeps: object, prevent: bool = True, scopes: tuple[str, ...] = (A,)
+    ) -> tuple[Allowed, ...]:
         (self._folder / "sweep.py.json").write_text(json.dumps(sweeps))
         self.hand.begin(AllowDevices(tuple(map(of, scopes)), prevent))
         await self.hand.finished()
@@ -91,8 +100,16 @@ def with_rig(run, tmp_path, monkeypatch):
 def test_all_that_would_be_lost_is_named_in_one_call(with_rig):
     async def story(rig: Rig):
         (one,) = await rig.did(WITH, WITH)
-        assert (one.named, one.problem, one.lost) == (("/dev/char/10:229 rw", "/dev/char/195:0 rw"), "", ())
-        assert rig.systemd.devices[A][1] == {**RUNC, "/dev/char/10:229": "rw", "/dev/char/195:0": "rw"}
+        assert (one.named, one.problem, one.lost) == (
+            ("/dev/char/10:229 rw", "/dev/char/195:0 rw"),
+            "",
+            (),
+        )
+        assert rig.systemd.devices[A][1] == {
+            **RUNC,
+            "/dev/char/10:229": "rw",
+            "/dev/char/195:0": "rw",
+        }
         assert rig.calls() == 1
         assert rig.checks.state.added == (one,)
 
@@ -113,7 +130,10 @@ def test_the_first_surprise_is_the_last(with_rig):
     async def story(rig: Rig):
         told = await rig.did(WITH, {**WITH, "c:1:3": "r"}, WITH, WITH, scopes=(A, B))
         assert [(one.scope, one.lost) for one in told] == [(A, ("/dev/char/1:3",))]
-        assert f"default/gpu a lost /dev/char/1:3 when devices were added to {A}" in rig.mark.read_text()
+        assert (
+            f"default/gpu a lost /dev/char/1:3 when devices were added to {A}"
+            in rig.mark.read_text()
+        )
         assert await rig.did(WITH, WITH, scopes=(B,)) == ()
         assert rig.calls() == 1
 
@@ -124,30 +144,41 @@ def test_a_surprise_is_told_and_is_the_last_where_its_mark_cannot_be_left(with_r
     async def story(rig: Rig):
         rig.mark.parent.parent.write_text("no folder")
         (one,) = await rig.did(WITH, {**WITH, "c:1:3": "r"}, WITH, WITH, scopes=(A, B))
-        assert one.lost == ("/dev/char/1:3",) and "allow-stopped could not be written" in one.problem
+        assert (
+            one.lost == ("/dev/char/1:3",) and "allow-stopped could not be written" in one.problem
+        )
         assert await rig.did(WITH, WITH, scopes=(B,)) == ()
         assert rig.calls() == 1
 
     with_rig(story)
 
 
-@pytest.mark.parametrize(("sweeps", "prevent", "says"), [
-    ((WITH,), False, None),  # nothing is denied: nothing more is asked
-    ((BASE, BASE, BASE), False, "a device program that is not systemd's denies /dev/nvidia0"),
-    (("junk",), True, "the sweep printed junk"),
-    ((["a list"],), True, "the sweep printed junk"),
-    (({"v": 2},), True, "the sweep printed junk (another version or process)"),
-    (({"detail": "It is in no cgroup that can be seen."},), True, "It is in no cgroup that can be seen."),
-    (("dies",), True, "it ended without an answer"),
-    (("hangs",), True, "gave no answer within 2 s"),
-    ((WITH, "dies"), True, "it ended without an answer"),
-    (({**BASE, "c:*:*": "rwm"},), True, ""),  # it may open everything
-])
+@pytest.mark.parametrize(
+    ("sweeps", "prevent", "says"),
+    [
+        ((WITH,), False, None),  # nothing is denied: nothing more is asked
+        ((BASE, BASE, BASE), False, "a device program that is not systemd's denies /dev/nvidia0"),
+        (("junk",), True, "the sweep printed junk"),
+        ((["a list"],), True, "the sweep printed junk"),
+        (({"v": 2},), True, "the sweep printed junk (another version or process)"),
+        (
+            ({"detail": "It is in no cgroup that can be seen."},),
+            True,
+            "It is in no cgroup that can be seen.",
+        ),
+        (("dies",), True, "it ended without an answer"),
+        (("hangs",), True, "gave no answer within 2 s"),
+        ((WITH, "dies"), True, "it ended without an answer"),
+        (({**BASE, "c:*:*": "rwm"},), True, ""),  # it may open everything
+    ],
+)
 def test_what_cannot_be_told_or_needs_nothing(with_rig, sweeps, prevent, says):
     async def story(rig: Rig):
         told = await rig.did(*sweeps, prevent=prevent)
         if not says:
-            assert told == () and [one.problem for one in rig.checks.state.added] == ([] if says is None else [""])
+            assert told == () and [one.problem for one in rig.checks.state.added] == (
+                [] if says is None else [""]
+            )
         else:
             assert says in told[0].problem
         assert rig.calls() == (1 if len(sweeps) > 1 else 0)
@@ -192,7 +223,9 @@ def test_the_same_trouble_is_told_once(with_rig):
 
 def test_a_container_that_ends_meanwhile_is_no_trouble(with_rig):
     async def story(rig: Rig):
-        (rig._folder / "sweep.py.json").write_text(json.dumps([{"detail": "Process 4711 is gone."}]))
+        (rig._folder / "sweep.py.json").write_text(
+            json.dumps([{"detail": "Process 4711 is gone."}])
+        )
         rig.hand.begin(AllowDevices((replace(of(), started="5"),), True))
         await rig.hand.finished()
         assert rig.told == [()]

@@ -1,4 +1,5 @@
-"""The whole barrier against a stand-in API server on the real wire, with a scheduler that binds at every instant."""
+"""The whole barrier against a stand-in API server on the real wire, with a scheduler that binds at
+every instant."""
 
 from __future__ import annotations
 
@@ -23,9 +24,15 @@ LABEL, TAINT, BOOT = "gpu-gate.io/ready", "example.com/gpu-not-ready", "boot-2"
 NODE: dict[str, Any] = {
     "metadata": {"name": "n", "labels": {}},
     "spec": {"taints": [{"key": TAINT, "value": "v", "effect": "NoSchedule"}]},
-    "status": {"nodeInfo": {"bootID": BOOT}, "capacity": {"cpu": "8", "nvidia.com/gpu": "8"},
-               "allocatable": {"nvidia.com/gpu": "8"},
-               "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-02T03:04:05Z"}]}}
+    "status": {
+        "nodeInfo": {"bootID": BOOT},
+        "capacity": {"cpu": "8", "nvidia.com/gpu": "8"},
+        "allocatable": {"nvidia.com/gpu": "8"},
+        "conditions": [
+            {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-02T03:04:05Z"}
+        ],
+    },
+}
 
 
 class NoAgent(Exception):
@@ -48,14 +55,18 @@ class StubAgent:
     def status(self) -> dict[str, Any]:
         self.status_reads += 1
         verdict = {True: "holds", False: "fails", None: "unknown"}[self.ready]
-        return {"gate": {"ready": bool(self.ready), "ready_why": "why", "phase": "OPEN"},
-                "cycle": {"age_s": 1, "overdue_after_s": 40},
-                "findings": [{"link": 10, "blocks": True, "verdict": verdict, "reason": "NotRegistered"}]}
+        return {
+            "gate": {"ready": bool(self.ready), "ready_why": "why", "phase": "OPEN"},
+            "cycle": {"age_s": 1, "overdue_after_s": 40},
+            "findings": [
+                {"link": 10, "blocks": True, "verdict": verdict, "reason": "NotRegistered"}
+            ],
+        }
 
 
 class Scheduler:
-    """Tries to bind two pods at every change and without a pause between: one that selects the label, one that
-    knows nothing of it. Keeps what the agent said at the moment of each binding."""
+    """Tries to bind two pods at every change and without a pause between: one that selects the
+    label, one that knows nothing of it. Keeps what the agent said at the moment of each binding."""
 
     def __init__(self, api: Api, agent: StubAgent) -> None:
         self.bound: list[tuple[str, bool]] = []
@@ -75,7 +86,10 @@ class Scheduler:
         next(self.instants)
         if any(t["key"] == TAINT for t in node["spec"].get("taints") or ()):
             return
-        for pod in ("plain", *(["selecting"] if node["metadata"]["labels"].get(LABEL) == "true" else ())):
+        for pod in (
+            "plain",
+            *(["selecting"] if node["metadata"]["labels"].get(LABEL) == "true" else ()),
+        ):
             self.bound.append((pod, bool(self._agent.ready and self._agent.alive)))
 
     def take(self) -> list[tuple[str, bool]]:
@@ -101,8 +115,14 @@ class World:
         config = kubeconfig(folder / "kubeconfig", self.api.port, pki / "ca.pem")
         self._make = lambda: Barrier(
             Settings(node_name="n", node_taint=TAINT, node_kubeconfig=str(config)),
-            Agent(self.agent.readyz, self.agent.status, NoAgent), lambda: ApiServer(str(config)), BOOT,
-            lambda: self.now, lambda: 1_800_000_000 + self.now, lambda s: time.sleep(min(s, 0.02)), str(self.report))
+            Agent(self.agent.readyz, self.agent.status, NoAgent),
+            lambda: ApiServer(str(config)),
+            BOOT,
+            lambda: self.now,
+            lambda: 1_800_000_000 + self.now,
+            lambda s: time.sleep(min(s, 0.02)),
+            str(self.report),
+        )
         self.start()
 
     def start(self) -> None:
@@ -133,7 +153,9 @@ class World:
     def is_open(self) -> bool:
         with self.api.changed:
             node = self.api.node
-            return bool(node["metadata"]["labels"].get(LABEL) == "true" and not node["spec"].get("taints"))
+            return bool(
+                node["metadata"]["labels"].get(LABEL) == "true" and not node["spec"].get("taints")
+            )
 
     @property
     def condition(self) -> tuple[str, str]:
@@ -188,7 +210,9 @@ def test_no_pod_slips_from_start_over_trouble_and_back(world: World) -> None:
     world.open()
     assert all(ready for _, ready in world.scheduler.take())
     assert len(world.api.writes) == 7, "condition; open: two; close: two; open: two"
-    assert len([r for r in world.api.requests if r.startswith("PATCH")]) == 7, "none of them a conflict"
+    assert len([r for r in world.api.requests if r.startswith("PATCH")]) == 7, (
+        "none of them a conflict"
+    )
 
 
 def test_a_quiet_node_costs_nothing(world: World) -> None:
@@ -198,7 +222,9 @@ def test_a_quiet_node_costs_nothing(world: World) -> None:
     for _ in range(10):
         world.turn()
     assert len(world.api.requests) == asked, "no polling of the API"
-    assert world.agent.status_reads <= reads + 1, "/status only where /readyz says something new, and every 30 s"
+    assert world.agent.status_reads <= reads + 1, (
+        "/status only where /readyz says something new, and every 30 s"
+    )
 
 
 def test_what_others_undo_is_done_again(world: World) -> None:
@@ -207,14 +233,28 @@ def test_what_others_undo_is_done_again(world: World) -> None:
     world.until(lambda: world.is_open)
     world.agent.ready = False
     world.until(lambda: world.condition[0] == "False")
-    world.api.set(lambda node: (node["metadata"]["labels"].update({LABEL: "true"}), node["spec"].update(taints=[])))
+    world.api.set(
+        lambda node: (
+            node["metadata"]["labels"].update({LABEL: "true"}),
+            node["spec"].update(taints=[]),
+        )
+    )
     world.until(lambda: not world.is_open)
 
 
-@pytest.mark.parametrize(("code", "headers", "said"), [
-    (409, {}, ""), (429, {"Retry-After": "4"}, "429"), (500, {}, "500"), (401, {}, "401"), (0, {}, "not answer")])
-def test_refused_writes_cost_nothing_but_time(world: World, caplog: pytest.LogCaptureFixture, code: int,
-                                              headers: dict[str, str], said: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "headers", "said"),
+    [
+        (409, {}, ""),
+        (429, {"Retry-After": "4"}, "429"),
+        (500, {}, "500"),
+        (401, {}, "401"),
+        (0, {}, "not answer"),
+    ],
+)
+def test_refused_writes_cost_nothing_but_time(
+    world: World, caplog: pytest.LogCaptureFixture, code: int, headers: dict[str, str], said: str
+) -> None:
     caplog.set_level("INFO")
     world.until(lambda: world.condition[0] == "False")
     world.api.faults += [("PATCH", code, headers)] * 3
@@ -222,7 +262,9 @@ def test_refused_writes_cost_nothing_but_time(world: World, caplog: pytest.LogCa
     assert not world.api.faults
     begun = [r.getMessage() for r in caplog.records if "is tried again" in r.getMessage()]
     ended = [r.getMessage() for r in caplog.records if "works again after" in r.getMessage()]
-    assert (len(begun), len(ended)) == ((1, 1) if said else (0, 0)), "said when it begins and when it ends"
+    assert (len(begun), len(ended)) == ((1, 1) if said else (0, 0)), (
+        "said when it begins and when it ends"
+    )
     assert all(said in line for line in begun)
     if code == 429:
         refused = [r for r in world.api.requests if r.startswith("PATCH")]
@@ -230,7 +272,8 @@ def test_refused_writes_cost_nothing_but_time(world: World, caplog: pytest.LogCa
 
 
 def test_a_foreign_taint_that_came_meanwhile_is_kept(world: World) -> None:
-    """The patch was made for an older Node: 409, the Node is read again, and nobody's taint is lost."""
+    """The patch was made for an older Node: 409, the Node is read again, and nobody's taint is
+    lost."""
     world.until(lambda: world.condition[0] == "False")
     with world.api.changed:  # the watch cannot tell it before the patch comes
         world.agent.ready = True
@@ -241,7 +284,9 @@ def test_a_foreign_taint_that_came_meanwhile_is_kept(world: World) -> None:
     assert world.api.node["spec"]["taints"] == [{"key": "foreign", "effect": "NoExecute"}]
 
 
-def test_a_kubelets_credential_keeps_label_and_condition(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kubelets_credential_keeps_label_and_condition(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.api.taints_forbidden = True
     world.agent.ready = True
     world.until(lambda: world.api.node["metadata"]["labels"].get(LABEL) == "true")
@@ -299,7 +344,9 @@ def test_the_watch_survives_cuts_forgotten_history_and_a_node_made_anew(world: W
     world.until(lambda: world.barrier.watcher.seen()[0] is None)
     assert "was deleted" in world.barrier.watcher.outage.sentence
     world.api.name = "n"
-    world.api.set(lambda node: (node["metadata"]["labels"].clear(), node["spec"].update(NODE["spec"])))
+    world.api.set(
+        lambda node: (node["metadata"]["labels"].clear(), node["spec"].update(NODE["spec"]))
+    )
     world.until(lambda: world.is_open)
 
 
@@ -307,7 +354,12 @@ def test_the_report_for_the_doctor(world: World) -> None:
     world.open()
     world.turn(31)
     found = json.loads(world.report.read_text())
-    assert (found["version"], found["node"], found["trouble"], found["boot_id"]) == (1, "n", "", BOOT)
+    assert (found["version"], found["node"], found["trouble"], found["boot_id"]) == (
+        1,
+        "n",
+        "",
+        BOOT,
+    )
     assert found["capacity"] == found["allocatable"] == {"nvidia.com/gpu": "8"}
     assert found["kubelet_heartbeat_at"] == 1767323045.0
     assert found["resource_version"] == world.api.node["metadata"]["resourceVersion"]
@@ -330,7 +382,14 @@ def test_a_watch_that_ends_unforeseen_ends_the_barrier(tmp_path: Path) -> None:
     """With an old Node it would go on as if nothing had happened; systemd starts it again."""
     stub = StubAgent()
     agent = Agent(stub.readyz, stub.status, NoAgent)
-    barrier = Barrier(Settings(node_name="n"), agent, lambda: BrokenApi(""), BOOT, time.monotonic, time.time,
-                      report_path=str(tmp_path / "node.json"))
+    barrier = Barrier(
+        Settings(node_name="n"),
+        agent,
+        lambda: BrokenApi(""),
+        BOOT,
+        time.monotonic,
+        time.time,
+        report_path=str(tmp_path / "node.json"),
+    )
     with pytest.raises(RuntimeError, match="the thread that follows the Node has ended"):
         barrier.run()

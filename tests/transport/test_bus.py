@@ -26,7 +26,9 @@ class World:
         self.systemd = Systemd()
         self.signals: list[tuple[str, str]] = []
         options.setdefault("call_timeout_s", PATIENCE_S)
-        self.bus = SystemdBus(lambda *signal: self.signals.append(signal), address=self.daemon.address, **options)
+        self.bus = SystemdBus(
+            lambda *signal: self.signals.append(signal), address=self.daemon.address, **options
+        )
 
     async def __aenter__(self) -> World:
         await self.daemon.start()
@@ -63,11 +65,20 @@ def test_units_and_manager_are_read_in_order(run, tmp_path):
             assert world.bus.problem is None
             rows = await world.bus.units(["nope.service", "not a name", "kubelet.service"])
             assert [(row.name, row.load_state) for row in rows] == [
-                ("nope.service", "not-found"), ("kubelet.service", "loaded"),
-            ]  # fmt: skip
+                ("nope.service", "not-found"),
+                ("kubelet.service", "loaded"),
+            ]
             path = unit_path("kubelet.service")
             assert rows[1] == UnitRow(
-                "kubelet.service", "kubelet.service", "loaded", "active", "running", "0f" * 16, 7, "enabled", path
+                "kubelet.service",
+                "kubelet.service",
+                "loaded",
+                "active",
+                "running",
+                "0f" * 16,
+                7,
+                "enabled",
+                path,
             )
             manager = await world.bus.manager()
             assert (manager.version, manager.units_load_usec) == ("252.1", 42)
@@ -93,7 +104,11 @@ def test_only_what_is_watched_is_heard(run, tmp_path):
             await world.heard("connected")
             await world.bus.watch(["kubelet.service", "containerd.service"])
             await world.bus.watch(["snap.microk8s.daemon-kubelite.service"])
-            for unit in ("kubelet.service", "other.service", "snap.microk8s.daemon-kubelite.service"):
+            for unit in (
+                "kubelet.service",
+                "other.service",
+                "snap.microk8s.daemon-kubelite.service",
+            ):
                 world.systemd.change(unit)
             world.systemd.emit("JobRemoved", "uoss", [1, "/j", "x.scope", "done"])
             world.systemd.emit("UnitNew", "so", ["x.scope", "/u"])
@@ -101,8 +116,10 @@ def test_only_what_is_watched_is_heard(run, tmp_path):
             world.systemd.emit("Reloading", "b", [False])
             await until(lambda: ("reloading", "false") in world.signals)
             assert world.signals == [
-                ("unit", "snap.microk8s.daemon-kubelite.service"), ("reloading", "true"), ("reloading", "false"),
-            ]  # fmt: skip
+                ("unit", "snap.microk8s.daemon-kubelite.service"),
+                ("reloading", "true"),
+                ("reloading", "false"),
+            ]
 
     run(main())
 
@@ -178,7 +195,9 @@ def test_after_the_loss_calls_fail_at_once_and_the_next_bus_is_as_the_first(run,
             await world.heard("connected")
             await world.bus.watch(["kubelet.service"])
             world.systemd.deaf_to = {"StartUnit"}
-            in_flight = asyncio.ensure_future(world.bus.start_unit("kubelet.service", within_s=PATIENCE_S))
+            in_flight = asyncio.ensure_future(
+                world.bus.start_unit("kubelet.service", within_s=PATIENCE_S)
+            )
             await until(lambda: "StartUnit" in world.systemd.asked)
             world.daemon.kill()
             await world.heard("lost")
@@ -218,7 +237,9 @@ def test_a_bus_that_comes_late_is_found(run, tmp_path):
         with pytest.raises(BusError):
             await world.bus.manager()
         await world.daemon.start()
-        await until(lambda: "systemd1" in (world.bus.problem or ""))  # a bus without systemd is no bus yet
+        await until(
+            lambda: "systemd1" in (world.bus.problem or "")
+        )  # a bus without systemd is no bus yet
         await world.systemd.start(world.daemon.address)
         await world.heard("connected")
         running.cancel()
@@ -326,7 +347,9 @@ def test_a_bus_that_accepts_nobody_does_not_block_us(run, tmp_path):
     run(main())
 
 
-@pytest.mark.parametrize("address", ["unix:path=/nonexistent/bus", "nonsense", "carrier-pigeon:coop=1"])
+@pytest.mark.parametrize(
+    "address", ["unix:path=/nonexistent/bus", "nonsense", "carrier-pigeon:coop=1"]
+)
 def test_an_address_that_leads_nowhere_is_a_problem(run, address):
     assert "no bus" in run(_problem_with(address))
 

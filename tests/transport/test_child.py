@@ -1,4 +1,5 @@
-"""Programs that behave badly: they ignore, flood, babble, hold on, or sleep where no signal reaches."""
+"""Programs that behave badly: they ignore, flood, babble, hold on, or sleep where no signal
+reaches."""
 
 from __future__ import annotations
 
@@ -50,7 +51,11 @@ def test_a_line_then_held_open_then_released_to_its_own_end(run):
     [
         (r"printf '\377\376\n'", "junk", "2 bytes that are no text"),
         ("printf half", "junk", "within a line after 4 bytes"),
-        ("echo why it failed >&2; exit 3", "exited", "exited with status 3 without a line: why it failed"),
+        (
+            "echo why it failed >&2; exit 3",
+            "exited",
+            "exited with status 3 without a line: why it failed",
+        ),
         ("kill -SEGV $$", "exited", "killed by signal 11"),
         ("exec >&-; exec sleep 60", "exited", "closed its output"),
     ],
@@ -136,7 +141,8 @@ def test_an_ended_child_leaves_no_zombie_and_no_descriptor(run):
 
 @pytest.fixture
 def freezer():
-    """A v1 freezer cgroup: what is frozen in it sleeps uninterruptibly, as in a driver that never answers."""
+    """A v1 freezer cgroup: what is frozen in it sleeps uninterruptibly, as in a driver that never
+    answers."""
     cgroup = FREEZER / f"gpu-gate-test-{os.getpid()}"
     try:
         cgroup.mkdir()
@@ -195,7 +201,9 @@ def _is_running(pid: int) -> bool:
 
 
 def test_one_that_cannot_be_followed_is_killed_and_told(run, monkeypatch):
-    """Where no descriptor is left for its pidfd: it must neither go on by itself nor end whoever started it."""
+    """Where no descriptor is left for its pidfd: it must neither go on by itself nor end whoever
+    started it."""
+
     def none_left(_pid):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

@@ -1,7 +1,8 @@
-"""Links 13 and 14: the questions to Prometheus, Alertmanager and Nightingale over HTTP, and what is made of them.
+"""Links 13 and 14: the questions to Prometheus, Alertmanager and Nightingale over HTTP, and what is
+made of them.
 
-Prometheus is the real one (Debian's package), with a metric page as kube-state-metrics writes it; the alert managers
-are stand-ins.
+Prometheus is the real one (Debian's package), with a metric page as kube-state-metrics writes it;
+the alert managers are stand-ins.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Server:
                 data = page if isinstance(page, bytes) else json.dumps(page).encode()
                 self.send_response(404 if page is None else 200)
                 self.send_header("Content-Length", str(len(data)))
-                self.send_header("Content-Type", "text/plain; version=0.0.4")  # Prometheus 3 reads nothing without
+                self.send_header(
+                    "Content-Type", "text/plain; version=0.0.4"
+                )  # Prometheus 3 reads nothing without
                 self.end_headers()
                 self.wfile.write(data)
 
@@ -73,7 +76,9 @@ def scene(*listed: Devices) -> Scene:
     return Scene(Clock(100.0, 100.0, 1100.0), Seen((), 100.0), allocatable=Seen(listed, 100.0))
 
 
-def said(word: ClusterWord, registered: Finding | None = HOLDS, *listed: Devices) -> tuple[Finding, Finding]:
+def said(
+    word: ClusterWord, registered: Finding | None = HOLDS, *listed: Devices
+) -> tuple[Finding, Finding]:
     gpus = listed or (Devices("nvidia.com/gpu", tuple("abcdefgh")),)
     metric, alert = findings(word, scene(*gpus), Settings(), registered)
     return metric, alert
@@ -86,8 +91,14 @@ def test_a_resource_is_labelled_as_kube_state_metrics_does():
     assert label_of("nvidia.com/mig-1g.10gb") == "nvidia_com_mig_1g_10gb"
 
 
-@pytest.mark.parametrize(("value", "verdict", "reason"), [
-    (8, Verdict.HOLDS, ""), (0, Verdict.FAILS, "MetricDiffers"), (9, Verdict.FAILS, "MetricDiffers")])
+@pytest.mark.parametrize(
+    ("value", "verdict", "reason"),
+    [
+        (8, Verdict.HOLDS, ""),
+        (0, Verdict.FAILS, "MetricDiffers"),
+        (9, Verdict.FAILS, "MetricDiffers"),
+    ],
+)
 def test_the_metric_against_the_kubelet(value: int, verdict: Verdict, reason: str):
     metric, _ = said(ClusterWord(Seen([Sample("nvidia_com_gpu", value, 1088.0)], 1.0), NOBODY))
     assert (metric.verdict, metric.reason, metric.age_s) == (verdict, reason, 12.0)
@@ -102,9 +113,14 @@ def test_no_series_and_no_store_are_unknown():
 
 
 def alertmanager_rows(node: str) -> list[dict[str, Any]]:
-    return [{"labels": {"alertname": "GpuGateNodeNotReady", "instance": f"{node}:9477"}, "startsAt": "T1"},
-            {"labels": {"alertname": "GPUAllocatableLow", "node": "another"}, "startsAt": "T2"},
-            {"labels": {"alertname": "DiskFull", "node": node}, "startsAt": "T3"}]
+    return [
+        {
+            "labels": {"alertname": "GpuGateNodeNotReady", "instance": f"{node}:9477"},
+            "startsAt": "T1",
+        },
+        {"labels": {"alertname": "GPUAllocatableLow", "node": "another"}, "startsAt": "T2"},
+        {"labels": {"alertname": "DiskFull", "node": node}, "startsAt": "T3"},
+    ]
 
 
 def test_the_gpu_recovered_and_the_alert_did_not(server: Server):
@@ -124,9 +140,26 @@ def test_nightingale_evaluates_its_own_rules(server: Server, tmp_path: Path):
     token = tmp_path / "token"
     token.write_text("secret\n")
     settings = Settings(n9e=server.address + "/", n9e_token_file=str(token), node_name="n1")
-    server.pages["/api/n9e/alert-cur-events/list"] = {"err": "", "dat": {"total": 2, "list": [
-        {"rule_name": "gpu not allocatable", "trigger_time": 1700000000, "target_ident": "n1", "tags": ["a=b"]},
-        {"rule_name": "gpu not allocatable", "trigger_time": 1, "target_ident": "", "tags": ["node=n2"]}]}}
+    server.pages["/api/n9e/alert-cur-events/list"] = {
+        "err": "",
+        "dat": {
+            "total": 2,
+            "list": [
+                {
+                    "rule_name": "gpu not allocatable",
+                    "trigger_time": 1700000000,
+                    "target_ident": "n1",
+                    "tags": ["a=b"],
+                },
+                {
+                    "rule_name": "gpu not allocatable",
+                    "trigger_time": 1,
+                    "target_ident": "",
+                    "tags": ["node=n2"],
+                },
+            ],
+        },
+    }
     alert = said(cluster.ask(settings))[1]
     assert alert.reason == "AlertNotResolved" and alert.because.count("since") == 1
     assert server.tokens == ["secret"]
@@ -134,20 +167,35 @@ def test_nightingale_evaluates_its_own_rules(server: Server, tmp_path: Path):
     assert "forbidden" in said(cluster.ask(settings))[1].because
 
 
-@pytest.mark.parametrize("page", [None, b"", b"<html>", [], {"data": 1}, {"data": {"result": [{}]}},
-                                  {"data": {"result": [{"metric": {}, "value": ["x"]}]}}, b"[" * 100000,
-                                  {"data": {"result": [{"metric": {"resource": "nvidia_com_gpu"},
-                                                        "value": [1, "NaN"]}]}}])
+@pytest.mark.parametrize(
+    "page",
+    [
+        None,
+        b"",
+        b"<html>",
+        [],
+        {"data": 1},
+        {"data": {"result": [{}]}},
+        {"data": {"result": [{"metric": {}, "value": ["x"]}]}},
+        b"[" * 100000,
+        {"data": {"result": [{"metric": {"resource": "nvidia_com_gpu"}, "value": [1, "NaN"]}]}},
+    ],
+)
 def test_what_is_no_answer_is_a_refusal(server: Server, page: Any):
     server.pages = {"/api/v1/query": page, "/api/v2/alerts": page if page != [] else {"a": 1}}
-    word = cluster.ask(Settings(prometheus=server.address, alertmanager=server.address, node_name="n1"))
+    word = cluster.ask(
+        Settings(prometheus=server.address, alertmanager=server.address, node_name="n1")
+    )
     assert isinstance(word.samples, Refusal) and word.samples.why is Why.FAILED
     assert isinstance(word.alerts, Refusal)
 
 
-@pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
+@pytest.mark.parametrize(
+    "words", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"]
+)
 def test_another_program_on_that_port_is_a_refusal(words: bytes):
     with socket.create_server(("127.0.0.1", 0)) as other:
+
         def answer() -> None:
             connection, _ = other.accept()
             with connection:
@@ -163,7 +211,9 @@ def test_another_program_on_that_port_is_a_refusal(words: bytes):
 
 
 def test_nobody_there():
-    word = cluster.ask(Settings(prometheus="http://127.0.0.1:9", alertmanager="http://127.0.0.1:9", node_name="n"))
+    word = cluster.ask(
+        Settings(prometheus="http://127.0.0.1:9", alertmanager="http://127.0.0.1:9", node_name="n")
+    )
     assert isinstance(word.samples, Refusal) and isinstance(word.alerts, Refusal)
 
 
@@ -175,13 +225,23 @@ def test_a_real_prometheus_with_kube_state_metrics_page(server: Server, tmp_path
     server.pages["/metrics"] = (
         b'kube_node_status_allocatable{node="n1",resource="nvidia_com_gpu",unit="integer"} 8\n'
         b'kube_node_status_allocatable{node="n1",resource="cpu",unit="core"} 96\n'
-        b'kube_node_status_allocatable{node="n2",resource="nvidia_com_gpu",unit="integer"} 0\n')
-    (tmp_path / "p.yml").write_text(f"global: {{scrape_interval: 1s}}\nscrape_configs:\n  - job_name: ksm\n"
-                                    f"    static_configs: [{{targets: ['{server.address[7:]}']}}]\n")
+        b'kube_node_status_allocatable{node="n2",resource="nvidia_com_gpu",unit="integer"} 0\n'
+    )
+    (tmp_path / "p.yml").write_text(
+        f"global: {{scrape_interval: 1s}}\nscrape_configs:\n  - job_name: ksm\n"
+        f"    static_configs: [{{targets: ['{server.address[7:]}']}}]\n"
+    )
     port = Server()  # a free port, for a moment
     port.close()
-    running = subprocess.Popen([program, f"--config.file={tmp_path}/p.yml", f"--storage.tsdb.path={tmp_path}/db",
-                                f"--web.listen-address={port.address[7:]}"], stderr=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        [
+            program,
+            f"--config.file={tmp_path}/p.yml",
+            f"--storage.tsdb.path={tmp_path}/db",
+            f"--web.listen-address={port.address[7:]}",
+        ],
+        stderr=subprocess.DEVNULL,
+    )
     try:
         deadline = time.monotonic() + 90
         while True:
@@ -193,7 +253,10 @@ def test_a_real_prometheus_with_kube_state_metrics_page(server: Server, tmp_path
     finally:
         running.kill()
         running.wait()
-    here = Scene(Clock(0.0, 0.0, time.time()), Seen((), 0.0),
-                 allocatable=Seen((Devices("nvidia.com/gpu", tuple("abcdefgh")),), 0.0))
+    here = Scene(
+        Clock(0.0, 0.0, time.time()),
+        Seen((), 0.0),
+        allocatable=Seen((Devices("nvidia.com/gpu", tuple("abcdefgh")),), 0.0),
+    )
     metric, _ = findings(word, here, Settings(), HOLDS)
     assert metric.verdict is Verdict.HOLDS and 0.0 <= metric.age_s < 120.0

@@ -24,7 +24,9 @@ def test_a_verb_has_its_answers(run: Any, tmp_path: Path, monkeypatch: pytest.Mo
     run(main())
 
 
-def test_where_no_bus_is_a_person_does_not_wait(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_bus_is_a_person_does_not_wait(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/bus")
         async with systemd() as bus:

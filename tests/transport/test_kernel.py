@@ -18,7 +18,9 @@ from agent.transport.kernel import Inotify, Uevents
 
 from .conftest import until
 
-UEVENT = next(iter(sorted(Path("/sys/bus/pci/drivers").glob("*/uevent"))), Path("/sys/module/kernel/uevent"))
+UEVENT = next(
+    iter(sorted(Path("/sys/bus/pci/drivers").glob("*/uevent"))), Path("/sys/module/kernel/uevent")
+)
 
 
 class Heard:
@@ -259,7 +261,9 @@ def test_an_overrun_is_told_and_heard_beyond_without_a_busy_loop(run):
             for _ in range(200):
                 UEVENT.write_text("change")
             await until(lambda: overflows)
-            twin.setsockopt(socket.SOL_SOCKET, 33, 1 << 20)  # and for whatever a node that boots beside us makes
+            twin.setsockopt(
+                socket.SOL_SOCKET, 33, 1 << 20
+            )  # and for whatever a node that boots beside us makes
         told = len(overflows)
         for _ in range(20):  # a busy loop would tell of it each time round
             await asyncio.sleep(0)

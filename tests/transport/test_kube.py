@@ -1,4 +1,5 @@
-"""The API server's client against a stand-in on the real wire: TLS, tokens, patches, the watch, and what may fail."""
+"""The API server's client against a stand-in on the real wire: TLS, tokens, patches, the watch, and
+what may fail."""
 
 from __future__ import annotations
 
@@ -14,8 +15,13 @@ from agent.transport.kube_api import ApiServer, ApiTrouble, _timeout
 from .kube_peers import Api, certificates, kubeconfig
 
 NODE: dict[str, Any] = {
-    "metadata": {"name": "n", "labels": {"a": "b"}}, "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]},
-    "status": {"conditions": [{"type": "Ready", "status": "True"}], "capacity": {"nvidia.com/gpu": "8"}}}
+    "metadata": {"name": "n", "labels": {"a": "b"}},
+    "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]},
+    "status": {
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "capacity": {"nvidia.com/gpu": "8"},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +53,15 @@ def trouble(call: Any) -> ApiTrouble:
 
 def test_a_node_is_read_and_patched_by_the_type_of_the_patch(api: Api, client: ApiServer) -> None:
     assert client.node("n")["metadata"]["labels"] == {"a": "b"}
-    after = client.patch("n", {"metadata": {"labels": {"a": None, "c": "d"}}, "spec": {"taints": None}})
+    after = client.patch(
+        "n", {"metadata": {"labels": {"a": None, "c": "d"}}, "spec": {"taints": None}}
+    )
     assert (after["metadata"]["labels"], after["spec"]) == ({"c": "d"}, {})
     one = {"type": "GpuReady", "status": "False", "reason": "X"}
     after = client.patch("n", {"status": {"conditions": [one]}}, status=True)
-    assert after["status"]["conditions"] == [{"type": "Ready", "status": "True"}, one], "merged by type"
+    assert after["status"]["conditions"] == [{"type": "Ready", "status": "True"}, one], (
+        "merged by type"
+    )
     assert len(api.writes) == 2
 
 
@@ -61,7 +71,9 @@ def test_refusals_carry_their_code_and_how_long_to_wait(api: Api, client: ApiSer
     api.faults.append(("GET", 429, {"Retry-After": "7"}))
     found = trouble(lambda: client.node("n"))
     assert (found.code, found.retry_after_s) == (429, 7.0)
-    assert len([r for r in api.requests if r.startswith("GET")]) == 1, "not asked again behind our back"
+    assert len([r for r in api.requests if r.startswith("GET")]) == 1, (
+        "not asked again behind our back"
+    )
     assert trouble(lambda: client.node("other")).code == 404
     api.faults.append(("GET", 503, {}))
     assert "503" in str(trouble(lambda: client.node("n")))
@@ -84,8 +96,9 @@ def test_an_expired_token_is_read_again_from_the_file(api: Api, pki: Path, tmp_p
     client.close()
 
 
-def test_a_token_that_is_changed_while_it_still_works_is_taken(api: Api, client: ApiServer, pki: Path,
-                                                               tmp_path: Path) -> None:
+def test_a_token_that_is_changed_while_it_still_works_is_taken(
+    api: Api, client: ApiServer, pki: Path, tmp_path: Path
+) -> None:
     assert client.node("n")
     api.token = "new"
     new = kubeconfig(tmp_path / "new", api.port, pki / "ca.pem", token="new")
@@ -100,9 +113,19 @@ def test_another_ca_is_named(api: Api, tmp_path: Path) -> None:
     assert found.startswith("no TLS with https://127.0.0.1:") and str(path) in found
 
 
-@pytest.mark.parametrize("text", [
-    None, "", "a: [", "- 1", "{}", "{current-context: x}", "\x00\xff",
-    "contexts: [{name: c, context: {cluster: k, user: u}}]\ncurrent-context: c\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "a: [",
+        "- 1",
+        "{}",
+        "{current-context: x}",
+        "\x00\xff",
+        "contexts: [{name: c, context: {cluster: k, user: u}}]\ncurrent-context: c\n",
+    ],
+)
 def test_a_kubeconfig_of_any_kind_is_a_sentence(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     if text is not None:
@@ -112,7 +135,9 @@ def test_a_kubeconfig_of_any_kind_is_a_sentence(text: str | None, tmp_path: Path
 
 def test_a_server_that_is_not_there(tmp_path: Path, pki: Path) -> None:
     path = kubeconfig(tmp_path / "kubeconfig", 1, pki / "ca.pem")
-    assert "https://127.0.0.1:1 does not answer" in str(trouble(lambda: ApiServer(str(path)).node("n")))
+    assert "https://127.0.0.1:1 does not answer" in str(
+        trouble(lambda: ApiServer(str(path)).node("n"))
+    )
 
 
 def test_a_watch_tells_what_changes_and_bookmarks(api: Api, client: ApiServer) -> None:

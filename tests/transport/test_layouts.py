@@ -1,5 +1,6 @@
-"""Nodes of layouts that no distribution here carries, as a folder: the runtime and the kubelet answer on the real
-gRPC wire from the sockets where that layout has them, and the product's own LiveHost looks. The peers are stand-ins.
+"""Nodes of layouts that no distribution here carries, as a folder: the runtime and the kubelet
+answer on the real gRPC wire from the sockets where that layout has them, and the product's own
+LiveHost looks. The peers are stand-ins.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from agent.model.snapshot import Unit
 from .grpc_peers import CRI, POD_RESOURCES, message, serving
 
 BUS, UUID = "0000:07:00.0", "GPU-00000000-0000-4000-8000-000000000000"
-FAILED = "2026-11-29T12:46:07.1Z stderr F 2026/11/29 12:46:07 Failed to initialize NVML: Unknown Error.\n"
+FAILED = (
+    "2026-11-29T12:46:07.1Z stderr F 2026/11/29 12:46:07 Failed to initialize NVML: "
+    "Unknown Error.\n"
+)
 SERVER = """
 import socket, sys, time
 listener = socket.socket(socket.AF_UNIX)
@@ -45,7 +49,9 @@ class UnitsHost(LiveHost):
     kubelet = "kubelet.service"
 
     async def units(self, names: Any) -> Seen[tuple[Unit, ...]]:
-        known = {self.kubelet: Unit(self.kubelet, "loaded", "active", "running", "1", 1.0, "enabled")}
+        known = {
+            self.kubelet: Unit(self.kubelet, "loaded", "active", "running", "1", 1.0, "enabled")
+        }
         return Seen(tuple(known[name] for name in names if name in known), 1.0)
 
 
@@ -70,45 +76,90 @@ def furnish(root: Path) -> None:
 
 def pod(labels: dict[str, str], *containers: tuple[str, str]) -> dict[str, bytes]:
     """CRI's answers for one pod of these labels, with (name, image) for each of its containers."""
-    box = message((1, "box"), (2, message((1, "plugin-7x"), (2, "uid"), (3, "kube-system"))), (4, 1), (5, labels))
-    listed = [message((1, f"id-{name}"), (2, "box"), (3, message((1, name))),
-                      (4, message((1, "sha256:" + "6" * 64), (18, image))), (6, 1), (7, 10 ** 18),
-                      (8, {"io.kubernetes.pod.uid": "uid"})) for name, image in containers]
-    status = message((1, "id"), (3, 1), (5, 10 ** 18), (8, message((1, containers[0][1]))),
-                     (15, "/var/log/pods/p/0.log"))
-    return {"ListPodSandbox": message((1, box)), "ListContainers": message(*((1, c) for c in listed)),
-            "ContainerStatus": message((1, status))}
+    box = message(
+        (1, "box"),
+        (2, message((1, "plugin-7x"), (2, "uid"), (3, "kube-system"))),
+        (4, 1),
+        (5, labels),
+    )
+    listed = [
+        message(
+            (1, f"id-{name}"),
+            (2, "box"),
+            (3, message((1, name))),
+            (4, message((1, "sha256:" + "6" * 64), (18, image))),
+            (6, 1),
+            (7, 10**18),
+            (8, {"io.kubernetes.pod.uid": "uid"}),
+        )
+        for name, image in containers
+    ]
+    status = message(
+        (1, "id"),
+        (3, 1),
+        (5, 10**18),
+        (8, message((1, containers[0][1]))),
+        (15, "/var/log/pods/p/0.log"),
+    )
+    return {
+        "ListPodSandbox": message((1, box)),
+        "ListContainers": message(*((1, c) for c in listed)),
+        "ContainerStatus": message((1, status)),
+    }
 
 
 LAYOUTS = {
     "CRI-O": ("kubelet.service", "run/crio/crio.sock", "var/lib/kubelet"),
     "k3s": ("k3s-agent.service", "run/k3s/containerd/containerd.sock", "var/lib/kubelet"),
-    "microk8s": ("snap.microk8s.daemon-kubelite.service", "var/snap/microk8s/common/run/containerd.sock",
-                 "var/snap/microk8s/common/var/lib/kubelet"),
+    "microk8s": (
+        "snap.microk8s.daemon-kubelite.service",
+        "var/snap/microk8s/common/run/containerd.sock",
+        "var/snap/microk8s/common/var/lib/kubelet",
+    ),
     "k0s": ("k0sworker.service", "run/k0s/containerd.sock", "var/lib/k0s/kubelet"),
     "docker": ("kubelet.service", "run/cri-dockerd.sock", "var/lib/kubelet"),
     "GKE": ("kubelet.service", "run/containerd/containerd.sock", "var/lib/kubelet"),
 }
 NVIDIA = ("nvidia-device-plugin-ctr", "nvcr.io/nvidia/k8s-device-plugin:v0.17.1")
-HAMI = ({"app.kubernetes.io/component": "hami-device-plugin"}, ("device-plugin", "projecthami/hami:v2.7.0"),
-        ("vgpu-monitor", "projecthami/hami:v2.7.0"))
-GKE = ({"k8s-app": "nvidia-gpu-device-plugin"}, ("nvidia-gpu-device-plugin", "gke.gcr.io/x@sha256:1"),
-       ("fluentbit", "gke.gcr.io/fluent"))
-MIRROR: tuple[dict[str, str], tuple[str, str]] = ({}, ("dp", "mirror.local/k8s-device-plugin:v0.16.2"))
+HAMI = (
+    {"app.kubernetes.io/component": "hami-device-plugin"},
+    ("device-plugin", "projecthami/hami:v2.7.0"),
+    ("vgpu-monitor", "projecthami/hami:v2.7.0"),
+)
+GKE = (
+    {"k8s-app": "nvidia-gpu-device-plugin"},
+    ("nvidia-gpu-device-plugin", "gke.gcr.io/x@sha256:1"),
+    ("fluentbit", "gke.gcr.io/fluent"),
+)
+MIRROR: tuple[dict[str, str], tuple[str, str]] = (
+    {},
+    ("dp", "mirror.local/k8s-device-plugin:v0.16.2"),
+)
 
 
-@pytest.mark.parametrize(("layout", "plugin", "found"), [
-    ("CRI-O", ({"name": "nvidia-device-plugin-ds"}, NVIDIA), "id-nvidia-device-plugin-ctr"),
-    ("CRI-O", HAMI, "id-device-plugin"),
-    ("k3s", ({"app.kubernetes.io/name": "nvidia-device-plugin"}, NVIDIA), "id-nvidia-device-plugin-ctr"),
-    ("microk8s", ({"app": "nvidia-device-plugin-daemonset"}, ("nvidia-device-plugin", "x")),
-     "id-nvidia-device-plugin"),
-    ("k0s", HAMI, "id-device-plugin"),
-    ("docker", MIRROR, "id-dp"),  # by its image, which only newer kubelets say
-    ("GKE", GKE, "id-nvidia-gpu-device-plugin"),
-])
-def test_a_plugin_is_found_where_its_layout_has_it(run: Any, root: Path, layout: str, plugin: Any,
-                                                       found: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "plugin", "found"),
+    [
+        ("CRI-O", ({"name": "nvidia-device-plugin-ds"}, NVIDIA), "id-nvidia-device-plugin-ctr"),
+        ("CRI-O", HAMI, "id-device-plugin"),
+        (
+            "k3s",
+            ({"app.kubernetes.io/name": "nvidia-device-plugin"}, NVIDIA),
+            "id-nvidia-device-plugin-ctr",
+        ),
+        (
+            "microk8s",
+            ({"app": "nvidia-device-plugin-daemonset"}, ("nvidia-device-plugin", "x")),
+            "id-nvidia-device-plugin",
+        ),
+        ("k0s", HAMI, "id-device-plugin"),
+        ("docker", MIRROR, "id-dp"),  # by its image, which only newer kubelets say
+        ("GKE", GKE, "id-nvidia-gpu-device-plugin"),
+    ],
+)
+def test_a_plugin_is_found_where_its_layout_has_it(
+    run: Any, root: Path, layout: str, plugin: Any, found: str
+) -> None:
     kubelet, runtime, kubelet_root = LAYOUTS[layout]
     furnish(root)
     (root / "run/containerd").mkdir(parents=True)  # Docker's, without a pod, beside the others
@@ -122,8 +173,13 @@ def test_a_plugin_is_found_where_its_layout_has_it(run: Any, root: Path, layout:
         if layout != "GKE":
             peers.enter_context(serving(root / "run/containerd/containerd.sock", CRI, bare))
         peers.enter_context(serving(root / runtime, CRI, pod(labels, *containers)))
-        peers.enter_context(serving(root / kubelet_root / "pod-resources/kubelet.sock", POD_RESOURCES,
-                                    {"GetAllocatableResources": b""}))
+        peers.enter_context(
+            serving(
+                root / kubelet_root / "pod-resources/kubelet.sock",
+                POD_RESOURCES,
+                {"GetAllocatableResources": b""},
+            )
+        )
         scene = run(look(host, Settings()))
     assert scene.runtime_socket == f"/{runtime}"
     assert isinstance(scene.allocatable, Seen) and scene.allocatable.value == ()
@@ -135,23 +191,31 @@ def test_a_plugin_is_found_where_its_layout_has_it(run: Any, root: Path, layout:
 
 
 def test_who_listens_on_a_socket(run: Any, root: Path) -> None:
-    """By the kernel's word: also of a process in another mount and network namespace, and with a full backlog."""
+    """By the kernel's word: also of a process in another mount and network namespace, and with a
+    full backlog."""
     path = root / "nvidia-gpu.sock"
     words = ["unshare", "-mn", "--"] if os.geteuid() == 0 else []
-    with subprocess.Popen([*words, sys.executable, "-c", SERVER, str(path)], stdout=subprocess.PIPE) as server:
+    with subprocess.Popen(
+        [*words, sys.executable, "-c", SERVER, str(path)], stdout=subprocess.PIPE
+    ) as server:
         assert server.stdout is not None and server.stdout.readline()
         host = LiveHost(root=str(root))
         try:
-            # Each is closed at once, and fills a place of a backlog that nobody empties: the last finds none.
+            # Each is closed at once, and fills a place of a backlog that nobody empties: the last
+            # finds none.
             found = [run(host.listener("/nvidia-gpu.sock")) for _ in range(4)]
             assert found[0].value == server.pid
             assert found[-1].why is Why.FAILED
         finally:
             server.kill()
-    assert run(host.listener("/nvidia-gpu.sock")).why is Why.FAILED, "it is there, and nobody listens"
+    assert run(host.listener("/nvidia-gpu.sock")).why is Why.FAILED, (
+        "it is there, and nobody listens"
+    )
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.write_text("x"), lambda path: path.mkdir()])
+@pytest.mark.parametrize(
+    "make", [lambda path: None, lambda path: path.write_text("x"), lambda path: path.mkdir()]
+)
 def test_what_is_no_socket_has_no_listener(run: Any, root: Path, make: Any) -> None:
     make(root / "x.sock")
     assert not isinstance(run(LiveHost(root=str(root)).listener("/x.sock")), Seen)

@@ -45,8 +45,13 @@ def pod_resources(path: Path, answer: Answer) -> Any:
 
 async def ask(over: Any, within_s: float = PATIENCE_S) -> Any:
     types = protos.pod_resources()
-    return await unary(over, f"/{POD_RESOURCES}/{METHOD}", types["AllocatableResourcesRequest"](),
-                       types["AllocatableResourcesResponse"], within_s)
+    return await unary(
+        over,
+        f"/{POD_RESOURCES}/{METHOD}",
+        types["AllocatableResourcesRequest"](),
+        types["AllocatableResourcesResponse"],
+        within_s,
+    )
 
 
 def refused(run: Any, path: Path, within_s: float = PATIENCE_S) -> RpcError:
@@ -57,19 +62,32 @@ def refused(run: Any, path: Path, within_s: float = PATIENCE_S) -> RpcError:
 
 def test_an_answer(run: Any, path: Path) -> None:
     newer = message((2, 3), (9, "a field of a later kubelet"))
-    with pod_resources(path, ONE_GPU + message((1, message((1, "x/y"), (2, "a"), (2, "b")))) + newer) as server:
+    with pod_resources(
+        path, ONE_GPU + message((1, message((1, "x/y"), (2, "a"), (2, "b")))) + newer
+    ) as server:
         assert run(get_allocatable(str(path), PATIENCE_S)) == [
-            AllocatableRow("nvidia.com/gpu", ("GPU-0",)), AllocatableRow("x/y", ("a", "b"))]
+            AllocatableRow("nvidia.com/gpu", ("GPU-0",)),
+            AllocatableRow("x/y", ("a", "b")),
+        ]
     assert server.asked == [(METHOD, b"")]
     assert server.authorities == ["localhost"]
 
 
-@pytest.mark.parametrize(("code", "word"), [
-    ("UNAVAILABLE", "missing"), ("NOT_FOUND", "not-found"), ("RESOURCE_EXHAUSTED", "busy"),
-    ("UNIMPLEMENTED", "unimplemented"), ("DEADLINE_EXCEEDED", "timed-out"), ("PERMISSION_DENIED", "not-permitted"),
-    ("UNAUTHENTICATED", "not-permitted"), ("INTERNAL", "failed"), ("UNKNOWN", "failed"),
-    ("FAILED_PRECONDITION", "failed"),
-])
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [
+        ("UNAVAILABLE", "missing"),
+        ("NOT_FOUND", "not-found"),
+        ("RESOURCE_EXHAUSTED", "busy"),
+        ("UNIMPLEMENTED", "unimplemented"),
+        ("DEADLINE_EXCEEDED", "timed-out"),
+        ("PERMISSION_DENIED", "not-permitted"),
+        ("UNAUTHENTICATED", "not-permitted"),
+        ("INTERNAL", "failed"),
+        ("UNKNOWN", "failed"),
+        ("FAILED_PRECONDITION", "failed"),
+    ],
+)
 def test_words_of_the_status_codes(run: Any, path: Path, code: str, word: str) -> None:
     with pod_resources(path, grpc.StatusCode[code]) as server:
         error = refused(run, path)
@@ -102,7 +120,9 @@ def test_a_large_answer_and_one_that_is_too_large(run: Any, path: Path) -> None:
     path.unlink(missing_ok=True)
     with pod_resources(path, b"\0" * (MAX_MESSAGE_BYTES + 1)):
         error = refused(run, path)
-    assert (error.word, error.code) == ("failed", "RESOURCE_EXHAUSTED"), "our limit is not the kubelet's"
+    assert (error.word, error.code) == ("failed", "RESOURCE_EXHAUSTED"), (
+        "our limit is not the kubelet's"
+    )
 
 
 def test_a_slow_server(run: Any, path: Path) -> None:
@@ -130,12 +150,15 @@ def half_an_answer(connection: socket.socket) -> None:
     connection.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize(("treat", "words"), [
-    (nothing, {"timed-out", "missing"}),
-    (garbage, {"missing", "failed", "timed-out"}),
-    (half_an_answer, {"missing", "failed", "timed-out"}),
-    (socket.socket.close, {"missing", "failed", "timed-out"}),
-])
+@pytest.mark.parametrize(
+    ("treat", "words"),
+    [
+        (nothing, {"timed-out", "missing"}),
+        (garbage, {"missing", "failed", "timed-out"}),
+        (half_an_answer, {"missing", "failed", "timed-out"}),
+        (socket.socket.close, {"missing", "failed", "timed-out"}),
+    ],
+)
 def test_what_only_looks_like_a_server(run: Any, path: Path, treat: Any, words: set[str]) -> None:
     with listening(path, treat):
         assert refused(run, path, 0.5).word in words
@@ -174,7 +197,9 @@ def test_a_socket_that_is_closed_to_us(run: Any, path: Path) -> None:
         path.chmod(0)
         with as_nobody():
             # grpcio 1.41 does not say why a connection failed.
-            assert refused(run, path).word == ("missing" if grpc.__version__ < "1.5" else "not-permitted")
+            assert refused(run, path).word == (
+                "missing" if grpc.__version__ < "1.5" else "not-permitted"
+            )
 
 
 def test_one_connection_for_one_look(run: Any, path: Path) -> None:
@@ -192,6 +217,7 @@ def test_one_connection_for_one_look(run: Any, path: Path) -> None:
 
 def test_a_server_that_comes_back_is_asked_at_once(run: Any, path: Path) -> None:
     """No back-off is inherited from the channels before."""
+
     async def look() -> None:
         for _ in range(3):
             with pytest.raises(RpcError):
@@ -233,10 +259,14 @@ def test_who_stops_waiting_leaves_nothing_behind(run: Any, path: Path) -> None:
     with listening(path, until_gone):
         began = time.monotonic()
         run(look())  # asyncio.run waits for the pool's threads
-        assert time.monotonic() - began < 2 * PATIENCE_S, "closing the channel ends the call in its thread"
+        assert time.monotonic() - began < 2 * PATIENCE_S, (
+            "closing the channel ends the call in its thread"
+        )
 
 
-def test_a_pool_without_a_free_thread(run: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_without_a_free_thread(
+    run: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     release = threading.Event()
@@ -259,12 +289,18 @@ def test_the_tables_say_what_protobuf_would_read() -> None:
     types = protos.cri()
     status = types["ContainerStatus"](labels={"a": "b"}, state=1)
     assert status.SerializeToString() == message((3, 1), (12, {"a": "b"}))
-    assert types["PodSandbox"].FromString(message((3, 7))).state == 7, "a state that we do not know yet"
+    assert types["PodSandbox"].FromString(message((3, 7))).state == 7, (
+        "a state that we do not know yet"
+    )
     assert set(types) & set(protos.pod_resources()) == set()
 
 
-def test_no_thread_is_left_for_a_call(run: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer, not the end of the agent; and what could not be asked is not asked later, when a thread is there."""
+def test_no_thread_is_left_for_a_call(
+    run: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer, not the end of the agent; and what could not be asked is not asked later, when a
+    thread is there."""
+
     def none_left(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

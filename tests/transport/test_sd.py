@@ -89,7 +89,11 @@ def _parse(data: bytes) -> dict[str, str]:
         name, equals, value = line.partition(b"=")
         if not equals:
             (length,) = struct.unpack("<Q", data[:8])
-            value, end, data = data[8 : 8 + length], data[8 + length : 9 + length], data[9 + length :]
+            value, end, data = (
+                data[8 : 8 + length],
+                data[8 + length : 9 + length],
+                data[9 + length :],
+            )
             assert end == b"\n"
         fields[name.decode()] = value.decode()
     return fields
@@ -97,7 +101,13 @@ def _parse(data: bytes) -> dict[str, str]:
 
 def test_a_record_arrives_as_fields(peer):
     handler, logger = _journal(peer)
-    more = {"gpu_gate_phase": "OPEN", "message_id": "0" * 32, "_trusted": "x\ny", "bad name": 8, "9": ""}
+    more = {
+        "gpu_gate_phase": "OPEN",
+        "message_id": "0" * 32,
+        "_trusted": "x\ny",
+        "bad name": 8,
+        "9": "",
+    }
     logger.warning("gate %s", "opened", extra={"gpu_gate_fields": more})
     fields = _parse(peer.recv(65536))
     assert fields["MESSAGE"] == "gate opened"
@@ -112,7 +122,9 @@ def test_a_record_arrives_as_fields(peer):
     handler.close()
 
 
-@pytest.mark.parametrize(("level", "priority"), [(10, "7"), (20, "6"), (30, "4"), (40, "3"), (50, "2")])
+@pytest.mark.parametrize(
+    ("level", "priority"), [(10, "7"), (20, "6"), (30, "4"), (40, "3"), (50, "2")]
+)
 def test_levels_are_syslog_priorities(peer, level, priority):
     handler, logger = _journal(peer)
     logger.log(level, "x")

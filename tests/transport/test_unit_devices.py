@@ -17,9 +17,12 @@ def test_the_list_is_read_and_added_to(run, tmp_path):
         async with World(tmp_path) as world:
             world.systemd.devices[SCOPE] = ("strict", {"/dev/char/1:3": "rwm", "char-*": "m"})
             await world.heard("connected")
-            await allow_devices(world.bus, SCOPE, [("/dev/char/195:0", "rw"), ("/dev/char/1:3", "rw")])
+            await allow_devices(
+                world.bus, SCOPE, [("/dev/char/195:0", "rw"), ("/dev/char/1:3", "rw")]
+            )
             assert await device_policy(world.bus, SCOPE) == DevicePolicyRow(
-                "strict", (("/dev/char/1:3", "rw"), ("char-*", "m"), ("/dev/char/195:0", "rw")))
+                "strict", (("/dev/char/1:3", "rw"), ("char-*", "m"), ("/dev/char/195:0", "rw"))
+            )
             assert world.systemd.asked.count("SetUnitProperties") == 1
 
     run(main())
@@ -29,7 +32,10 @@ def test_a_scope_that_is_gone_is_no_scope_without_restrictions(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
             await world.heard("connected")
-            for question in (device_policy(world.bus, SCOPE), allow_devices(world.bus, SCOPE, [("/dev/null", "r")])):
+            for question in (
+                device_policy(world.bus, SCOPE),
+                allow_devices(world.bus, SCOPE, [("/dev/null", "r")]),
+            ):
                 with pytest.raises(BusError) as caught:
                     await question
                 assert caught.value.word == "missing"

@@ -1,4 +1,5 @@
-"""HTTP over real sockets, and clients that mean no good: refused, dropped or made to wait; nobody else suffers."""
+"""HTTP over real sockets, and clients that mean no good: refused, dropped or made to wait; nobody
+else suffers."""
 
 from __future__ import annotations
 
@@ -78,35 +79,40 @@ def code(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-@pytest.mark.parametrize(("request_", "expected"), [
-    (LAST, 200),
-    (b"GET /a HTTP/1.0\r\n\r\n", 200),
-    (b"GET /a?b=c HTTP/1.0\r\nX-Latin: \xe9\r\n\r\n", 200),
-    (b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
-    (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc", 405),
-    (b"TRACE / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
-    (b"CONNECT x:443 HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
-    (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello", 413),
-    (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 413),
-    (b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413),
-    (b"GET / HTTP/1.1\r\n\r\n", 400),
-    (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
-    (b"GET / HTTP/1.1\r\nHost: a\r\n folded: b\r\n\r\n", 400),
-    (b"GET / HTTP/1.1\r\nHost : a\r\n\r\n", 400),
-    (b"GET / HTTP/1.1\nHost: a\r\n\r\n", 400),
-    (b"GET / HTTP/1.1\r\nHost: a\r\nX: a\0b\r\n\r\n", 400),
-    (b"GET http://evil/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
-    (b"GET * HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
-    (b"GET / HTTP/2.0\r\nHost: localhost\r\n\r\n", 400),
-    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-    (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),
-    (b"\r\n\r\n", 400),
-    (b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-    (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 100 + b"\r\n", 431),
-    (b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"b" * 9000 + b"\r\n\r\n", 431),
-    (b"A" * 200_000, 431),
-])
-def test_what_is_not_plain_is_refused_and_ends_the_connection(request_: bytes, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (LAST, 200),
+        (b"GET /a HTTP/1.0\r\n\r\n", 200),
+        (b"GET /a?b=c HTTP/1.0\r\nX-Latin: \xe9\r\n\r\n", 200),
+        (b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc", 405),
+        (b"TRACE / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"CONNECT x:443 HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello", 413),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 413),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n folded: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost : a\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\nHost: a\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: a\0b\r\n\r\n", 400),
+        (b"GET http://evil/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET * HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/2.0\r\nHost: localhost\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),
+        (b"\r\n\r\n", 400),
+        (b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 100 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"b" * 9000 + b"\r\n\r\n", 431),
+        (b"A" * 200_000, 431),
+    ],
+)
+def test_what_is_not_plain_is_refused_and_ends_the_connection(
+    request_: bytes, expected: int
+) -> None:
     async def story(found: Site) -> None:
         answer = await found.ask(request_)
         assert code(answer) == expected
@@ -123,7 +129,9 @@ def test_what_is_not_plain_is_refused_and_ends_the_connection(request_: bytes, e
 
 def test_the_host_and_the_path_are_told() -> None:
     async def story(found: Site) -> None:
-        await found.ask(b"GET /%2e%2e/a?x=/b HTTP/1.1\r\nhOsT:  node:9477 \r\nConnection: close\r\n\r\n")
+        await found.ask(
+            b"GET /%2e%2e/a?x=/b HTTP/1.1\r\nhOsT:  node:9477 \r\nConnection: close\r\n\r\n"
+        )
         assert found.asked == [("/%2e%2e/a", "node:9477")]
 
     on_site(story)
@@ -132,7 +140,9 @@ def test_the_host_and_the_path_are_told() -> None:
 def test_pipelined_requests_are_answered_in_order() -> None:
     async def story(found: Site) -> None:
         paths = [b"/%d" % n for n in range(100)]
-        answer = await found.ask(b"".join(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % p for p in paths) + LAST)
+        answer = await found.ask(
+            b"".join(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % p for p in paths) + LAST
+        )
         assert answer.count(b"HTTP/1.1 200 OK") == 101
         assert [path for path, _ in found.asked] == [*(p.decode() for p in paths), "/a"]
 
@@ -140,7 +150,9 @@ def test_pipelined_requests_are_answered_in_order() -> None:
 
 
 def test_a_client_that_asks_and_never_reads_is_held_back() -> None:
-    """It asks for 3 GB; what is written for it stays within the buffers, and others are answered."""
+    """It asks for 3 GB; what is written for it stays within the buffers, and others are
+    answered."""
+
     async def story(found: Site) -> None:
         _, writer = await found.open()
         writer.write(b"GET /big HTTP/1.1\r\nHost: a\r\n\r\n" * 10_000)
@@ -152,7 +164,9 @@ def test_a_client_that_asks_and_never_reads_is_held_back() -> None:
     on_site(story)
 
 
-def test_answers_that_nobody_reads_are_dropped_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_nobody_reads_are_dropped_before_they_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And nobody else is: who reads is kept, however long ago it asked."""
     monkeypatch.setattr(web, "ALL_UNSENT_BYTES", 1 << 20)
     monkeypatch.setattr(web, "IDLE_S", 60.0)
@@ -168,7 +182,9 @@ def test_answers_that_nobody_reads_are_dropped_before_they_fill_the_memory(monke
             greedy.append(writer)
         for _ in range(20):
             await found.ask()
-        assert sum(c.unsent_bytes for c in found.server._connections) <= web.ALL_UNSENT_BYTES + len(BIG)
+        assert sum(c.unsent_bytes for c in found.server._connections) <= web.ALL_UNSENT_BYTES + len(
+            BIG
+        )
         assert len(found.server) < 60
         patient.write(GET)
         await asyncio.wait_for(reader.readuntil(b"well\n"), 20)
@@ -180,6 +196,7 @@ def test_answers_that_nobody_reads_are_dropped_before_they_fill_the_memory(monke
 
 def test_a_thousand_connections_shut_nobody_out() -> None:
     """Those that say nothing make room, the quietest first: whoever asks is answered."""
+
     async def story(found: Site) -> None:
         silent = [await found.open() for _ in range(200)]
         assert len(found.server) <= web.MOST_CONNECTIONS
@@ -239,7 +256,9 @@ def test_a_connection_is_kept_and_used_again() -> None:
         reader, writer = await found.open()
         for _ in range(3):
             writer.write(GET)
-            assert (await asyncio.wait_for(reader.readuntil(b"well\n"), 60)).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert (await asyncio.wait_for(reader.readuntil(b"well\n"), 60)).startswith(
+                b"HTTP/1.1 200 OK\r\n"
+            )
         writer.close()
 
     on_site(story)
@@ -265,9 +284,11 @@ def test_a_stream_goes_on_and_takes_no_more_requests() -> None:
     on_site(story)
 
 
-def test_without_a_descriptor_left_clients_wait_and_the_log_is_not_flooded(caplog: pytest.LogCaptureFixture,
-                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    """accept(2) answers EMFILE for as long as one waits. It is told once, and who waited is answered afterwards."""
+def test_without_a_descriptor_left_clients_wait_and_the_log_is_not_flooded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """accept(2) answers EMFILE for as long as one waits. It is told once, and who waited is
+    answered afterwards."""
     monkeypatch.setattr(door, "AGAIN_S", 0.01)
 
     async def story(found: Site) -> None:

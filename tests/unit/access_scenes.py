@@ -30,17 +30,33 @@ LIST = (("/dev/char/1:3", "rwm"), ("char-*", "m"))
 
 
 def process(**changes: Any) -> Process:
-    return replace(Process(ID, 4711, "99", f"/kubepods.slice/pod1.slice/{UNIT}", None, RULES, True), **changes)
+    return replace(
+        Process(ID, 4711, "99", f"/kubepods.slice/pod1.slice/{UNIT}", None, RULES, True), **changes
+    )
 
 
 def verdict(allowed: tuple[Device, ...] = GIVEN, **changes: Any) -> Verdict:
     asked = sorted({GPU0, GPU1, CTL, UVM, Device("c", 511, 1), NOBODYS})
     answers = tuple((d, Now.ALLOWED if d in allowed else Now.DENIED) for d in asked)
-    return replace(Verdict(ID, 4711, "99", RULES, NOW - 3, "scratch", NOBODYS in allowed, answers, asked_rules=RULES),
-                   **changes)
+    return replace(
+        Verdict(
+            ID,
+            4711,
+            "99",
+            RULES,
+            NOW - 3,
+            "scratch",
+            NOBODYS in allowed,
+            answers,
+            asked_rules=RULES,
+        ),
+        **changes,
+    )
 
 
-def scope(allow: tuple[tuple[str, str], ...] = LIST, policy: str = "strict", **changes: Any) -> ScopeDevices:
+def scope(
+    allow: tuple[tuple[str, str], ...] = LIST, policy: str = "strict", **changes: Any
+) -> ScopeDevices:
     return replace(ScopeDevices(UNIT, RULES, NOW - 3, policy, allow), **changes)
 
 
@@ -48,13 +64,19 @@ def sighting(device: Device = GPU0, **changes: Any) -> Sighting:
     return replace(Sighting(ID, device, NOW - 100), **changes)
 
 
-def access_scene(processes: tuple[Process, ...] | None = None, gpus: tuple[str, ...] = UUIDS[:1],
-                 **state: Any) -> Scene:
+def access_scene(
+    processes: tuple[Process, ...] | None = None, gpus: tuple[str, ...] = UUIDS[:1], **state: Any
+) -> Scene:
     """One workload with the first GPU allocated, and no plugin."""
     pod = sandbox("pod-2", name="train-0", namespace="ml", uid="77aa", labels={})
     box = container(ID, "pod-2", name="main", image="registry/train:1")
     parts = {"verdicts": (verdict(),), "scopes": (scope(),), **state}
     rows = (Allocation("ml", "train-0", "main", "nvidia.com/gpu", gpus),) if gpus else ()
     of = (process(),) if processes is None else processes
-    return scene(runtime=seen(Runtime((pod,), (box,))), plugins=(), allocations=seen(rows), processes=seen(of),
-                 access=seen(AccessState(**parts)))
+    return scene(
+        runtime=seen(Runtime((pod,), (box,))),
+        plugins=(),
+        allocations=seen(rows),
+        processes=seen(of),
+        access=seen(AccessState(**parts)),
+    )

@@ -1,4 +1,5 @@
-"""A tiny world for the mender: one plugin, a kubelet that lists what it registers, a ledger, and a clock of its own.
+"""A tiny world for the mender: one plugin, a kubelet that lists what it registers, a ledger, and a
+clock of its own.
 
 The real core plays in it: gate.step decides, and the world does what was decided, well or badly.
 """
@@ -39,7 +40,8 @@ from .scenes import (
 
 BOOTED = 1000.0
 REBUILT_S = 1.5
-"""From the removal of a container to the registration of the next one (facts of a real kubelet: 1.2 to 1.7 s)."""
+"""From the removal of a container to the registration of the next one (facts of a real kubelet: 1.2
+to 1.7 s)."""
 HEALTHY, POD = scene(), sandbox()
 read_log = lru_cache(plugin_log.read)
 Cure = Callable[[int], bool]
@@ -94,19 +96,32 @@ class World:
     def sights(self) -> tuple[PluginSight, ...]:
         if self.coming_at:
             return ()
-        of = container(f"c{self.built}", image=f"plugin:{self.version}", created_at=OFFSET + self.started_at)
+        of = container(
+            f"c{self.built}", image=f"plugin:{self.version}", created_at=OFFSET + self.started_at
+        )
         access = seen(Access("/dev/nvidiactl", True, "cgroup-bpf"), self.now)
         return (PluginSight(of, POD, seen(detail(of)), seen(read_log(self.log)), access),)
 
     def scene(self) -> Scene:
         report: dict[str, Any] = {"number": self.probe, "started_at": self.probed_at}
-        units = (unit("nvidia-persistenced.service"),
-                 replace(unit("kubelet.service", since=self.kubelet_since), invocation_id=f"kubelet{self.kubelet}"))
+        units = (
+            unit("nvidia-persistenced.service"),
+            replace(
+                unit("kubelet.service", since=self.kubelet_since),
+                invocation_id=f"kubelet{self.kubelet}",
+            ),
+        )
         devices = (Devices("nvidia.com/gpu", UUIDS),) if self.registered else ()
         return replace(
-            HEALTHY, clock=Clock(self.now, self.now - 5, self.now + OFFSET), probe=probed(**report),
-            units=seen(units, self.now), allocatable=seen(devices, self.now), plugins=self.sights(),
-            ledger=seen(tuple(self.entries), self.now), learned=seen(BUSES))
+            HEALTHY,
+            clock=Clock(self.now, self.now - 5, self.now + OFFSET),
+            probe=probed(**report),
+            units=seen(units, self.now),
+            allocatable=seen(devices, self.now),
+            plugins=self.sights(),
+            ledger=seen(tuple(self.entries), self.now),
+            learned=seen(BUSES),
+        )
 
     # --- the agent
 
@@ -131,8 +146,13 @@ class World:
                 self._write(action.number, ledger.NVML_FAILED, "", "", "")
             case Rebuild() | SendHup():
                 self.decided.append((self.now, action))
-                self._write(action.number, "rebuild" if isinstance(action, Rebuild) else "hup", action.container_id,
-                            action.cause, "")
+                self._write(
+                    action.number,
+                    "rebuild" if isinstance(action, Rebuild) else "hup",
+                    action.container_id,
+                    action.cause,
+                    "",
+                )
                 if self.acts and isinstance(action, Rebuild):
                     self.coming_at, self.registered = self.now + REBUILT_S, False
                 elif self.acts and self.hup_cures:
@@ -140,7 +160,10 @@ class World:
 
     def _write(self, number: int, what: str, target: str, cause: str, outcome: str) -> None:
         self.entries.append(
-            LedgerEntry(self.now + OFFSET, BOOT_ID, number, what, target, cause, f"/e/{number}", outcome))
+            LedgerEntry(
+                self.now + OFFSET, BOOT_ID, number, what, target, cause, f"/e/{number}", outcome
+            )
+        )
 
     def forget(self) -> None:
         """The agent is killed and started again: its memory is gone, the ledger stays."""

@@ -53,17 +53,38 @@ def held(scene: Scene) -> Any:
 def test_allocated_is_given() -> None:
     one = held(access_scene())
     assert {d.device: d.claims for d in one.devices} == dict.fromkeys(GIVEN, (Claim.ALLOCATED,))
-    assert (one.namespace, one.pod, one.name, one.pod_uid, one.unit) == ("ml", "train-0", "main", "77aa", UNIT)
+    assert (one.namespace, one.pod, one.name, one.pod_uid, one.unit) == (
+        "ml",
+        "train-0",
+        "main",
+        "77aa",
+        UNIT,
+    )
     assert [d.access for d in one.devices] == [Now.ALLOWED] * 3
 
 
 def test_what_it_may_open_besides_counts_once_it_was_seen() -> None:
-    """A monitor that was allocated nothing: only what earlier looks saw allowed, or its spec names."""
+    """A monitor that was allocated nothing: only what earlier looks saw allowed, or its spec
+    names."""
     assert holders(view(access_scene(gpus=()), DEFAULTS)) == ()
     seen_before = held(access_scene(gpus=(), sightings=(sighting(GPU1),)))
-    assert [(d.device, d.claims, d.access) for d in seen_before.devices] == [(GPU1, (Claim.SEEN,), Now.DENIED)]
-    named = held(access_scene((process(spec=((Device("c", 195, -1), "rw"), (Device("c", 1, 3), "rwm"),
-                                             (Device("c", 511, 0), "m"))),), gpus=()))
+    assert [(d.device, d.claims, d.access) for d in seen_before.devices] == [
+        (GPU1, (Claim.SEEN,), Now.DENIED)
+    ]
+    named = held(
+        access_scene(
+            (
+                process(
+                    spec=(
+                        (Device("c", 195, -1), "rw"),
+                        (Device("c", 1, 3), "rwm"),
+                        (Device("c", 511, 0), "m"),
+                    )
+                ),
+            ),
+            gpus=(),
+        )
+    )
     assert {d.device for d in named.devices} == {GPU0, GPU1, CTL}
 
 
@@ -72,7 +93,9 @@ def test_a_privileged_neighbour_holds_nothing_by_its_spec() -> None:
     assert holders(view(access_scene((process(spec=everything),), gpus=()), DEFAULTS)) == ()
 
 
-@pytest.mark.parametrize("changes", [{"state": ContainerState.EXITED}, {"state": ContainerState.CREATED}])
+@pytest.mark.parametrize(
+    "changes", [{"state": ContainerState.EXITED}, {"state": ContainerState.CREATED}]
+)
 def test_what_does_not_run_holds_nothing(changes: dict[str, Any]) -> None:
     scene = access_scene()
     pods, (box,) = scene.runtime.value.sandboxes, scene.runtime.value.containers  # type: ignore[union-attr]
@@ -88,18 +111,21 @@ def test_a_pod_that_has_ended_and_a_process_that_is_gone_hold_nothing() -> None:
     assert holders(view(access_scene((process(started=""),)), DEFAULTS)) == ()
 
 
-@pytest.mark.parametrize(("of", "said", "stands"), [
-    ({}, {}, True),
-    ({"rules": OTHERS}, {}, False),
-    ({"started": "100"}, {}, False),
-    ({"pid": 4712}, {}, False),
-    ({}, {"at": NOW - 9999}, True),  # a program in the kernel never changes
-    ({"is_fixed": False}, {"at": NOW - 10}, True),
-    ({"is_fixed": False}, {"at": NOW - 61}, False),
-    ({"rules": ""}, {"at": NOW - 10}, True),  # unread here, proven by the program
-    ({"rules": ""}, {"at": NOW - 61}, False),
-    ({}, {"answers": ((GPU0, Now.UNKNOWN),), "at": NOW - 61}, False),
-])
+@pytest.mark.parametrize(
+    ("of", "said", "stands"),
+    [
+        ({}, {}, True),
+        ({"rules": OTHERS}, {}, False),
+        ({"started": "100"}, {}, False),
+        ({"pid": 4712}, {}, False),
+        ({}, {"at": NOW - 9999}, True),  # a program in the kernel never changes
+        ({"is_fixed": False}, {"at": NOW - 10}, True),
+        ({"is_fixed": False}, {"at": NOW - 61}, False),
+        ({"rules": ""}, {"at": NOW - 10}, True),  # unread here, proven by the program
+        ({"rules": ""}, {"at": NOW - 61}, False),
+        ({}, {"answers": ((GPU0, Now.UNKNOWN),), "at": NOW - 61}, False),
+    ],
+)
 def test_when_a_verdict_stands(of: dict[str, Any], said: dict[str, Any], stands: bool) -> None:
     scene = access_scene((process(**of),), verdicts=(verdict(**said),))
     assert (standing(view(scene, DEFAULTS), process(**of)) is not None) is stands
@@ -128,18 +154,21 @@ def test_old_verdicts_are_shown_for_a_while_and_not_for_ever() -> None:
     assert {d.access for d in held(access_scene((late,))).devices} == {Now.UNKNOWN}
 
 
-@pytest.mark.parametrize(("scopes", "risk"), [
-    ((scope(),), Risk.YES),
-    ((scope(NAMED),), Risk.NO),
-    ((scope((*LIST, ("char-nvidia*", "rw"))),), Risk.NO),
-    ((scope((*LIST, *((d.path, "r") for d in GIVEN))),), Risk.YES),
-    ((scope((), "auto"),), Risk.NO),
-    ((scope((("/dev/char/1:3", "rw"),), "auto"),), Risk.YES),
-    ((scope(LIST, "closed"),), Risk.YES),
-    ((scope(problem="timed out"),), Risk.UNKNOWN),
-    ((scope(rules=OTHERS),), Risk.UNKNOWN),
-    ((), Risk.UNKNOWN),
-])
+@pytest.mark.parametrize(
+    ("scopes", "risk"),
+    [
+        ((scope(),), Risk.YES),
+        ((scope(NAMED),), Risk.NO),
+        ((scope((*LIST, ("char-nvidia*", "rw"))),), Risk.NO),
+        ((scope((*LIST, *((d.path, "r") for d in GIVEN))),), Risk.YES),
+        ((scope((), "auto"),), Risk.NO),
+        ((scope((("/dev/char/1:3", "rw"),), "auto"),), Risk.YES),
+        ((scope(LIST, "closed"),), Risk.YES),
+        ((scope(problem="timed out"),), Risk.UNKNOWN),
+        ((scope(rules=OTHERS),), Risk.UNKNOWN),
+        ((), Risk.UNKNOWN),
+    ],
+)
 def test_after_the_next_reload(scopes: tuple[Any, ...], risk: Risk) -> None:
     assert {d.risk for d in held(access_scene(scopes=scopes)).devices} == {risk}
 
@@ -147,19 +176,38 @@ def test_after_the_next_reload(scopes: tuple[Any, ...], risk: Risk) -> None:
 def test_a_reload_cannot_hurt_what_no_unit_carries() -> None:
     one = held(access_scene((process(cgroup_v2=f"/kubepods/pod1/{ID}"),), scopes=()))
     assert {d.risk for d in one.devices} == {Risk.NO}
-    assert {d.risk for d in held(access_scene((process(cgroup_v2="/"),), scopes=())).devices} == {Risk.UNKNOWN}
+    assert {d.risk for d in held(access_scene((process(cgroup_v2="/"),), scopes=())).devices} == {
+        Risk.UNKNOWN
+    }
 
 
 LOST = {"verdicts": (verdict((), at=NOW - 3),)}
 
 
-@pytest.mark.parametrize(("sightings", "cause", "says"), [
-    ((sighting(allowed_at=NOW - 40, denied_at=NOW - 3, reload_at=NOW - 5),), LossCause.RELOAD, "units anew"),
-    ((sighting(allowed_at=NOW - 40, denied_at=NOW - 3, reload_at=NOW - 50),), LossCause.UPDATE, "no reload"),
-    ((), LossCause.NEVER_HAD, "never saw it allowed"),
-])
-def test_the_cause_of_a_loss_is_what_was_observed(sightings: tuple[Any, ...], cause: LossCause, says: str) -> None:
-    one = held(access_scene(sightings=sightings, asked_by=((NOW - 5, "client PID 7 ('systemctl')"),), **LOST))
+@pytest.mark.parametrize(
+    ("sightings", "cause", "says"),
+    [
+        (
+            (sighting(allowed_at=NOW - 40, denied_at=NOW - 3, reload_at=NOW - 5),),
+            LossCause.RELOAD,
+            "units anew",
+        ),
+        (
+            (sighting(allowed_at=NOW - 40, denied_at=NOW - 3, reload_at=NOW - 50),),
+            LossCause.UPDATE,
+            "no reload",
+        ),
+        ((), LossCause.NEVER_HAD, "never saw it allowed"),
+    ],
+)
+def test_the_cause_of_a_loss_is_what_was_observed(
+    sightings: tuple[Any, ...], cause: LossCause, says: str
+) -> None:
+    one = held(
+        access_scene(
+            sightings=sightings, asked_by=((NOW - 5, "client PID 7 ('systemctl')"),), **LOST
+        )
+    )
     assert one.loss is cause and says in one.loss_why
     assert ("client PID 7" in one.loss_why) is (cause is LossCause.RELOAD)
     assert "CDI" in one.cure
@@ -178,12 +226,23 @@ def test_findings() -> None:
     assert finding(fine, "WorkloadAccess").verdict is Says.HOLDS
     assert not [f for f in fine.findings if f.condition == "AccessAfterReload"]
     risky = finding(diagnose(access_scene(), DEFAULTS), "AccessAfterReload")
-    assert (risky.reason, risky.blocks) == ("AccessAtRisk", False) and "ml/train-0 main" in risky.because
+    assert (risky.reason, risky.blocks) == (
+        "AccessAtRisk",
+        False,
+    ) and "ml/train-0 main" in risky.because
     lost = finding(diagnose(access_scene(**LOST), DEFAULTS), "WorkloadAccess")
     assert (lost.reason, lost.blocks) == ("AccessDenied", False) and "/dev/nvidia0" in lost.because
-    assert finding(diagnose(access_scene(**LOST), Settings(strict_access=True)), "WorkloadAccess").blocks
-    for unread in (access_scene(()), access_scene((process(rules="", problem="No."),), verdicts=())):
-        assert finding(diagnose(unread, Settings(strict_access=True)), "WorkloadAccess").verdict is Says.UNKNOWN
+    assert finding(
+        diagnose(access_scene(**LOST), Settings(strict_access=True)), "WorkloadAccess"
+    ).blocks
+    for unread in (
+        access_scene(()),
+        access_scene((process(rules="", problem="No."),), verdicts=()),
+    ):
+        assert (
+            finding(diagnose(unread, Settings(strict_access=True)), "WorkloadAccess").verdict
+            is Says.UNKNOWN
+        )
     silent = changed(access_scene(), processes=Refusal(Why.TIMED_OUT, "1 s"))
     assert finding(diagnose(silent, DEFAULTS), "WorkloadAccess").verdict is Says.UNKNOWN
 
@@ -192,8 +251,9 @@ def test_remembering() -> None:
     first = remember((), verdict(), 0.0, 0.0)
     assert {s.device for s in first} == set(GIVEN)
     lost = remember(first, verdict((), at=NOW), NOW - 1, NOW - 0.5)
-    assert {(s.device, s.allowed_at, s.denied_at, s.reload_at) for s in lost} \
-        == {(d, NOW - 1, NOW, NOW - 0.5) for d in GIVEN}
+    assert {(s.device, s.allowed_at, s.denied_at, s.reload_at) for s in lost} == {
+        (d, NOW - 1, NOW, NOW - 0.5) for d in GIVEN
+    }
     still = remember(lost, verdict((), at=NOW + 50), NOW + 49, NOW + 49)
     assert still == lost
     again = remember(lost, verdict(at=NOW + 60), 0.0, 0.0)
@@ -240,7 +300,9 @@ def test_a_reload_asks_for_a_second_look() -> None:
 
 def test_an_unknown_answer_is_never_fine() -> None:
     def of(now: Now) -> Verdict:
-        return verdict(answers=tuple((d, now) for d in (*GIVEN, GPU1, Device("c", 511, 1), NOBODYS)))
+        return verdict(
+            answers=tuple((d, now) for d in (*GIVEN, GPU1, Device("c", 511, 1), NOBODYS))
+        )
 
     one = held(access_scene(verdicts=(of(Now.UNKNOWN),)))
     assert {d.access for d in one.devices} == {Now.UNKNOWN} and one.denied == ()
@@ -252,11 +314,17 @@ def test_a_workload_from_before_the_drivers_load_is_named(strict: bool) -> None:
     settings = replace(DEFAULTS, strict_access=strict)
 
     def says(loaded_at: float, scene: Scene) -> list[Any]:
-        scene = changed(scene, kernel=seen((KernelWord(loaded_at, Tells.LOADED, "NVRM: loading NVIDIA"),)))
+        scene = changed(
+            scene, kernel=seen((KernelWord(loaded_at, Tells.LOADED, "NVRM: loading NVIDIA"),))
+        )
         return [f for f in diagnose(scene, settings).findings if f.condition == "WorkloadDriver"]
 
     (found,) = says(500.0, access_scene())
-    assert found.verdict is Says.FAILS and found.blocks is strict and "ml/train-0 main" in found.because
+    assert (
+        found.verdict is Says.FAILS
+        and found.blocks is strict
+        and "ml/train-0 main" in found.because
+    )
     assert found.missing == ("ml/train-0 main",) and found.next_step == "start these pods anew"
     assert says(99.0, access_scene()) == []
     assert says(500.0, access_scene(gpus=())) == [], "it holds no GPU"

@@ -40,13 +40,17 @@ def test_any_tar_reads_it(tmp_path: Path, ending: str) -> None:
     packed(tmp_path / f"b{ending}")
     subprocess.run(["tar", "-xf", f"b{ending}"], cwd=tmp_path, check=True, timeout=60)
     assert read(tmp_path / "b")
-    subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=tmp_path / "b", check=True, timeout=60)
+    subprocess.run(
+        ["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=tmp_path / "b", check=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize("form", ["ustar", "gnu", "pax", "posix"])
 def test_a_folder_that_somebody_packed_is_read(tmp_path: Path, form: str) -> None:
     folder = packed(tmp_path / "b")
-    subprocess.run(["tar", f"--format={form}", "-czf", "sent.tgz", "./b"], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(
+        ["tar", f"--format={form}", "-czf", "sent.tgz", "./b"], cwd=tmp_path, check=True, timeout=60
+    )
     assert bundle.read(tmp_path / "sent.tgz").answers == bundle.read(folder).answers
 
 
@@ -55,7 +59,9 @@ def test_long_names(tmp_path: Path, form: str) -> None:
     name = "/".join(["n" * 120] * 3)
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_text("long")
-    subprocess.run(["tar", f"--format={form}", "-cf", "t.tar", name], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(
+        ["tar", f"--format={form}", "-cf", "t.tar", name], cwd=tmp_path, check=True, timeout=60
+    )
     assert archive.unpack(tmp_path / "t.tar") == {name: b"long"}
 
 
@@ -65,7 +71,11 @@ def tar(*members: tuple[str, bytes, bytes]) -> bytes:
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as file:
         for name, kind, content in members:
             info = tarfile.TarInfo(name)
-            info.type, info.size, info.linkname = kind, len(content), "/etc/shadow" if kind in b"12" else ""
+            info.type, info.size, info.linkname = (
+                kind,
+                len(content),
+                "/etc/shadow" if kind in b"12" else "",
+            )
             file.addfile(info, io.BytesIO(content))
     return out.getvalue()
 
@@ -96,15 +106,19 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a device": lambda: tar(plain(), ("files/a", b"3", b"")),
     "a fifo": lambda: tar(plain(), ("files/a", b"6", b"")),
     "twice": lambda: tar(plain(), plain()),
-    "a name of other bytes": lambda: tar(plain("manifest.jsoX")).replace(b"manifest.jsoX", b"manifest.jso\xff", 1),
+    "a name of other bytes": lambda: tar(plain("manifest.jsoX")).replace(
+        b"manifest.jsoX", b"manifest.jso\xff", 1
+    ),
     "a size beyond its end": lambda: grown(tar(plain())),
     "cut off": lambda: tar(plain("manifest.json", b"x" * 3000))[:2000],
     "a bomb": lambda: gzip.compress(bytes(archive.LIMIT_BYTES + 1), 9),
     "half a gzip": lambda: gzip.compress(tar(plain()))[:40],
     "not a gzip": lambda: b"\x1f\x8b" + b"x" * 99,
     "not a zstd": lambda: b"\x28\xb5\x2f\xfd" + b"x" * 99,
-    "too many": lambda: tar(plain()).rstrip(b"\0").ljust(1024, b"\0")
-        + b"".join(tar(plain(f"f{n}", b""))[:512] for n in [0]) * (archive.MEMBERS + 1),
+    "too many": lambda: (
+        tar(plain()).rstrip(b"\0").ljust(1024, b"\0")
+        + b"".join(tar(plain(f"f{n}", b""))[:512] for n in [0]) * (archive.MEMBERS + 1)
+    ),
     "names of names": lambda: tar(*[("././@LongLink", b"L", b"x\0")] * (archive.MEMBERS + 2)),
 }
 
@@ -126,7 +140,9 @@ def test_a_hostile_archive_is_a_sentence(name: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("zstd"), reason="no zstd")
 def test_a_bomb_of_zstd(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(bytes(archive.LIMIT_BYTES + 1))
-    subprocess.run(["zstd", "-q", "--rm", "b", "-o", "b.tar.zst"], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(
+        ["zstd", "-q", "--rm", "b", "-o", "b.tar.zst"], cwd=tmp_path, check=True, timeout=60
+    )
     with pytest.raises(BundleError, match="more than 64 MiB"):
         bundle.read(tmp_path / "b.tar.zst")
 
@@ -140,7 +156,7 @@ def test_random_damage_is_refused_or_harmless(ending: str, tmp_path: Path) -> No
         data = bytearray(whole)
         for _ in range(dice.choice((1, 1, 3))):
             data[dice.randrange(len(data))] = dice.randrange(256)
-        path.write_bytes(data[:dice.choice((len(data), dice.randrange(len(data))))])
+        path.write_bytes(data[: dice.choice((len(data), dice.randrange(len(data))))])
         try:
             assert bundle.read(path).answers == meant
         except BundleError:

@@ -1,4 +1,5 @@
-"""The scheduling barrier's decisions: hysteresis, patches, their order, and random worlds in which nothing slips."""
+"""The scheduling barrier's decisions: hysteresis, patches, their order, and random worlds in which
+nothing slips."""
 
 from __future__ import annotations
 
@@ -21,19 +22,44 @@ NO = Word(False, "NotRegistered", "the kubelet lists no nvidia.com/*")
 UNSURE = Word(None, "Settling", "1 of 3 equal probes")
 
 
-def node(label: str | None = None, tainted: bool = True, condition: str = "", boot: str = BOOT,
-         reason: str = "Ready", heartbeat: float = NOW) -> dict[str, Any]:
+def node(
+    label: str | None = None,
+    tainted: bool = True,
+    condition: str = "",
+    boot: str = BOOT,
+    reason: str = "Ready",
+    heartbeat: float = NOW,
+) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": "True", "lastHeartbeatTime": stamp(NOW)}]
     if condition:
-        conditions.append({"type": CONDITION, "status": condition, "reason": reason,
-                           "lastHeartbeatTime": stamp(heartbeat), "lastTransitionTime": stamp(NOW - 900)})
+        conditions.append(
+            {
+                "type": CONDITION,
+                "status": condition,
+                "reason": reason,
+                "lastHeartbeatTime": stamp(heartbeat),
+                "lastTransitionTime": stamp(NOW - 900),
+            }
+        )
     return {
         "kind": "Node",
-        "metadata": {"name": "n", "resourceVersion": "7", "labels": {LABEL: label} if label else {}},
-        "spec": {"taints": [{"key": "other", "effect": "NoExecute", "timeAdded": "x"},
-                            *([{"key": TAINT, "effect": "NoSchedule", "value": "v"}] if tainted else [])]},
-        "status": {"conditions": conditions, "nodeInfo": {"bootID": boot},
-                   "capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"}},
+        "metadata": {
+            "name": "n",
+            "resourceVersion": "7",
+            "labels": {LABEL: label} if label else {},
+        },
+        "spec": {
+            "taints": [
+                {"key": "other", "effect": "NoExecute", "timeAdded": "x"},
+                *([{"key": TAINT, "effect": "NoSchedule", "value": "v"}] if tainted else []),
+            ]
+        },
+        "status": {
+            "conditions": conditions,
+            "nodeInfo": {"bootID": boot},
+            "capacity": {"nvidia.com/gpu": "8"},
+            "allocatable": {"nvidia.com/gpu": "8"},
+        },
     }
 
 
@@ -47,7 +73,9 @@ def standing(word: Word, at: float = 0.0) -> decide.Standing:
 
 
 def wanted(found: decide.Standing, seen: dict[str, Any], **more: Any) -> list[tuple[bool, Any]]:
-    return [(p.status, p.body) for p in decide.patches(found, view(seen), BOOT, NOW, SETTINGS, **more)]
+    return [
+        (p.status, p.body) for p in decide.patches(found, view(seen), BOOT, NOW, SETTINGS, **more)
+    ]
 
 
 # --- the agent's word
@@ -55,30 +83,49 @@ def wanted(found: decide.Standing, seen: dict[str, Any], **more: Any) -> list[tu
 
 def status(**gate: Any) -> dict[str, Any]:
     findings = gate.pop("findings", [])
-    return {"gate": {"ready": False, "ready_why": "why", "phase": "OPEN", "reason": "", **gate},
-            "cycle": {"age_s": 1.0, "overdue_after_s": 40.0}, "findings": findings}
+    return {
+        "gate": {"ready": False, "ready_why": "why", "phase": "OPEN", "reason": "", **gate},
+        "cycle": {"age_s": 1.0, "overdue_after_s": 40.0},
+        "findings": findings,
+    }
 
 
 def finding(link: int, verdict: str, reason: str, blocks: bool = True) -> dict[str, Any]:
     return {"link": link, "verdict": verdict, "reason": reason, "blocks": blocks}
 
 
-@pytest.mark.parametrize(("said", "ready", "reason"), [
-    (status(ready=True), True, "Ready"),
-    (status(findings=[finding(10, "fails", "NotRegistered")]), False, "NotRegistered"),
-    (status(findings=[finding(5, "unknown", "NotProbed"), finding(10, "fails", "NotRegistered")]), False,
-     "NotRegistered"),
-    (status(findings=[finding(4, "fails", "PersistenceInactive", blocks=False)]), None, "NotVerified"),
-    (status(findings=[finding(11, "fails", "NodeShowsFewer")]), None, "NotVerified"),
-    (status(findings=[finding(10, "unknown", "KubeletSilent")]), None, "KubeletSilent"),
-    (status(phase="SETTLING", reason="Settling"), None, "Settling"),
-    (status(phase="HELD", reason="BudgetSpent"), False, "BudgetSpent"),
-    (status(ready=True) | {"cycle": {"age_s": 41, "overdue_after_s": 40.0}}, None, "CycleOverdue"),
-    (status(ready=True) | {"cycle": {"age_s": 1}}, None, "CycleOverdue"),
-    (status(ready=True) | {"cycle": {}}, None, "CycleOverdue"),
-    ({}, None, "CycleOverdue"),
-    (status(ready="yes") | {"findings": "junk"}, None, "NotVerified"),
-])
+@pytest.mark.parametrize(
+    ("said", "ready", "reason"),
+    [
+        (status(ready=True), True, "Ready"),
+        (status(findings=[finding(10, "fails", "NotRegistered")]), False, "NotRegistered"),
+        (
+            status(
+                findings=[finding(5, "unknown", "NotProbed"), finding(10, "fails", "NotRegistered")]
+            ),
+            False,
+            "NotRegistered",
+        ),
+        (
+            status(findings=[finding(4, "fails", "PersistenceInactive", blocks=False)]),
+            None,
+            "NotVerified",
+        ),
+        (status(findings=[finding(11, "fails", "NodeShowsFewer")]), None, "NotVerified"),
+        (status(findings=[finding(10, "unknown", "KubeletSilent")]), None, "KubeletSilent"),
+        (status(phase="SETTLING", reason="Settling"), None, "Settling"),
+        (status(phase="HELD", reason="BudgetSpent"), False, "BudgetSpent"),
+        (
+            status(ready=True) | {"cycle": {"age_s": 41, "overdue_after_s": 40.0}},
+            None,
+            "CycleOverdue",
+        ),
+        (status(ready=True) | {"cycle": {"age_s": 1}}, None, "CycleOverdue"),
+        (status(ready=True) | {"cycle": {}}, None, "CycleOverdue"),
+        ({}, None, "CycleOverdue"),
+        (status(ready="yes") | {"findings": "junk"}, None, "NotVerified"),
+    ],
+)
 def test_the_agents_word(said: dict[str, Any], ready: bool | None, reason: str) -> None:
     word = from_status(said)
     assert (word.ready, word.reason) == (ready, reason)
@@ -135,14 +182,29 @@ def test_opening_writes_the_condition_first_and_label_with_taint_in_one_patch() 
     assert first[0] is True
     said = first[1]["status"]["conditions"][0]
     assert (said["type"], said["status"], said["reason"]) == (CONDITION, "True", "Ready")
-    assert second == (False, {"metadata": {"labels": {LABEL: "true"}, "resourceVersion": "7"},
-                              "spec": {"taints": [{"key": "other", "effect": "NoExecute", "timeAdded": "x"}]}})
+    assert second == (
+        False,
+        {
+            "metadata": {"labels": {LABEL: "true"}, "resourceVersion": "7"},
+            "spec": {"taints": [{"key": "other", "effect": "NoExecute", "timeAdded": "x"}]},
+        },
+    )
 
 
 def test_closing_takes_label_and_taint_first() -> None:
     first, second = wanted(standing(NO), OPEN)
-    assert first == (False, {"metadata": {"labels": {LABEL: None}, "resourceVersion": "7"}, "spec": {"taints": [
-        {"key": "other", "effect": "NoExecute", "timeAdded": "x"}, {"key": TAINT, "effect": "NoSchedule"}]}})
+    assert first == (
+        False,
+        {
+            "metadata": {"labels": {LABEL: None}, "resourceVersion": "7"},
+            "spec": {
+                "taints": [
+                    {"key": "other", "effect": "NoExecute", "timeAdded": "x"},
+                    {"key": TAINT, "effect": "NoSchedule"},
+                ]
+            },
+        },
+    )
     said = second[1]["status"]["conditions"][0]
     assert (said["status"], said["reason"], said["message"]) == ("False", NO.reason, NO.message)
     assert said["lastTransitionTime"] == stamp(NOW)
@@ -158,8 +220,12 @@ def test_the_condition_has_a_heartbeat_and_a_reason_that_flaps_is_written_rarely
     (beat,) = wanted(standing(YES), node("true", False, "True", heartbeat=NOW - 300))
     assert beat[1]["status"]["conditions"][0]["lastTransitionTime"] == stamp(NOW - 900)
     assert wanted(standing(NO), node(condition="False", reason="Other", heartbeat=NOW - 14)) == []
-    assert len(wanted(standing(NO), node(condition="False", reason="Other", heartbeat=NOW - 15))) == 1
-    assert len(wanted(standing(YES), node("true", False, "True", heartbeat=NOW + 900))) == 1, "the clock was set back"
+    assert (
+        len(wanted(standing(NO), node(condition="False", reason="Other", heartbeat=NOW - 15))) == 1
+    )
+    assert len(wanted(standing(YES), node("true", False, "True", heartbeat=NOW + 900))) == 1, (
+        "the clock was set back"
+    )
 
 
 def test_an_earlier_boots_label_is_taken_away_even_by_a_ready_agent() -> None:
@@ -183,7 +249,8 @@ def test_what_an_earlier_program_left_stands_but_opens_nothing() -> None:
 
 def test_a_label_of_another_value_is_no_barrier_and_goes() -> None:
     assert wanted(standing(NO), node("false", condition="False", reason=NO.reason))[0][1] == {
-        "metadata": {"labels": {LABEL: None}}}
+        "metadata": {"labels": {LABEL: None}}
+    }
 
 
 def test_without_the_right_to_taint_the_label_is_kept_alone() -> None:
@@ -195,46 +262,70 @@ def test_without_the_right_to_taint_the_label_is_kept_alone() -> None:
 def test_each_part_can_be_left_out(off: dict[str, str]) -> None:
     settings = Settings(**{"node_taint": TAINT, **off})
     words = str([p.body for p in decide.patches(standing(YES), view(node()), BOOT, NOW, settings)])
-    for name, word in (("node_label", LABEL), ("node_condition", CONDITION), ("node_taint", "taints")):
+    for name, word in (
+        ("node_label", LABEL),
+        ("node_condition", CONDITION),
+        ("node_taint", "taints"),
+    ):
         assert (word in words) is (name not in off)
 
 
-@pytest.mark.parametrize("junk", [{}, {"metadata": 1, "spec": None, "status": []},
-                                  {"status": {"conditions": [1, {}], "nodeInfo": "x"}, "spec": {"taints": {"a": 1}}}])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        {},
+        {"metadata": 1, "spec": None, "status": []},
+        {"status": {"conditions": [1, {}], "nodeInfo": "x"}, "spec": {"taints": {"a": 1}}},
+    ],
+)
 def test_a_node_of_another_shape_opens_nothing(junk: dict[str, Any]) -> None:
     assert not decide.adopt(view(junk), BOOT, SETTINGS).is_open
     assert not any(p.opens for p in decide.patches(standing(YES), view(junk), BOOT, NOW, SETTINGS))
 
 
 def test_resource_versions() -> None:
-    assert is_older("9", "10") and not is_older("10", "9") and not is_older("a", "b") and not is_older("", "1")
+    assert (
+        is_older("9", "10")
+        and not is_older("10", "9")
+        and not is_older("a", "b")
+        and not is_older("", "1")
+    )
 
 
 # --- random worlds
 
 
 def may_bind(seen: View, selects: bool) -> bool:
-    """A scheduler's view of a pod that selects the label, or of one that knows nothing of all this."""
+    """A scheduler's view of a pod that selects the label, or of one that knows nothing of all
+    this."""
     return (not selects or seen.labels.get(LABEL) == "true") and not seen.has_taint(TAINT)
 
 
 def applied(raw: dict[str, Any], patch: decide.Patch) -> None:
-    meta, spec, conditions = (patch.body.get("metadata", {}), patch.body.get("spec"),
-                              patch.body.get("status", {}).get("conditions", []))
+    meta, spec, conditions = (
+        patch.body.get("metadata", {}),
+        patch.body.get("spec"),
+        patch.body.get("status", {}).get("conditions", []),
+    )
     for name, value in meta.get("labels", {}).items():
-        raw["metadata"]["labels"] = {k: v for k, v in raw["metadata"]["labels"].items() if k != name}
+        raw["metadata"]["labels"] = {
+            k: v for k, v in raw["metadata"]["labels"].items() if k != name
+        }
         if value is not None:
             raw["metadata"]["labels"][name] = value
     if spec:
         raw["spec"]["taints"] = spec["taints"] or []
     for one in conditions:
-        raw["status"]["conditions"] = [c for c in raw["status"]["conditions"] if c["type"] != one["type"]] + [one]
+        raw["status"]["conditions"] = [
+            c for c in raw["status"]["conditions"] if c["type"] != one["type"]
+        ] + [one]
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_pod_slips_in_a_random_world(seed: int) -> None:
-    """The agent's word changes at random, writes fail or their answers are lost, the barrier is killed, the node
-    reboots, others write. A write opens only after a verified yes of this boot; and a no that lasts closes."""
+    """The agent's word changes at random, writes fail or their answers are lost, the barrier is
+    killed, the node reboots, others write. A write opens only after a verified yes of this boot;
+    and a no that lasts closes."""
     dice = random.Random(seed)
     raw, boot, now = node(), BOOT, 0.0
     word = UNSURE
@@ -256,7 +347,10 @@ def test_no_pod_slips_in_a_random_world(seed: int) -> None:
         elif event < 0.07:
             held = None
         elif event < 0.09:
-            raw["spec"]["taints"] = [{"key": "foreign", "effect": "NoSchedule"}, *raw["spec"]["taints"]][:5]
+            raw["spec"]["taints"] = [
+                {"key": "foreign", "effect": "NoSchedule"},
+                *raw["spec"]["taints"],
+            ][:5]
         seen = view(raw)
         held = decide.adopt(seen, boot, SETTINGS) if held is None else held
         held = decide.step(held, word, now, SETTINGS)
@@ -269,7 +363,12 @@ def test_no_pod_slips_in_a_random_world(seed: int) -> None:
                 assert word.ready and after.boot_id == boot
                 assert now - (yes_since or 0) >= SETTINGS.node_ready_for_s
             for selects in (True, False):
-                assert not may_bind(after, selects) or patch.opens or patch.status or may_bind(before, selects)
+                assert (
+                    not may_bind(after, selects)
+                    or patch.opens
+                    or patch.status
+                    or may_bind(before, selects)
+                )
             if dice.random() < 0.1:
                 break  # the answer was lost, and with it the patches after it
         if working and no_since is not None:

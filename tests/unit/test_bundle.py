@@ -28,11 +28,13 @@ Manifest = dict[str, Any]
 
 
 def tape() -> Tape:
-    return Tape({
-        Tape.key("clock"): encode(Clock(1.0, 1.0, 2.0)),
-        Tape.key("file", "/proc/devices"): encode(Seen(b"195 nvidia\n", 1.0)),
-        Tape.key("file", "/proc/driver/nvidia/version"): encode(Seen(b"\x00\xff\n", 1.0)),
-    })
+    return Tape(
+        {
+            Tape.key("clock"): encode(Clock(1.0, 1.0, 2.0)),
+            Tape.key("file", "/proc/devices"): encode(Seen(b"195 nvidia\n", 1.0)),
+            Tape.key("file", "/proc/driver/nvidia/version"): encode(Seen(b"\x00\xff\n", 1.0)),
+        }
+    )
 
 
 def written(folder: Path) -> Path:
@@ -42,9 +44,17 @@ def written(folder: Path) -> Path:
 
 def seal(folder: Path) -> None:
     """The sums again, as somebody who means harm would make them."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink() and p.name != "SHA256SUMS")
-    (folder / "SHA256SUMS").write_text("".join(
-        f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder)}\n" for p in files))
+    files = sorted(
+        p
+        for p in folder.rglob("*")
+        if p.is_file() and not p.is_symlink() and p.name != "SHA256SUMS"
+    )
+    (folder / "SHA256SUMS").write_text(
+        "".join(
+            f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(folder)}\n"
+            for p in files
+        )
+    )
 
 
 def read(folder: Path) -> Any:
@@ -93,9 +103,13 @@ def test_a_name_that_is_too_long_is_a_sentence(tmp_path: Path) -> None:
 
 def answer(question: list[str], value: Any, **more: Any) -> Callable[[Manifest], None]:
     """Replace the answers by one of these."""
+
     def change(manifest: Manifest) -> None:
-        manifest["answers"] = [{"question": ["clock"], "answer": encode(Clock(1.0, 1.0, 2.0))},
-                               {"question": question, "answer": {"is": "Seen", "value": value, "at": 1.0, **more}}]
+        manifest["answers"] = [
+            {"question": ["clock"], "answer": encode(Clock(1.0, 1.0, 2.0))},
+            {"question": question, "answer": {"is": "Seen", "value": value, "at": 1.0, **more}},
+        ]
+
     return change
 
 
@@ -132,14 +146,19 @@ TORN: list[tuple[str, Callable[[Manifest], None]]] = [
     ("a clock without parts", put(answers=[{"question": ["clock"], "answer": {}}])),
     ("a file of numbers", answer(["file", "/proc/driver/nvidia/version"], [1, 2])),
     ("a folder of numbers", answer(["folder", "/sys/bus/pci/devices", "*"], [1, 2])),
-    ("a folder of bytes", answer(["folder", "/sys/bus/pci/devices", "*"], {"file": "files/proc/devices"})),
+    (
+        "a folder of bytes",
+        answer(["folder", "/sys/bus/pci/devices", "*"], {"file": "files/proc/devices"}),
+    ),
     ("a probe of another kind", answer(["probe"], {"is": "ProbeState", "last": []})),
     ("an instant in words", answer(["probe"], {"is": "ProbeState"}, at="noon")),
 ]
 
 
 @pytest.mark.parametrize(("name", "change"), TORN, ids=[row[0] for row in TORN])
-def test_a_hostile_manifest_is_a_sentence(tmp_path: Path, name: str, change: Callable[[Manifest], None]) -> None:
+def test_a_hostile_manifest_is_a_sentence(
+    tmp_path: Path, name: str, change: Callable[[Manifest], None]
+) -> None:
     folder = written(tmp_path / "b")
     (tmp_path / "outside").write_text("secret")
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -156,6 +175,7 @@ def link(target: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         (folder / "files/proc/devices").unlink()
         (folder / "files/proc/devices").symlink_to(target)
+
     return change
 
 
@@ -177,7 +197,10 @@ HOSTILE: list[tuple[str, Callable[[Path], Any]]] = [
     ("gone", shutil.rmtree),
     ("a file instead of a folder", lambda f: (shutil.rmtree(f), f.write_text("x"))),
     ("no manifest", lambda f: (f / "manifest.json").unlink()),
-    ("a folder as manifest", lambda f: ((f / "manifest.json").unlink(), (f / "manifest.json").mkdir())),
+    (
+        "a folder as manifest",
+        lambda f: ((f / "manifest.json").unlink(), (f / "manifest.json").mkdir()),
+    ),
     ("an empty manifest", manifest_of(b"")),
     ("half a manifest", lambda f: os.truncate(f / "manifest.json", 60)),
     ("a manifest of junk", manifest_of(b"\xff\xfe\x00")),
@@ -186,8 +209,13 @@ HOSTILE: list[tuple[str, Callable[[Path], Any]]] = [
     ("a manifest with a number without end", manifest_of(b'{"format": %s}' % (b"9" * 10_000))),
     ("a huge manifest", sparse("manifest.json", 65 << 20)),
     ("a huge file", sparse("files/proc/devices", 65 << 20)),
-    ("two files that are huge together", lambda f: (sparse("files/proc/devices", 40 << 20)(f),
-                                                    sparse("files/proc/driver/nvidia/version", 40 << 20)(f))),
+    (
+        "two files that are huge together",
+        lambda f: (
+            sparse("files/proc/devices", 40 << 20)(f),
+            sparse("files/proc/driver/nvidia/version", 40 << 20)(f),
+        ),
+    ),
     ("a link out", link("/etc/hostname")),
     ("a link to nowhere", link("/nowhere")),
     ("a link to itself", link("devices")),
@@ -198,7 +226,9 @@ HOSTILE: list[tuple[str, Callable[[Path], Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "change"), HOSTILE, ids=[row[0] for row in HOSTILE])
-def test_a_hostile_folder_is_a_sentence(tmp_path: Path, name: str, change: Callable[[Path], Any]) -> None:
+def test_a_hostile_folder_is_a_sentence(
+    tmp_path: Path, name: str, change: Callable[[Path], Any]
+) -> None:
     folder = written(tmp_path / "b")
     change(folder)
     with pytest.raises(BundleError) as refused:
@@ -234,7 +264,9 @@ def test_a_bundle_of_the_first_format_is_read(tmp_path: Path) -> None:
     folder = written(tmp_path / "b")
     (folder / "SHA256SUMS").unlink()
     manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 1, "gpu_gate": "0.1.0"}))
+    (folder / "manifest.json").write_text(
+        json.dumps({**manifest, "format": 1, "gpu_gate": "0.1.0"})
+    )
     assert bundle.read(folder).answers == bundle.read(written(tmp_path / "new")).answers
 
 
@@ -269,7 +301,9 @@ def test_what_is_too_much_is_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_a_path_that_climbs_is_no_file_name(tmp_path: Path) -> None:
-    held = Tape({**tape().answers, Tape.key("tail", "/var/log/../../../x"): encode(Seen(b"log", 1.0))})
+    held = Tape(
+        {**tape().answers, Tape.key("tail", "/var/log/../../../x"): encode(Seen(b"log", 1.0))}
+    )
     bundle.write(held, tmp_path / "a/b")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
     found = asyncio.run(Replay(bundle.read(tmp_path / "a/b")).tail("/var/log/../../../x"))

@@ -19,9 +19,18 @@ from agent.model.reading import Refusal, Seen, Why
 from agent.model.snapshot import Clock, Devices, Entry, Manager, ProbeState, Unit
 
 KINDS: tuple[Any, ...] = (
-    Clock, Finding, ProbeState, parts.PciFunction, parts.DeviceNode,
-    Seen[bytes] | Refusal, Seen[tuple[Entry, ...]] | Refusal, Seen[tuple[Unit, ...]] | Refusal,
-    Seen[Manager] | Refusal, Seen[ProbeState] | Refusal, Seen[tuple[Devices, ...]] | Refusal, tuple[str, ...],
+    Clock,
+    Finding,
+    ProbeState,
+    parts.PciFunction,
+    parts.DeviceNode,
+    Seen[bytes] | Refusal,
+    Seen[tuple[Entry, ...]] | Refusal,
+    Seen[tuple[Unit, ...]] | Refusal,
+    Seen[Manager] | Refusal,
+    Seen[ProbeState] | Refusal,
+    Seen[tuple[Devices, ...]] | Refusal,
+    tuple[str, ...],
 )
 
 
@@ -37,7 +46,10 @@ def made_up(kind: Any, rng: random.Random) -> Any:
         return None
     if is_dataclass(target):
         hints = get_type_hints(target)
-        made = {f.name: args[0] if isinstance(hints[f.name], TypeVar) else hints[f.name] for f in fields(target)}
+        made = {
+            f.name: args[0] if isinstance(hints[f.name], TypeVar) else hints[f.name]
+            for f in fields(target)
+        }
         return target(**{name: made_up(hint, rng) for name, hint in made.items()})
     if issubclass(target, Enum):
         return rng.choice(list(target))
@@ -46,7 +58,7 @@ def made_up(kind: Any, rng: random.Random) -> Any:
         int: lambda: rng.choice([0, -1, 195, 2**63]),
         float: lambda: rng.choice([0.0, 1.5, 1.7e9, float(rng.randrange(100))]),
         bytes: lambda: rng.randbytes(rng.randrange(30)),
-        str: lambda: rng.choice(["", "0000:07:00.0", "ä \"\\\n\t", "\x00\x1b[31m", "x" * 300]),
+        str: lambda: rng.choice(["", "0000:07:00.0", 'ä "\\\n\t', "\x00\x1b[31m", "x" * 300]),
     }[target]()
 
 
@@ -92,7 +104,11 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Seen[bytes] | Refusal, {"is": "Seen", "value": "x", "at": 1.0}, "bytes was expected"),
     (Seen[bytes] | Refusal, {"is": "Seen", "at": 1.0}, "a Seen lacks a part"),
     (Seen[bytes] | Refusal, {"is": "Refusal"}, "a Refusal lacks a part"),
-    (Seen[ProbeState] | Refusal, {"is": "Seen", "at": 1.0, "value": {"is": "ProbeState", "last": "soon"}}, "none of"),
+    (
+        Seen[ProbeState] | Refusal,
+        {"is": "Seen", "at": 1.0, "value": {"is": "ProbeState", "last": "soon"}},
+        "none of",
+    ),
 ]
 
 
@@ -111,8 +127,23 @@ def scramble(data: Any, rng: random.Random) -> Any:
         return {**data, key: scramble(data[key], rng)}
     if isinstance(data, list) and data and rng.random() < 0.8:
         at = rng.randrange(len(data))
-        return [*data[:at], scramble(data[at], rng), *data[at + 1:]]
-    return rng.choice([None, 7, -1.5, "x", [], {}, [[]], {"is": "Seen"}, {"base64": "!"}, True, "x" * 10_000, 1e300])
+        return [*data[:at], scramble(data[at], rng), *data[at + 1 :]]
+    return rng.choice(
+        [
+            None,
+            7,
+            -1.5,
+            "x",
+            [],
+            {},
+            [[]],
+            {"is": "Seen"},
+            {"base64": "!"},
+            True,
+            "x" * 10_000,
+            1e300,
+        ]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -131,10 +162,13 @@ def test_a_number_that_no_float_holds() -> None:
         decode(float, 10**400)
 
 
-@pytest.mark.parametrize("instant", [
-    pytest.param("NaN"),
-    pytest.param("1e999"),
-])
+@pytest.mark.parametrize(
+    "instant",
+    [
+        pytest.param("NaN"),
+        pytest.param("1e999"),
+    ],
+)
 def test_an_instant_is_a_finite_number(instant: str) -> None:
     with pytest.raises(BundleError):
         decode(float, json.loads(instant))

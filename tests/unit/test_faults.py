@@ -1,4 +1,5 @@
-"""Known faults: confirmed only where their own mark was observed, consistent with what merely fits, else silent."""
+"""Known faults: confirmed only where their own mark was observed, consistent with what merely fits,
+else silent."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def logged(text: str, at: float = NOW - 50) -> dict[str, Any]:
 def reasoned(reason: str, verdict: Verdict = Verdict.FAILS, link: int = 6) -> Diagnosis:
     """A healthy node but for one finding."""
     healthy = diagnose(scene(), DEFAULTS)
-    return replace(healthy, findings=(*healthy.findings, Finding(link, "Some", verdict, "as seen", reason)))
+    return replace(
+        healthy, findings=(*healthy.findings, Finding(link, "Some", verdict, "as seen", reason))
+    )
 
 
 def found(of: Scene, witness: Witness = NO_WITNESS) -> dict[str, Suspect]:
@@ -80,7 +83,14 @@ def found(of: Scene, witness: Witness = NO_WITNESS) -> dict[str, Suspect]:
 
 def unlisted(**changes: Any) -> Scene:
     """The kubelet lists nothing, and the plugin's log says that its NVML failed."""
-    return scene(**{"allocatable": seen(()), "checkpoint": seen({}), "plugins": (sight(FAILED_LOG),), **changes})
+    return scene(
+        **{
+            "allocatable": seen(()),
+            "checkpoint": seen({}),
+            "plugins": (sight(FAILED_LOG),),
+            **changes,
+        }
+    )
 
 
 def stated(**state: Any) -> Any:
@@ -99,35 +109,60 @@ def ended(words: bytes) -> Any:
     return sight(words + b"\n", of=container(state=ContainerState.EXITED))
 
 
-REGION = ("NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\n"
-          "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:0f:00.0)")
+REGION = (
+    "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\n"
+    "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:0f:00.0)"
+)
 OTHER_LIBRARY = b"Failed to initialize NVML: Driver/library version mismatch\n"
 FM = "nvidia-fabricmanager.service"
 FM_FAILED = seen((unit(FM, "failed"),))
-FM_OTHER = ("fabric manager NVIDIA GPU driver interface version 550.127.05 don't match with driver version "
-            "550.54.15. Please update with matching NVIDIA driver package.")
+FM_OTHER = (
+    "fabric manager NVIDIA GPU driver interface version 550.127.05 don't match with driver version "
+    "550.54.15. Please update with matching NVIDIA driver package."
+)
 SWITCHED = seen((*(function(b) for b in BUSES), function("0000:c0:00.0", "nvidia", 0x068000)))
-HALF_MIG = {"allocatable": seen(()), "probe": probed(gpus=tuple(replace(g, state=GpuState(mig=True, mig_devices=()))
-                                                                for g in GPUS))}
+HALF_MIG = {
+    "allocatable": seen(()),
+    "probe": probed(gpus=tuple(replace(g, state=GpuState(mig=True, mig_devices=())) for g in GPUS)),
+}
 NO_PLUGIN = unlisted(plugins=(), runtime=seen(Runtime((), ())))
 NO_SANDBOX = '"network is not ready" pod="kube-system/nvidia-device-plugin-x"'
 EVICTED = '"Eviction manager: pod is evicted successfully" pod="kube-system/nvidia-device-plugin-x"'
-BETWEEN = unlisted(plugins=(sight(b"Retrieving plugins.\n", of=container(attempt=12, created_at=OFFSET + NOW - 2)),))
+BETWEEN = unlisted(
+    plugins=(
+        sight(b"Retrieving plugins.\n", of=container(attempt=12, created_at=OFFSET + NOW - 2)),
+    )
+)
 GKE_AGAIN = unlisted(plugins=(sight(b"failed to start GPU device manager: x\n"),))
-UNWATCHED = unlisted(kernel=seen(()), plugins=(sight(
-    b"Error waiting for event: ERROR_UNKNOWN; Marking all devices as unhealthy\n"),))
+UNWATCHED = unlisted(
+    kernel=seen(()),
+    plugins=(sight(b"Error waiting for event: ERROR_UNKNOWN; Marking all devices as unhealthy\n"),),
+)
 UNMADE = unlisted(plugins=(), runtime=seen(Runtime((sandbox(),), ())))
 NOT_PERMITTED = unlisted(plugins=(sight(b"Failed to initialize NVML: Insufficient Permissions\n"),))
-NOT_REACHED = '"Unable to connect to device plugin client with socket path" path="/x/device-plugins/nvidia-gpu.sock"'
-NOT_WRITTEN = 'failed to write checkpoint file "kubelet_internal_checkpoint": write /x: no space left on device'
-DEAD = (f"NVRM: The NVIDIA GPU {BUSES[1]}\nNVRM: (PCI ID: 10de:26b5) installed in this system has\n"
-        "NVRM: fallen off the bus and is not responding to commands.")
-FIRMWARE = f"nvidia {BUSES[1]}: Direct firmware load for nvidia/550.54.15/{{}}.bin failed with error -2"
+NOT_REACHED = (
+    '"Unable to connect to device plugin client with socket path" '
+    'path="/x/device-plugins/nvidia-gpu.sock"'
+)
+NOT_WRITTEN = (
+    'failed to write checkpoint file "kubelet_internal_checkpoint": write /x: no '
+    "space left on device"
+)
+DEAD = (
+    f"NVRM: The NVIDIA GPU {BUSES[1]}\nNVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+    "NVRM: fallen off the bus and is not responding to commands."
+)
+FIRMWARE = (
+    f"nvidia {BUSES[1]}: Direct firmware load for nvidia/550.54.15/{{}}.bin failed with error -2"
+)
 DENIED_PLUGIN = unlisted(plugins=(sight(b"Starting Plugins.", access=False),))
 AKS = "nvidia-device-plugin.service"
 FAILED_LINE = "E0627 10:12:47.588061 1667 factory.go:115] Failed to initialize NVML: ERROR_UNKNOWN"
-UNIT_PLUGIN = unlisted(plugins=(), runtime=seen(Runtime((), ())), units=seen((
-    unit("kubelet.service", since=KUBELET_AT), unit(AKS, since=80.0, sub="running"))))
+UNIT_PLUGIN = unlisted(
+    plugins=(),
+    runtime=seen(Runtime((), ())),
+    units=seen((unit("kubelet.service", since=KUBELET_AT), unit(AKS, since=80.0, sub="running"))),
+)
 LOST = access.verdict((access.CTL, access.UVM))
 RELOADED = access.sighting(access.GPU0, allowed_at=NOW - 100, denied_at=NOW - 3, reload_at=NOW - 50)
 TOUCHED = access.sighting(access.GPU0, allowed_at=NOW - 100, denied_at=NOW - 3, reload_at=20.0)
@@ -136,151 +171,454 @@ LOADED_LATE = logged("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15"
 SEVEN = {"probe": probed(gpus=GPUS[:1])}
 LOST_GPU = {"probe": failing(15, "nvmlDeviceGetHandleByIndex", 1, BUSES[1])}
 WATCHED_EARLY = {"waiting": seen(Mark("waits", 5.0))}
-ALLOCATE = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu"
+ALLOCATE = (
+    "Allocate failed due to no healthy devices present; cannot allocate unhealthy "
+    "devices nvidia.com/gpu"
+)
 ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
-    ("Nouveau", scene(pci=seen(tuple(function(b, "nouveau") for b in BUSES)), **NO_DRIVER), Witness(), CONFIRMED),
-    ("VfioBound", scene(pci=seen(tuple(function(b, "vfio-pci") for b in BUSES))), Witness(), CONFIRMED),
-    ("VfioBound", scene(pci=seen((function(BUSES[0]), function(BUSES[1], "vfio-pci")))), Witness(), None),
-    ("VfioBound", scene(pci=seen(tuple(function(b, "nvgrace-gpu-vfio-pci") for b in BUSES))), Witness(), CONFIRMED),
-    ("Nouveau", scene(pci=seen(tuple(function(b, "NovaCore") for b in BUSES)), **NO_DRIVER), Witness(), CONFIRMED),
-    ("GpuNoRegion", scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN, **logged(REGION)),
-     Witness(), CONFIRMED),
-    ("GpuNoRegion", scene(pci=seen(tuple(function(b, "") for b in BUSES)), **logged(REGION), **{
-        **NO_DRIVER, "module_installed": seen("nvidia.ko")}), Witness(), CONFIRMED),
+    (
+        "Nouveau",
+        scene(pci=seen(tuple(function(b, "nouveau") for b in BUSES)), **NO_DRIVER),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "VfioBound",
+        scene(pci=seen(tuple(function(b, "vfio-pci") for b in BUSES))),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "VfioBound",
+        scene(pci=seen((function(BUSES[0]), function(BUSES[1], "vfio-pci")))),
+        Witness(),
+        None,
+    ),
+    (
+        "VfioBound",
+        scene(pci=seen(tuple(function(b, "nvgrace-gpu-vfio-pci") for b in BUSES))),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "Nouveau",
+        scene(pci=seen(tuple(function(b, "NovaCore") for b in BUSES)), **NO_DRIVER),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "GpuNoRegion",
+        scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN, **logged(REGION)),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "GpuNoRegion",
+        scene(
+            pci=seen(tuple(function(b, "") for b in BUSES)),
+            **logged(REGION),
+            **{**NO_DRIVER, "module_installed": seen("nvidia.ko")},
+        ),
+        Witness(),
+        CONFIRMED,
+    ),
     ("GpuNoRegion", scene(**logged(REGION)), Witness(), None),  # it is bound
-    ("ModuleUnfit", scene(**{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")}, **logged(
-        "nvidia: disagrees about version of symbol module_layout")), Witness(), CONFIRMED),
-    ("ModuleUnfit", scene(majors=seen({"nvidia": 195}), **logged("nvidia_uvm: Unknown symbol x (err -2)")), Witness(),
-     CONFIRMED),
-    ("ModuleUnfit", scene(**logged("nvidia_uvm: Unknown symbol x (err -2)")), Witness(), None),  # it is loaded
+    (
+        "ModuleUnfit",
+        scene(
+            **{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")},
+            **logged("nvidia: disagrees about version of symbol module_layout"),
+        ),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "ModuleUnfit",
+        scene(majors=seen({"nvidia": 195}), **logged("nvidia_uvm: Unknown symbol x (err -2)")),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "ModuleUnfit",
+        scene(**logged("nvidia_uvm: Unknown symbol x (err -2)")),
+        Witness(),
+        None,
+    ),  # it is loaded
     ("FabricManagerMismatch", scene(units=FM_FAILED), said(FM_OTHER, source=FM), CONFIRMED),
     ("FabricManagerMismatch", scene(units=seen((unit(FM),))), said(FM_OTHER, source=FM), None),
     ("FabricNotReady", scene(units=FM_FAILED), Witness(), CONSISTENT),
-    ("FabricNotReady", scene(units=FM_FAILED, probe=stated(fabric="not supported")), Witness(), None),
-    ("FabricNotReady", scene(units=seen((unit(FM, "inactive"),)), pci=SWITCHED), Witness(), CONSISTENT),
-    ("FabricNotReady", scene(units=seen((unit(FM, "inactive", "not-found"),)), pci=SWITCHED), Witness(), CONSISTENT),
-    ("FabricNotReady", scene(units=seen((unit(FM, "inactive"),)), pci=SWITCHED, probe=stated(fabric="completed")),
-     Witness(), None),
-    ("FabricNotReady", scene(units=seen((unit(FM, "inactive", "not-found"),)), pci=SWITCHED,
-                             probe=probed(library="/run/nvidia/driver/usr/lib/libnvidia-ml.so.1")), Witness(), None),
+    (
+        "FabricNotReady",
+        scene(units=FM_FAILED, probe=stated(fabric="not supported")),
+        Witness(),
+        None,
+    ),
+    (
+        "FabricNotReady",
+        scene(units=seen((unit(FM, "inactive"),)), pci=SWITCHED),
+        Witness(),
+        CONSISTENT,
+    ),
+    (
+        "FabricNotReady",
+        scene(units=seen((unit(FM, "inactive", "not-found"),)), pci=SWITCHED),
+        Witness(),
+        CONSISTENT,
+    ),
+    (
+        "FabricNotReady",
+        scene(units=seen((unit(FM, "inactive"),)), pci=SWITCHED, probe=stated(fabric="completed")),
+        Witness(),
+        None,
+    ),
+    (
+        "FabricNotReady",
+        scene(
+            units=seen((unit(FM, "inactive", "not-found"),)),
+            pci=SWITCHED,
+            probe=probed(library="/run/nvidia/driver/usr/lib/libnvidia-ml.so.1"),
+        ),
+        Witness(),
+        None,
+    ),
     ("FabricNotReady", scene(units=seen((unit(FM),)), pci=SWITCHED), Witness(), None),
-    ("FabricNotReady", scene(probe=stated(fabric="not supported")), Witness(cuda=seen(CudaReport("cuInit", 802))),
-     CONSISTENT),
-    ("GpuLacksPower", scene(**SEVEN, **logged(f"NVRM: GPU {PCI_BUS}: GPU does not have the necessary power cables "
-                                              "connected.")), Witness(), CONFIRMED),
-    ("GpuLacksPower", scene(probe=failing(8, "nvmlDeviceGetHandleByIndex", 1, BUSES[1])), Witness(), CONFIRMED),
+    (
+        "FabricNotReady",
+        scene(probe=stated(fabric="not supported")),
+        Witness(cuda=seen(CudaReport("cuInit", 802))),
+        CONSISTENT,
+    ),
+    (
+        "GpuLacksPower",
+        scene(
+            **SEVEN,
+            **logged(
+                f"NVRM: GPU {PCI_BUS}: GPU does not have the necessary power cables connected."
+            ),
+        ),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "GpuLacksPower",
+        scene(probe=failing(8, "nvmlDeviceGetHandleByIndex", 1, BUSES[1])),
+        Witness(),
+        CONFIRMED,
+    ),
     ("GpuLacksPower", scene(**SEVEN), Witness(), None),
-    ("GpuInitFailed", scene(**SEVEN, **logged("NVRM: Xid (PCI:0000:0f:00): 143, GPU Initialization Error")),
-     Witness(), CONFIRMED),
-    ("GpuWantsReset", scene(**logged("NVRM: Xid (PCI:0000:0f:00): 95, Uncontained: LTC TAG")), Witness(), CONSISTENT),
-    ("GpuWantsReset", scene(**logged("NVRM: Xid (PCI:0000:0f:00): 94, Contained: SM")), Witness(), None),
-    ("MigHalfConfigured", scene(**HALF_MIG, plugins=(ended(b"error: invalid MIG configuration"),)), Witness(),
-     CONFIRMED),
-    ("MigHalfConfigured", scene(**HALF_MIG, plugins=(ended(b"panic: nil pointer"),)), Witness(), None),
-    ("MigHalfConfigured", scene(allocatable=seen(()), plugins=(ended(b"error: invalid MIG configuration"),)),
-     Witness(), None),
+    (
+        "GpuInitFailed",
+        scene(**SEVEN, **logged("NVRM: Xid (PCI:0000:0f:00): 143, GPU Initialization Error")),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "GpuWantsReset",
+        scene(**logged("NVRM: Xid (PCI:0000:0f:00): 95, Uncontained: LTC TAG")),
+        Witness(),
+        CONSISTENT,
+    ),
+    (
+        "GpuWantsReset",
+        scene(**logged("NVRM: Xid (PCI:0000:0f:00): 94, Contained: SM")),
+        Witness(),
+        None,
+    ),
+    (
+        "MigHalfConfigured",
+        scene(**HALF_MIG, plugins=(ended(b"error: invalid MIG configuration"),)),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "MigHalfConfigured",
+        scene(**HALF_MIG, plugins=(ended(b"panic: nil pointer"),)),
+        Witness(),
+        None,
+    ),
+    (
+        "MigHalfConfigured",
+        scene(allocatable=seen(()), plugins=(ended(b"error: invalid MIG configuration"),)),
+        Witness(),
+        None,
+    ),
     ("NoDriver", scene(**NO_DRIVER), Witness(), CONFIRMED),
-    ("DriverNotLoaded", scene(**{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")}), Witness(), CONFIRMED),
-    ("SecureBoot", scene(**{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")},
-                         **logged("Loading of unsigned module is rejected")), Witness(), CONFIRMED),
+    (
+        "DriverNotLoaded",
+        scene(**{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")}),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "SecureBoot",
+        scene(
+            **{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")},
+            **logged("Loading of unsigned module is rejected"),
+        ),
+        Witness(),
+        CONFIRMED,
+    ),
     ("DeviceNodesMissing", scene(nodes=seen(())), Witness(), CONFIRMED),
     ("FabricNotReady", scene(), Witness(cuda=seen(CudaReport("cuInit", 802))), CONFIRMED),
-    ("FabricNotReady", scene(probe=stated(fabric="in progress")),
-     Witness(), CONSISTENT),
-    ("FabricNotReady", scene(probe=stated(fabric="in progress")),
-     Witness(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2))), None),
+    ("FabricNotReady", scene(probe=stated(fabric="in progress")), Witness(), CONSISTENT),
+    (
+        "FabricNotReady",
+        scene(probe=stated(fabric="in progress")),
+        Witness(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2))),
+        None,
+    ),
     ("DriverLibraryMismatch", scene(probe=failing(18)), Witness(), CONFIRMED),
-    ("DriverLibraryMismatch", scene(**logged(
-        "NVRM: API mismatch: the client has the version 550.90.07, but NVRM: this kernel module has the version "
-        "550.54.15.")), Witness(), CONSISTENT),
-    ("FellOffBus", scene(**SEVEN, **logged(f"NVRM: Xid (PCI:{PCI_BUS[:-2]}): 79, GPU has fallen off the bus.")),
-     Witness(), CONFIRMED),
-    ("FellOffBus", scene(**LOST_GPU), said("NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus.",
-                                           source="kernel"), CONFIRMED),
+    (
+        "DriverLibraryMismatch",
+        scene(
+            **logged(
+                "NVRM: API mismatch: the client has the version 550.90.07, but NVRM: this "
+                "kernel module has the version "
+                "550.54.15."
+            )
+        ),
+        Witness(),
+        CONSISTENT,
+    ),
+    (
+        "FellOffBus",
+        scene(
+            **SEVEN, **logged(f"NVRM: Xid (PCI:{PCI_BUS[:-2]}): 79, GPU has fallen off the bus.")
+        ),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "FellOffBus",
+        scene(**LOST_GPU),
+        said("NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus.", source="kernel"),
+        CONFIRMED,
+    ),
     ("FellOffBus", scene(**LOST_GPU), Witness(), CONSISTENT),
     ("FellOffBus", scene(**SEVEN), Witness(), None),
-    ("GspTimeout", scene(**logged("NVRM: Xid (PCI:0000:0f:00): 119, Timeout", NOW - 1)), Witness(), CONFIRMED),
-    ("GpuInitFailed", scene(**SEVEN, **logged(f"NVRM: GPU {PCI_BUS}: RmInitAdapter failed! (0x24:0x72:1568)")),
-     Witness(), CONFIRMED),
-    ("GpuInitFailed", scene(**logged(f"NVRM: GPU {PCI_BUS}: RmInitAdapter failed! (0x24:0x72:1568)")), Witness(),
-     None),
+    (
+        "GspTimeout",
+        scene(**logged("NVRM: Xid (PCI:0000:0f:00): 119, Timeout", NOW - 1)),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "GpuInitFailed",
+        scene(**SEVEN, **logged(f"NVRM: GPU {PCI_BUS}: RmInitAdapter failed! (0x24:0x72:1568)")),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "GpuInitFailed",
+        scene(**logged(f"NVRM: GPU {PCI_BUS}: RmInitAdapter failed! (0x24:0x72:1568)")),
+        Witness(),
+        None,
+    ),
     ("GpuAbsentFromNvml", scene(**SEVEN), Witness(), CONFIRMED),
-    ("NvmlHang", scene(probe=probed(end=ProbeEnd.HUNG, detail="pid 7, state D")), Witness(), CONFIRMED),
+    (
+        "NvmlHang",
+        scene(probe=probed(end=ProbeEnd.HUNG, detail="pid 7, state D")),
+        Witness(),
+        CONFIRMED,
+    ),
     ("NvmlHang", scene(), Witness(cuda=TIMED_OUT), CONFIRMED),
     ("NvmlNotReady", scene(probe=failing(999)), Witness(), CONFIRMED),
-    ("GpuWantsReset", scene(probe=stated(remap_pending=True)),
-     Witness(), CONFIRMED),
+    ("GpuWantsReset", scene(probe=stated(remap_pending=True)), Witness(), CONFIRMED),
     # --- link 6 and 12
-    ("NoNvidiaHandler", scene(), said('failed to get sandbox runtime: no runtime for "nvidia" is configured'),
-     CONFIRMED),
-    ("PluginWithoutLibrary", unlisted(plugins=(sight(b"Failed to initialize NVML: could not load NVML library.\n"),)),
-     Witness(), CONFIRMED),
+    (
+        "NoNvidiaHandler",
+        scene(),
+        said('failed to get sandbox runtime: no runtime for "nvidia" is configured'),
+        CONFIRMED,
+    ),
+    (
+        "PluginWithoutLibrary",
+        unlisted(plugins=(sight(b"Failed to initialize NVML: could not load NVML library.\n"),)),
+        Witness(),
+        CONFIRMED,
+    ),
     ("CdiSpecMissing", scene(), said("unresolvable CDI devices nvidia.com/gpu=0"), CONSISTENT),
-    ("ContainerToolkit251", access.access_scene(verdicts=(LOST,), sightings=(RELOADED,)), Witness(), CONFIRMED),
+    (
+        "ContainerToolkit251",
+        access.access_scene(verdicts=(LOST,), sightings=(RELOADED,)),
+        Witness(),
+        CONFIRMED,
+    ),
     ("ContainerToolkit251", access.access_scene(verdicts=(LOST,)), Witness(), CONSISTENT),
-    ("ContainerToolkit251", access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)), Witness(), None),
+    (
+        "ContainerToolkit251",
+        access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)),
+        Witness(),
+        None,
+    ),
     ("ContainerToolkit251", DENIED_PLUGIN, Witness(), CONSISTENT),
     ("ContainerToolkit251", unlisted(), Witness(), CONSISTENT),
     ("ContainerToolkit251", unlisted(plugins=(sight(FAILED_LOG, access=True),)), Witness(), None),
-    ("CpuManagerUpdate", access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)),
-     Witness(cpu_policy=seen("static")), CONFIRMED),
-    ("CpuManagerUpdate", access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)),
-     Witness(cpu_policy=seen("none")), CONSISTENT),
-    ("CpuManagerUpdate", access.access_scene(verdicts=(LOST,), sightings=(RELOADED,)),
-     Witness(cpu_policy=seen("static")), None),
+    (
+        "CpuManagerUpdate",
+        access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)),
+        Witness(cpu_policy=seen("static")),
+        CONFIRMED,
+    ),
+    (
+        "CpuManagerUpdate",
+        access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)),
+        Witness(cpu_policy=seen("none")),
+        CONSISTENT,
+    ),
+    (
+        "CpuManagerUpdate",
+        access.access_scene(verdicts=(LOST,), sightings=(RELOADED,)),
+        Witness(cpu_policy=seen("static")),
+        None,
+    ),
     ("ReloadWillTakeDevices", access.access_scene(), Witness(), CONFIRMED),
     # --- links 8 and 9
     ("EarlyNvml", unlisted(), Witness(), CONSISTENT),
-    ("EarlyNvml", unlisted(), said("device 0000:07:00.0 - persistence mode enabled.", STARTED_AT + 5,
-                                   "nvidia-persistenced.service"), CONFIRMED),
-    ("EarlyNvml", unlisted(), said("device 0000:07:00.0 - persistence mode enabled.", STARTED_AT - 5,
-                                   "nvidia-persistenced.service"), CONSISTENT),
-    ("EarlyNvml", unlisted(**WATCHED_EARLY), Witness(first_seen=seen(Mark("", STARTED_AT + 5))), CONFIRMED),
+    (
+        "EarlyNvml",
+        unlisted(),
+        said(
+            "device 0000:07:00.0 - persistence mode enabled.",
+            STARTED_AT + 5,
+            "nvidia-persistenced.service",
+        ),
+        CONFIRMED,
+    ),
+    (
+        "EarlyNvml",
+        unlisted(),
+        said(
+            "device 0000:07:00.0 - persistence mode enabled.",
+            STARTED_AT - 5,
+            "nvidia-persistenced.service",
+        ),
+        CONSISTENT,
+    ),
+    (
+        "EarlyNvml",
+        unlisted(**WATCHED_EARLY),
+        Witness(first_seen=seen(Mark("", STARTED_AT + 5))),
+        CONFIRMED,
+    ),
     ("EarlyNvml", unlisted(), Witness(first_seen=seen(Mark("", STARTED_AT + 5))), CONSISTENT),
     ("EarlyNvml", unlisted(probe=failing(999)), Witness(), CONFIRMED),
     ("EarlyNvml", DENIED_PLUGIN, Witness(), None),
     ("EarlyNvml", forgotten(10.0), Witness(), None),
     ("UnitNotRegistered", UNIT_PLUGIN, Witness(), CONSISTENT),
     ("UnitNotRegistered", UNIT_PLUGIN, said(FAILED_LINE, 90.0, AKS), CONFIRMED),
-    ("UnitNotRegistered", UNIT_PLUGIN, said("No devices found. Waiting indefinitely.", 90.0, AKS), CONFIRMED),
-    ("UnitNotRegistered", UNIT_PLUGIN, said(FAILED_LINE, 20.0, AKS), CONSISTENT),  # of its start before
+    (
+        "UnitNotRegistered",
+        UNIT_PLUGIN,
+        said("No devices found. Waiting indefinitely.", 90.0, AKS),
+        CONFIRMED,
+    ),
+    (
+        "UnitNotRegistered",
+        UNIT_PLUGIN,
+        said(FAILED_LINE, 20.0, AKS),
+        CONSISTENT,
+    ),  # of its start before
     ("UnitNotRegistered", UNIT_PLUGIN, said(FAILED_LINE, 90.0, "dcgm.service"), CONSISTENT),
     ("UnitNotRegistered", unlisted(), Witness(), None),
     ("DeafPlugin", unlisted(), Witness(), CONFIRMED),
-    ("DeafPlugin", unlisted(plugins=(sight(FAILED_LOG, of=container(image="registry/plugin:v0.17.0")),)), Witness(),
-     None),
-    ("DeafPlugin", unlisted(plugins=(sight(FAILED_LOG, of=container(image="registry/plugin:latest")),)), Witness(),
-     CONSISTENT),
+    (
+        "DeafPlugin",
+        unlisted(plugins=(sight(FAILED_LOG, of=container(image="registry/plugin:v0.17.0")),)),
+        Witness(),
+        None,
+    ),
+    (
+        "DeafPlugin",
+        unlisted(plugins=(sight(FAILED_LOG, of=container(image="registry/plugin:latest")),)),
+        Witness(),
+        CONSISTENT,
+    ),
     ("PluginOwnAccessLost", DENIED_PLUGIN, Witness(), CONFIRMED),
     ("ContainerOlderThanModule", unlisted(**LOADED_LATE), Witness(), CONFIRMED),
     ("K8sDevicePlugin426", forgotten(STARTED_AT + 500), Witness(), CONFIRMED),
     ("K8sDevicePlugin426", forgotten(NOW - 5), Witness(), CONSISTENT),
     ("K8sDevicePlugin426", forgotten(STARTED_AT - 40), Witness(), None),
-    ("K8sDevicePlugin426", forgotten(STARTED_AT + 500), said(
-        'Got registration request from device plugin with resource" resourceName="nvidia.com/gpu"', NOW - 9), None),
+    (
+        "K8sDevicePlugin426",
+        forgotten(STARTED_AT + 500),
+        said(
+            'Got registration request from device plugin with resource" '
+            'resourceName="nvidia.com/gpu"',
+            NOW - 9,
+        ),
+        None,
+    ),
     ("OverlapOfTwo", forgotten(STARTED_AT - 40), Witness(), CONSISTENT),
-    ("OverlapOfTwo", forgotten(STARTED_AT - 40), said(
-        '"ListAndWatch ended unexpectedly for device plugin" err="EOF" resource="nvidia.com/gpu"'), CONFIRMED),
+    (
+        "OverlapOfTwo",
+        forgotten(STARTED_AT - 40),
+        said(
+            '"ListAndWatch ended unexpectedly for device plugin" err="EOF" '
+            'resource="nvidia.com/gpu"'
+        ),
+        CONFIRMED,
+    ),
     ("OverlapOfTwo", forgotten(STARTED_AT + 500), Witness(), None),
     ("TwoPlugins", unlisted(plugins=(sight(), sight(of=container("c2")))), Witness(), CONFIRMED),
-    ("PluginSawFewer", scene(allocatable=seen((Devices("nvidia.com/gpu", UUIDS[:1]),))), Witness(), CONFIRMED),
-    ("PluginMarkedUnhealthy", unlisted(plugins=(sight(b"'nvidia.com/gpu' device marked unhealthy: GPU-1\n"),)),
-     Witness(), CONFIRMED),
-    ("RegistrationFailed", unlisted(plugins=(sight(b"Could not register device plugin: deadline exceeded\n"),)),
-     Witness(), CONFIRMED),
-    ("RegistrationFailed", unlisted(plugins=(sight(b"Starting to serve on /x/nvidia.sock\n"),)), Witness(), None),
+    (
+        "PluginSawFewer",
+        scene(allocatable=seen((Devices("nvidia.com/gpu", UUIDS[:1]),))),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "PluginMarkedUnhealthy",
+        unlisted(plugins=(sight(b"'nvidia.com/gpu' device marked unhealthy: GPU-1\n"),)),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "RegistrationFailed",
+        unlisted(plugins=(sight(b"Could not register device plugin: deadline exceeded\n"),)),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "RegistrationFailed",
+        unlisted(plugins=(sight(b"Starting to serve on /x/nvidia.sock\n"),)),
+        Witness(),
+        None,
+    ),
     ("EarlyNvml", unlisted(probe=failing(18)), Witness(), None),
-    ("GpuAbsentFromNvml", scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN), Witness(), None),
-    ("PluginHangsInNvml", unlisted(plugins=(sight(b"2026/11/29 12:46:07 Loading NVML\n"),)), Witness(), CONSISTENT),
+    (
+        "GpuAbsentFromNvml",
+        scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN),
+        Witness(),
+        None,
+    ),
+    (
+        "PluginHangsInNvml",
+        unlisted(plugins=(sight(b"2026/11/29 12:46:07 Loading NVML\n"),)),
+        Witness(),
+        CONSISTENT,
+    ),
     ("NoPlugin", unlisted(plugins=(), runtime=seen(Runtime((), ()))), Witness(), CONFIRMED),
     ("PluginPodWaits", UNMADE, Witness(), CONFIRMED),
     ("NoPlugin", UNMADE, Witness(), None),
-    ("MpsDaemonMissing", unlisted(plugins=(sight(b"Failed to start plugin: error waiting for MPS daemon: x\n"),)),
-     Witness(), CONFIRMED),
-    ("PluginHangsInNvml", unlisted(plugins=(sight(b"Retrieving plugins.\nerror waiting for MPS daemon: x\n"),)),
-     Witness(), None),
-    ("PluginHangsInNvml", unlisted(plugins=(sight(b"Retrieving plugins.\n", of=container(attempt=4)),)), Witness(),
-     CONSISTENT),  # it was started long ago
+    (
+        "MpsDaemonMissing",
+        unlisted(plugins=(sight(b"Failed to start plugin: error waiting for MPS daemon: x\n"),)),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "PluginHangsInNvml",
+        unlisted(plugins=(sight(b"Retrieving plugins.\nerror waiting for MPS daemon: x\n"),)),
+        Witness(),
+        None,
+    ),
+    (
+        "PluginHangsInNvml",
+        unlisted(plugins=(sight(b"Retrieving plugins.\n", of=container(attempt=4)),)),
+        Witness(),
+        CONSISTENT,
+    ),  # it was started long ago
     ("PluginPodWaits", NO_PLUGIN, said(NO_SANDBOX, NOW - 60), CONFIRMED),
     ("PluginPodWaits", NO_PLUGIN, said(NO_SANDBOX, NOW - 700), CONSISTENT),
     ("PluginPodWaits", scene(), said(NO_SANDBOX, NOW - 60), None),
@@ -296,38 +634,119 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
     ("PluginHangsInNvml", BETWEEN, Witness(), None),
     ("PluginNotPermitted", NOT_PERMITTED, Witness(), CONFIRMED),
     ("EarlyNvml", NOT_PERMITTED, Witness(), None),
-    ("PluginMarkedUnhealthy", unlisted(plugins=(sight(
-        WELL_LOG + b"Skipping non-nvmlEventTypeXidCriticalError event: {EventType:2}\n"),)), Witness(), None),
-    ("HookRefused", NO_PLUGIN, said("nvidia-container-cli: mount error: failed to add device rules"), CONFIRMED),
-    ("HookRefused", NO_PLUGIN, said("nvidia-container-cli: error of a kind that nobody knows"), CONFIRMED),
-    ("HookRefused", NO_PLUGIN, said("nvidia-container-cli: ldcache error: process /sbin/ldconfig failed"), None),
-    ("PluginWithoutLibrary", NO_PLUGIN, said("nvidia-container-cli: initialization error: load library failed: "
-                                             "libnvidia-ml.so.1"), CONFIRMED),
-    ("PluginWithoutLibrary", NO_PLUGIN, said("nvidia-container-cli: device error: 8: unknown device"), None),
+    (
+        "PluginMarkedUnhealthy",
+        unlisted(
+            plugins=(
+                sight(
+                    WELL_LOG + b"Skipping non-nvmlEventTypeXidCriticalError event: {EventType:2}\n"
+                ),
+            )
+        ),
+        Witness(),
+        None,
+    ),
+    (
+        "HookRefused",
+        NO_PLUGIN,
+        said("nvidia-container-cli: mount error: failed to add device rules"),
+        CONFIRMED,
+    ),
+    (
+        "HookRefused",
+        NO_PLUGIN,
+        said("nvidia-container-cli: error of a kind that nobody knows"),
+        CONFIRMED,
+    ),
+    (
+        "HookRefused",
+        NO_PLUGIN,
+        said("nvidia-container-cli: ldcache error: process /sbin/ldconfig failed"),
+        None,
+    ),
+    (
+        "PluginWithoutLibrary",
+        NO_PLUGIN,
+        said("nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1"),
+        CONFIRMED,
+    ),
+    (
+        "PluginWithoutLibrary",
+        NO_PLUGIN,
+        said("nvidia-container-cli: device error: 8: unknown device"),
+        None,
+    ),
     ("ContainerOlderThanModule", unlisted(plugins=(sight(OTHER_LIBRARY),)), Witness(), CONFIRMED),
-    ("ContainerOlderThanModule", unlisted(plugins=(sight(OTHER_LIBRARY),), probe=failing(18)), Witness(), None),
+    (
+        "ContainerOlderThanModule",
+        unlisted(plugins=(sight(OTHER_LIBRARY),), probe=failing(18)),
+        Witness(),
+        None,
+    ),
     ("EarlyNvml", unlisted(plugins=(sight(OTHER_LIBRARY),)), Witness(), None),
     ("RegistrationFailed", forgotten(60.0), said(NOT_REACHED, NOW - 5), CONFIRMED),
-    ("RegistrationFailed", forgotten(60.0), said(NOT_REACHED, 90.0), None),  # before this plugin's start
-    ("PluginWithoutLibrary", unlisted(plugins=(sight(
-        b"Incompatible strategy detected auto\n", of=container(state=ContainerState.EXITED)),)), Witness(),
-     CONFIRMED),
-    ("PluginWithoutLibrary", unlisted(plugins=(sight(
-        FAILED_LOG, of=container(state=ContainerState.EXITED)),)), Witness(), None),
-    ("FellOffBus", scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN, **logged(DEAD)), Witness(),
-     CONFIRMED),
-    ("GspFirmwareMissing", scene(**SEVEN, **logged(FIRMWARE.format("gsp_ga10x"))), Witness(), CONFIRMED),
-    ("GspFirmwareMissing", scene(**SEVEN, **logged(FIRMWARE.format("gsp_log_ga10x"))), Witness(), None),
+    (
+        "RegistrationFailed",
+        forgotten(60.0),
+        said(NOT_REACHED, 90.0),
+        None,
+    ),  # before this plugin's start
+    (
+        "PluginWithoutLibrary",
+        unlisted(
+            plugins=(
+                sight(
+                    b"Incompatible strategy detected auto\n",
+                    of=container(state=ContainerState.EXITED),
+                ),
+            )
+        ),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "PluginWithoutLibrary",
+        unlisted(plugins=(sight(FAILED_LOG, of=container(state=ContainerState.EXITED)),)),
+        Witness(),
+        None,
+    ),
+    (
+        "FellOffBus",
+        scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN, **logged(DEAD)),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "GspFirmwareMissing",
+        scene(**SEVEN, **logged(FIRMWARE.format("gsp_ga10x"))),
+        Witness(),
+        CONFIRMED,
+    ),
+    (
+        "GspFirmwareMissing",
+        scene(**SEVEN, **logged(FIRMWARE.format("gsp_log_ga10x"))),
+        Witness(),
+        None,
+    ),
     ("GspFirmwareMissing", scene(**logged(FIRMWARE.format("gsp_ga10x"))), Witness(), None),
     # --- the kubelet
-    ("KubeletDown", scene(units=seen((unit("kubelet.service", "inactive"),)), allocatable=MISSING), Witness(),
-     CONFIRMED),
+    (
+        "KubeletDown",
+        scene(units=seen((unit("kubelet.service", "inactive"),)), allocatable=MISSING),
+        Witness(),
+        CONFIRMED,
+    ),
     ("KubeletSocketGone", unlisted(plugin_sockets=seen(())), Witness(), CONFIRMED),
     ("KubeletSocketGone", scene(plugin_sockets=MISSING), Witness(), None),
     ("KubeletSocketGone", scene(plugin_sockets=TIMED_OUT), Witness(), None),
     ("KubeletSocketGone", scene(plugin_sockets=seen(()), allocatable=TIMED_OUT), Witness(), None),
     ("KubeletCannotWrite", scene(), said(NOT_WRITTEN), CONFIRMED),
-    ("KubeletTooOld", scene(allocatable=Refusal(Why.MISSING, "UNIMPLEMENTED: unknown method")), Witness(), CONFIRMED),
+    (
+        "KubeletTooOld",
+        scene(allocatable=Refusal(Why.MISSING, "UNIMPLEMENTED: unknown method")),
+        Witness(),
+        CONFIRMED,
+    ),
     ("KubeletTooOld", scene(allocatable=MISSING), Witness(), None),
     ("KubeletElsewhere", scene(allocatable=MISSING), Witness(), CONSISTENT),
     ("KubeletElsewhere", scene(allocatable=TIMED_OUT), Witness(), None),
@@ -337,10 +756,25 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
     ("StaleCheckpoint", unlisted(checkpoint=seen({"nvidia.com/gpu": 2})), Witness(), CONFIRMED),
     ("StaleCheckpoint", scene(), Witness(), None),
     ("CheckpointTorn", scene(checkpoint=FAILED), Witness(), CONFIRMED),
-    ("CheckpointTorn", scene(checkpoint=Refusal(Why.FAILED, f"f {UNKNOWN_FORM}: …")), Witness(), CONSISTENT),
+    (
+        "CheckpointTorn",
+        scene(checkpoint=Refusal(Why.FAILED, f"f {UNKNOWN_FORM}: …")),
+        Witness(),
+        CONSISTENT,
+    ),
     ("CheckpointTorn", scene(checkpoint=DENIED), Witness(), None),
-    ("OutOfGpus", scene(), said("Node didn't have enough resource: nvidia.com/gpu, requested: 1"), CONFIRMED),
-    ("OutOfGpus", scene(), said("Node didn't have enough resource: cpu, requested: 1, used: 0"), None),
+    (
+        "OutOfGpus",
+        scene(),
+        said("Node didn't have enough resource: nvidia.com/gpu, requested: 1"),
+        CONFIRMED,
+    ),
+    (
+        "OutOfGpus",
+        scene(),
+        said("Node didn't have enough resource: cpu, requested: 1, used: 0"),
+        None,
+    ),
     ("UnexpectedAdmission", scene(), said(ALLOCATE), CONFIRMED),
     ("InitContainerRace", scene(), said(ALLOCATE, KUBELET_AT + 20), CONSISTENT),
     ("InitContainerRace", scene(), said(ALLOCATE, KUBELET_AT + 400), None),
@@ -350,15 +784,24 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
     ("RuntimeSilent", scene(runtime=Refusal(Why.NOT_RECORDED)), Witness(), None),
 ]
 BY_REASON = {
-    "GpuNotOnBus": "PciShort", "GpuUnsupported": "GpuUnsupported", "CdiSpecMissing": "CdiMissing",
-    "CdiSpecOld": "CdiOlderDriver", "CdiSpecPointsNowhere": "CdiPathsMissing", "CdiSpecBroken": "CdiConflict",
-    "PluginGivenNothing": "PluginGivenNothing", "PluginCrashes": "PluginExited", "NodeShowsFewer": "NodeShowsFewer",
+    "GpuNotOnBus": "PciShort",
+    "GpuUnsupported": "GpuUnsupported",
+    "CdiSpecMissing": "CdiMissing",
+    "CdiSpecOld": "CdiOlderDriver",
+    "CdiSpecPointsNowhere": "CdiPathsMissing",
+    "CdiSpecBroken": "CdiConflict",
+    "PluginGivenNothing": "PluginGivenNothing",
+    "PluginCrashes": "PluginExited",
+    "NodeShowsFewer": "NodeShowsFewer",
     "OverlapOfTwo": "AnotherServes",
 }
 
 
-@pytest.mark.parametrize(("fault", "of", "witness", "strength"), ROWS,
-                         ids=[f"{r[0]}-{r[3].value if r[3] else 'not'}-{n}" for n, r in enumerate(ROWS)])
+@pytest.mark.parametrize(
+    ("fault", "of", "witness", "strength"),
+    ROWS,
+    ids=[f"{r[0]}-{r[3].value if r[3] else 'not'}-{n}" for n, r in enumerate(ROWS)],
+)
 def test_each_fault(fault: str, of: Scene, witness: Witness, strength: Strength | None) -> None:
     known = found(of, witness).get(fault)
     assert (known.strength if known else None) is strength, known
@@ -374,12 +817,16 @@ def test_faults_that_a_finding_names(fault: str, reason: str) -> None:
 
 
 def test_every_fault_is_tried_in_each_of_its_strengths() -> None:
-    tried = {(fault, strength) for fault, _, _, strength in ROWS} | {(fault, CONFIRMED) for fault in BY_REASON}
+    tried = {(fault, strength) for fault, _, _, strength in ROWS} | {
+        (fault, CONFIRMED) for fault in BY_REASON
+    }
     never_sure = {f.id for f in FAULTS if f.confirmed.startswith("none that")}
     hinted = {"NoNvidiaHandler"}
     for fault in FAULTS:
         assert (fault.id, CONFIRMED) in tried or fault.id in never_sure, fault.id
-        assert (fault.id, CONSISTENT) in tried or not fault.consistent or fault.id in hinted, fault.id
+        assert (fault.id, CONSISTENT) in tried or not fault.consistent or fault.id in hinted, (
+            fault.id
+        )
 
 
 def test_what_is_said_of_a_container_is_done_to_a_unit() -> None:
@@ -390,18 +837,33 @@ def test_what_is_said_of_a_container_is_done_to_a_unit() -> None:
 
 def test_that_nobody_holds_a_gpu_is_said_by_the_kubelet_alone() -> None:
     """A container without a claim that we know of may have been allocated one."""
+
     def workloads(**changes: Any) -> Finding:
-        of = scene(**{"processes": seen(()), "runtime": seen(Runtime((), ())), "plugins": (), **changes})
-        return next(f for f in links(of, diagnose(of, DEFAULTS), Witness()) if f.condition == "WorkloadAccess")
+        of = scene(
+            **{"processes": seen(()), "runtime": seen(Runtime((), ())), "plugins": (), **changes}
+        )
+        return next(
+            f
+            for f in links(of, diagnose(of, DEFAULTS), Witness())
+            if f.condition == "WorkloadAccess"
+        )
 
     assert workloads(allocations=seen(())).verdict is Verdict.HOLDS
     assert workloads(allocations=TIMED_OUT).verdict is Verdict.UNKNOWN
-    assert workloads(allocations=MISSING, allocatable=MISSING, units=seen(())).verdict is Verdict.HOLDS  # no kubelet
+    assert (
+        workloads(allocations=MISSING, allocatable=MISSING, units=seen(())).verdict is Verdict.HOLDS
+    )  # no kubelet
 
 
 def test_a_healthy_node_has_no_fault() -> None:
     assert found(scene()) == {}
-    assert found(scene(), Witness(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2)), cpu_policy=seen("static"))) == {}
+    assert (
+        found(
+            scene(),
+            Witness(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2)), cpu_policy=seen("static")),
+        )
+        == {}
+    )
 
 
 def test_reasons_that_faults_refer_to_exist() -> None:
@@ -412,7 +874,9 @@ def test_reasons_that_faults_refer_to_exist() -> None:
             named = getattr(name, "id", "") == "when" or getattr(name, "attr", "") == "finding"
             for word in call.args if isinstance(call, ast.Call) and named else ():
                 if isinstance(word, ast.Constant):
-                    assert f"`{word.value}`" in page or str(word.value).startswith("Nvml"), word.value
+                    assert f"`{word.value}`" in page or str(word.value).startswith("Nvml"), (
+                        word.value
+                    )
 
 
 # --- the chain
@@ -423,19 +887,26 @@ def broken(of: Scene, witness: Witness = NO_WITNESS) -> tuple[int, str]:
     return (of_node.link, of_node.reason) if of_node else (0, "")
 
 
-@pytest.mark.parametrize(("of", "witness", "link"), [
-    (scene(), Witness(), (0, "")),
-    (unlisted(), Witness(), (8, "PluginInitFailed")),
-    (scene(allocatable=MISSING, units=seen((unit("kubelet.service", "failed"),))), Witness(), (7, "KubeletInactive")),
-    (scene(allocatable=MISSING, units=seen(())), Witness(), (0, "")),
-    (access.access_scene(verdicts=(LOST,)), Witness(), (12, "AccessDenied")),
-    (scene(probe=failing(999), allocatable=seen(())), Witness(), (5, "NvmlUnknown")),
-    (scene(), Witness(cuda=seen(CudaReport("cuInit", 802))), (4, "CudaNotReady")),
-    (scene(), Witness(cuda=seen(CudaReport("cuInit", 3))), (5, "CudaFailed")),
-    (scene(), Witness(cuda=TIMED_OUT), (5, "CudaSilent")),
-    (scene(), Witness(cuda=FAILED), (0, "")),
-    (scene(), Witness(sockets=(SocketSight("nvidia-gpu.sock", FAILED),)), (0, "")),
-])
+@pytest.mark.parametrize(
+    ("of", "witness", "link"),
+    [
+        (scene(), Witness(), (0, "")),
+        (unlisted(), Witness(), (8, "PluginInitFailed")),
+        (
+            scene(allocatable=MISSING, units=seen((unit("kubelet.service", "failed"),))),
+            Witness(),
+            (7, "KubeletInactive"),
+        ),
+        (scene(allocatable=MISSING, units=seen(())), Witness(), (0, "")),
+        (access.access_scene(verdicts=(LOST,)), Witness(), (12, "AccessDenied")),
+        (scene(probe=failing(999), allocatable=seen(())), Witness(), (5, "NvmlUnknown")),
+        (scene(), Witness(cuda=seen(CudaReport("cuInit", 802))), (4, "CudaNotReady")),
+        (scene(), Witness(cuda=seen(CudaReport("cuInit", 3))), (5, "CudaFailed")),
+        (scene(), Witness(cuda=TIMED_OUT), (5, "CudaSilent")),
+        (scene(), Witness(cuda=FAILED), (0, "")),
+        (scene(), Witness(sockets=(SocketSight("nvidia-gpu.sock", FAILED),)), (0, "")),
+    ],
+)
 def test_the_first_broken_link(of: Scene, witness: Witness, link: tuple[int, str]) -> None:
     assert broken(of, witness) == link
 
@@ -450,7 +921,9 @@ def test_every_link_has_a_word_where_there_is_a_chain() -> None:
 
 
 def test_what_is_silent_is_never_broken() -> None:
-    silent = scene(allocatable=DENIED, runtime=DENIED, units=DENIED, processes=DENIED, kernel=DENIED)
+    silent = scene(
+        allocatable=DENIED, runtime=DENIED, units=DENIED, processes=DENIED, kernel=DENIED
+    )
     chain = links(silent, diagnose(silent, DEFAULTS), Witness(journal=DENIED, cuda=DENIED))
     assert first_broken(chain) is None
     unknown = first_unknown(chain)
@@ -463,7 +936,10 @@ def test_what_keeps_a_fault_is_not_its_cause() -> None:
     diagnosis = diagnose(of, DEFAULTS)
     first = first_broken(links(of, diagnosis, Witness()))
     assert first is not None
-    assert [s.id for s in causes(first, suspects(of, diagnosis))] == ["EarlyNvml", "ContainerToolkit251"]
+    assert [s.id for s in causes(first, suspects(of, diagnosis))] == [
+        "EarlyNvml",
+        "ContainerToolkit251",
+    ]
 
 
 def explained(of: Scene, witness: Witness = NO_WITNESS) -> list[str]:
@@ -473,14 +949,29 @@ def explained(of: Scene, witness: Witness = NO_WITNESS) -> list[str]:
 
 
 def test_what_kept_the_plugin_away_is_its_cause_and_a_spec_that_nobody_uses_is_not() -> None:
-    refused = said("nvidia-container-cli: ldcache error: process /sbin/ldconfig terminated with signal 9", NOW - 9)
+    refused = said(
+        "nvidia-container-cli: ldcache error: process /sbin/ldconfig terminated with signal 9",
+        NOW - 9,
+    )
     assert explained(NO_PLUGIN, refused)[0] == "PluginWithoutLibrary"
-    stale = replace(diagnose(NO_PLUGIN, DEFAULTS), findings=reasoned("CdiOlderDriver").findings[-1:] + diagnose(
-        NO_PLUGIN, DEFAULTS).findings)
+    stale = replace(
+        diagnose(NO_PLUGIN, DEFAULTS),
+        findings=reasoned("CdiOlderDriver").findings[-1:] + diagnose(NO_PLUGIN, DEFAULTS).findings,
+    )
     first = first_broken(tuple(f for f in stale.findings if f.condition == "PluginWell"))
     assert first and [s.id for s in causes(first, suspects(NO_PLUGIN, stale))] == ["NoPlugin"]
-    ended = unlisted(plugins=(sight(b"Incompatible strategy detected auto\n", of=container(
-        state=ContainerState.EXITED)),))
+    ended = unlisted(
+        plugins=(
+            sight(
+                b"Incompatible strategy detected auto\n", of=container(state=ContainerState.EXITED)
+            ),
+        )
+    )
     assert explained(ended) == ["PluginWithoutLibrary", "PluginCrashes"]
-    assert explained(unlisted(plugins=(sight(FAILED_LOG, of=container(state=ContainerState.EXITED)),)),
-                     refused)[0] == "PluginCrashes"  # it ran: another container was refused
+    assert (
+        explained(
+            unlisted(plugins=(sight(FAILED_LOG, of=container(state=ContainerState.EXITED)),)),
+            refused,
+        )[0]
+        == "PluginCrashes"
+    )  # it ran: another container was refused

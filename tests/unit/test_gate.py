@@ -1,4 +1,5 @@
-"""The gate's one step: which phase, may the kubelet start, may GPU work start, and when to look again."""
+"""The gate's one step: which phase, may the kubelet start, may GPU work start, and when to look
+again."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ from .scenes import (
 )
 
 START = NOW - 10
-WAITING_KUBELET = seen((unit("kubelet.service", "inactive", since=None), unit("nvidia-persistenced.service")))
+WAITING_KUBELET = seen(
+    (unit("kubelet.service", "inactive", since=None), unit("nvidia-persistenced.service"))
+)
 BOOT: dict[str, Any] = {"units": WAITING_KUBELET, "allocatable": MISSING, "learned": seen(BUSES)}
 """A node that boots: its kubelet waits, and has said nothing yet."""
 
@@ -57,14 +60,23 @@ def boot(settings: Settings = DEFAULTS, **changes: Any) -> Diagnosis:
     return diagnosed(settings, **{**BOOT, **changes})
 
 
-def after_probes(count: int, settings: Settings = DEFAULTS, begin: Gate | None = None, first: int = 1,
-                 **changes: Any) -> Gate:
+def after_probes(
+    count: int,
+    settings: Settings = DEFAULTS,
+    begin: Gate | None = None,
+    first: int = 1,
+    **changes: Any,
+) -> Gate:
     """The gate once so many probes of the same node were judged, one a second."""
     now, at = begin or gate(), START
     for number in range(first, first + count):
         at += 1
-        now = step(now, boot(settings, **{"probe": probed(number=number, started_at=at - 1), **changes}), at,
-                   settings).gate
+        now = step(
+            now,
+            boot(settings, **{"probe": probed(number=number, started_at=at - 1), **changes}),
+            at,
+            settings,
+        ).gate
     return now
 
 
@@ -77,7 +89,9 @@ def failed(count: int, code: int = 999, every_s: float = 1.0, **changes: Any) ->
     now, at = gate(), START
     for number in range(1, count + 1):
         at += every_s
-        now = step(now, boot(probe=failing(code, number=number, started_at=at), **changes), at, DEFAULTS).gate
+        now = step(
+            now, boot(probe=failing(code, number=number, started_at=at), **changes), at, DEFAULTS
+        ).gate
     return now, at
 
 
@@ -87,8 +101,15 @@ def kinds(actions: Any) -> set[type]:
 
 def test_the_numbers_of_the_phases_never_change() -> None:
     assert {phase.value: phase.number for phase in Phase} == {
-        "WAITING": 0, "PROBING": 1, "SETTLING": 2, "OPEN": 3, "REVALIDATING": 4, "REPAIRING": 5, "HELD": 6,
-        "NOT_APPLICABLE": 7}
+        "WAITING": 0,
+        "PROBING": 1,
+        "SETTLING": 2,
+        "OPEN": 3,
+        "REVALIDATING": 4,
+        "REPAIRING": 5,
+        "HELD": 6,
+        "NOT_APPLICABLE": 7,
+    }
 
 
 def test_three_equal_probes_open_the_gate() -> None:
@@ -122,53 +143,147 @@ def test_a_failure_starts_the_count_again() -> None:
 
 def test_the_arrival_of_an_event_starts_nothing_again() -> None:
     two = after_probes(2)
-    again = step(two, boot(probe=probed(number=2), trouble=("udev is lost",), manager=seen(Manager("252", NOW))), NOW,
-                 DEFAULTS).gate
+    again = step(
+        two,
+        boot(probe=probed(number=2), trouble=("udev is lost",), manager=seen(Manager("252", NOW))),
+        NOW,
+        DEFAULTS,
+    ).gate
     assert (again.good, again.phase) == (2, Phase.SETTLING)
 
 
 # name, what the gate remembers, what is changed in the scene, settings, phase, reason
 TABLE: list[tuple[str, Gate, dict[str, Any], dict[str, Any], Phase, str]] = [
     ("no GPU", gate(), {"pci": seen(())}, {}, Phase.NOT_APPLICABLE, "NoGpuForContainers"),
-    ("all GPUs given away", gate(), {"pci": seen((function(BUSES[0], "vfio-pci"),))}, {}, Phase.NOT_APPLICABLE,
-     "NoGpuForContainers"),
-    ("no GPU any more", opened(), {"pci": seen(())}, {}, Phase.NOT_APPLICABLE, "NoGpuForContainers"),
+    (
+        "all GPUs given away",
+        gate(),
+        {"pci": seen((function(BUSES[0], "vfio-pci"),))},
+        {},
+        Phase.NOT_APPLICABLE,
+        "NoGpuForContainers",
+    ),
+    (
+        "no GPU any more",
+        opened(),
+        {"pci": seen(())},
+        {},
+        Phase.NOT_APPLICABLE,
+        "NoGpuForContainers",
+    ),
     ("no driver yet", gate(), NO_DRIVER, {}, Phase.WAITING, "DriverNotInstalled"),
-    ("driver installed, not loaded", gate(), {**NO_DRIVER, "module_installed": seen("nvidia.ko")}, {}, Phase.WAITING,
-     "DriverNotLoaded"),
-    ("module still loading", gate(), {"module_state": seen("coming")}, {}, Phase.WAITING, "DriverLoading"),
+    (
+        "driver installed, not loaded",
+        gate(),
+        {**NO_DRIVER, "module_installed": seen("nvidia.ko")},
+        {},
+        Phase.WAITING,
+        "DriverNotLoaded",
+    ),
+    (
+        "module still loading",
+        gate(),
+        {"module_state": seen("coming")},
+        {},
+        Phase.WAITING,
+        "DriverLoading",
+    ),
     ("driver went away", opened(), NO_DRIVER, {}, Phase.WAITING, "DriverNotInstalled"),
-    ("driver unreadable", gate(), {"driver_version": DENIED, "module_state": MISSING}, {}, Phase.WAITING,
-     "DriverUnreadable"),
+    (
+        "driver unreadable",
+        gate(),
+        {"driver_version": DENIED, "module_state": MISSING},
+        {},
+        Phase.WAITING,
+        "DriverUnreadable",
+    ),
     ("PCI unreadable", gate(), {"pci": DENIED}, {}, Phase.WAITING, "PciUnreadable"),
     ("PCI short", gate(), {}, {"expected_gpus": ("8",)}, Phase.WAITING, "PciShort"),
-    ("a GPU without a driver", gate(), {"pci": seen((function(BUSES[0]), function(BUSES[1], "")))}, {}, Phase.WAITING,
-     "GpuUnbound"),
+    (
+        "a GPU without a driver",
+        gate(),
+        {"pci": seen((function(BUSES[0]), function(BUSES[1], "")))},
+        {},
+        Phase.WAITING,
+        "GpuUnbound",
+    ),
     ("not probed", gate(), {"probe": seen(ProbeState())}, {}, Phase.PROBING, "NotProbed"),
     ("NVML 999", gate(), {"probe": failing(999)}, {}, Phase.PROBING, "NvmlUnknown"),
     ("seven of eight", gate(), {"probe": probed(gpus=GPUS[:1])}, {}, Phase.PROBING, "GpuMissing"),
-    ("mismatch, seen once", gate(), {"probe": failing(18)}, {}, Phase.PROBING, "NvmlLibRmVersionMismatch"),
-    ("mismatch, seen twice", gate(hopeless=1, counted=1), {"probe": failing(18, number=2)}, {}, Phase.HELD,
-     "NvmlLibRmVersionMismatch"),
-    ("hung", gate(), {"probe": seen(ProbeState(report(), None, Remains(7, "D", "", START)))}, {}, Phase.SETTLING,
-     "Settling"),
-    ("hung, nothing before", gate(), {"probe": seen(ProbeState(None, None, Remains(7, "D", "", START)))}, {},
-     Phase.PROBING, "ProbeHung"),
+    (
+        "mismatch, seen once",
+        gate(),
+        {"probe": failing(18)},
+        {},
+        Phase.PROBING,
+        "NvmlLibRmVersionMismatch",
+    ),
+    (
+        "mismatch, seen twice",
+        gate(hopeless=1, counted=1),
+        {"probe": failing(18, number=2)},
+        {},
+        Phase.HELD,
+        "NvmlLibRmVersionMismatch",
+    ),
+    (
+        "hung",
+        gate(),
+        {"probe": seen(ProbeState(report(), None, Remains(7, "D", "", START)))},
+        {},
+        Phase.SETTLING,
+        "Settling",
+    ),
+    (
+        "hung, nothing before",
+        gate(),
+        {"probe": seen(ProbeState(None, None, Remains(7, "D", "", START)))},
+        {},
+        Phase.PROBING,
+        "ProbeHung",
+    ),
     ("nodes missing", gate(), {"nodes": seen(NODES[1:])}, {}, Phase.WAITING, "DeviceNodesMissing"),
-    ("nodes gone", opened(), {"probe": probed(number=3), "nodes": seen(NODES[1:])}, {}, Phase.WAITING,
-     "DeviceNodesMissing"),
+    (
+        "nodes gone",
+        opened(),
+        {"probe": probed(number=3), "nodes": seen(NODES[1:])},
+        {},
+        Phase.WAITING,
+        "DeviceNodesMissing",
+    ),
     ("open", opened(), {"probe": probed(number=3)}, {}, Phase.OPEN, ""),
-    ("reloaded", opened(), {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1))}, {},
-     Phase.REVALIDATING, "Revalidating"),
-    ("open, and the next probe hangs", opened(),
-     {"probe": seen(ProbeState(report(3), None, Remains(7, "D", "", START)))}, {}, Phase.REVALIDATING, "ProbeHung"),
+    (
+        "reloaded",
+        opened(),
+        {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1))},
+        {},
+        Phase.REVALIDATING,
+        "Revalidating",
+    ),
+    (
+        "open, and the next probe hangs",
+        opened(),
+        {"probe": seen(ProbeState(report(3), None, Remains(7, "D", "", START)))},
+        {},
+        Phase.REVALIDATING,
+        "ProbeHung",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "before", "changes", "settings", "phase", "reason"), TABLE,
-                         ids=[row[0] for row in TABLE])
-def test_phase(name: str, before: Gate, changes: dict[str, Any], settings: dict[str, Any], phase: Phase,
-               reason: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "before", "changes", "settings", "phase", "reason"),
+    TABLE,
+    ids=[row[0] for row in TABLE],
+)
+def test_phase(
+    name: str,
+    before: Gate,
+    changes: dict[str, Any],
+    settings: dict[str, Any],
+    phase: Phase,
+    reason: str,
+) -> None:
     after = step(before, boot(Settings(**settings), **changes), NOW, Settings(**settings)).gate
     assert (after.phase, after.reason) == (phase, reason)
     assert after.why
@@ -180,42 +295,118 @@ HOPELESS = gate(hopeless=1, counted=1)
 RELEASES: list[tuple[str, Gate, dict[str, Any], dict[str, Any], str]] = [
     ("probing", gate(), {"probe": failing(999)}, {}, ""),
     ("settling", gate(), {}, {}, ""),
-    ("driver installed and not loaded", gate(), {**NO_DRIVER, "module_installed": seen("nvidia.ko")}, {}, ""),
+    (
+        "driver installed and not loaded",
+        gate(),
+        {**NO_DRIVER, "module_installed": seen("nvidia.ko")},
+        {},
+        "",
+    ),
     ("driver being built", gate(), {**NO_DRIVER, "driver_building": seen("nvidia 550")}, {}, ""),
     ("PCI unreadable", gate(), {"pci": DENIED}, {}, ""),
-    ("whether a driver is there is unknown", gate(), {**NO_DRIVER, "module_installed": DENIED}, {}, ""),
+    (
+        "whether a driver is there is unknown",
+        gate(),
+        {**NO_DRIVER, "module_installed": DENIED},
+        {},
+        "",
+    ),
     ("systemd unreadable", gate(), {"units": DENIED, "probe": failing(999)}, {}, ""),
     ("hung", gate(), {"probe": seen(ProbeState(None, None, Remains(7, "D", "", START)))}, {}, ""),
     ("open", replace(after_probes(2), counted=2), {"probe": probed(number=3)}, {}, "stable: "),
     ("no GPU", gate(), {"pci": seen(())}, {}, "no NVIDIA GPU on the PCI bus"),
     ("paused", gate(), {"paused": seen(Mark("", 0.0)), "probe": failing(999)}, {}, "paused"),
     ("driver comes later", gate(), NO_DRIVER, {}, "no nvidia driver on the host yet"),
-    ("mismatch", HOPELESS, {"probe": failing(18, number=2)}, {}, "NVML_ERROR_LIB_RM_VERSION_MISMATCH"),
-    ("GPU lost", HOPELESS, {"probe": failing(15, "nvmlDeviceGetHandleByIndex", 1, number=2)}, {}, "GPU_IS_LOST"),
+    (
+        "mismatch",
+        HOPELESS,
+        {"probe": failing(18, number=2)},
+        {},
+        "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
+    ),
+    (
+        "GPU lost",
+        HOPELESS,
+        {"probe": failing(15, "nvmlDeviceGetHandleByIndex", 1, number=2)},
+        {},
+        "GPU_IS_LOST",
+    ),
     ("no library", HOPELESS, {"probe": failing(12, "dlopen", number=2)}, {}, "LIBRARY_NOT_FOUND"),
-    ("kubelet already running", gate(), {"units": seen((unit("kubelet.service"),)), "probe": failing(999)}, {},
-     "already running"),
-    ("released earlier in this boot", gate(), {"released": seen(Mark("open before", 1.0)), "probe": failing(999)}, {},
-     "open before"),
-    ("deadline", gate(started_at=NOW - 180), {"probe": failing(999)}, {}, "the deadline is over while PROBING: nv"),
+    (
+        "kubelet already running",
+        gate(),
+        {"units": seen((unit("kubelet.service"),)), "probe": failing(999)},
+        {},
+        "already running",
+    ),
+    (
+        "released earlier in this boot",
+        gate(),
+        {"released": seen(Mark("open before", 1.0)), "probe": failing(999)},
+        {},
+        "open before",
+    ),
+    (
+        "deadline",
+        gate(started_at=NOW - 180),
+        {"probe": failing(999)},
+        {},
+        "the deadline is over while PROBING: nv",
+    ),
     ("a second before the deadline", gate(started_at=NOW - 179), {"probe": failing(999)}, {}, ""),
-    ("deadline of the wait unit", gate(), {"waiting": seen(Mark("", NOW - 180)), "probe": failing(999)}, {},
-     "the deadline is over"),
-    ("a wait that began later", gate(started_at=1.0), {"waiting": seen(Mark("", NOW - 5)), "probe": failing(999)}, {},
-     ""),
+    (
+        "deadline of the wait unit",
+        gate(),
+        {"waiting": seen(Mark("", NOW - 180)), "probe": failing(999)},
+        {},
+        "the deadline is over",
+    ),
+    (
+        "a wait that began later",
+        gate(started_at=1.0),
+        {"waiting": seen(Mark("", NOW - 5)), "probe": failing(999)},
+        {},
+        "",
+    ),
     ("hold", gate(started_at=NOW - 180), {"probe": failing(999)}, {"on_deadline": "hold"}, ""),
-    ("hold is over", gate(started_at=NOW - 1800), {"probe": failing(999)}, {"on_deadline": "hold"}, "deadline"),
-    ("control plane", gate(started_at=NOW - 20), {"probe": failing(999), "control_plane": True}, {}, "deadline"),
-    ("control plane and hold", gate(started_at=NOW - 20), {"probe": failing(999), "control_plane": True},
-     {"on_deadline": "hold"}, "deadline"),
-    ("a mark from the future", gate(started_at=NOW - 180), {"waiting": seen(Mark("", NOW + 1e6)),
-                                                           "probe": failing(999)}, {}, "deadline"),
+    (
+        "hold is over",
+        gate(started_at=NOW - 1800),
+        {"probe": failing(999)},
+        {"on_deadline": "hold"},
+        "deadline",
+    ),
+    (
+        "control plane",
+        gate(started_at=NOW - 20),
+        {"probe": failing(999), "control_plane": True},
+        {},
+        "deadline",
+    ),
+    (
+        "control plane and hold",
+        gate(started_at=NOW - 20),
+        {"probe": failing(999), "control_plane": True},
+        {"on_deadline": "hold"},
+        "deadline",
+    ),
+    (
+        "a mark from the future",
+        gate(started_at=NOW - 180),
+        {"waiting": seen(Mark("", NOW + 1e6)), "probe": failing(999)},
+        {},
+        "deadline",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "before", "changes", "settings", "says"), [
-    pytest.param(*row, id=row[0]) for row in RELEASES])
-def test_release(name: str, before: Gate, changes: dict[str, Any], settings: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "before", "changes", "settings", "says"),
+    [pytest.param(*row, id=row[0]) for row in RELEASES],
+)
+def test_release(
+    name: str, before: Gate, changes: dict[str, Any], settings: dict[str, Any], says: str
+) -> None:
     done = step(before, boot(Settings(**settings), **changes), NOW, Settings(**settings))
     assert bool(done.gate.released) is bool(says), done.gate
     assert says in done.gate.released
@@ -226,20 +417,37 @@ def test_release(name: str, before: Gate, changes: dict[str, Any], settings: dic
 
 def test_once_released_released_for_this_boot() -> None:
     after = opened()
-    for changes in ({"probe": failing(999, number=4)}, {"pci": DENIED}, NO_DRIVER, {"nodes": seen(())}):
+    for changes in (
+        {"probe": failing(999, number=4)},
+        {"pci": DENIED},
+        NO_DRIVER,
+        {"nodes": seen(())},
+    ):
         after = step(after, boot(**changes), NOW, DEFAULTS).gate
         assert after.released.startswith("stable: ")
         assert not after.ready
 
 
-@pytest.mark.parametrize(("settings", "plane", "limit"), [
-    ({}, False, 180.0), ({}, True, 20.0),
-    ({"deadline_s": 10.0}, True, 10.0),
-    ({"on_deadline": "hold"}, False, 1800.0), ({"on_deadline": "hold"}, True, 20.0),
-    ({"on_deadline": "hold", "hold_s": 60.0}, False, 180.0),  # hold never means less than the deadline
-    ({"deadline_s": 9e9}, False, MAX_HOLD_S), ({"on_deadline": "hold", "hold_s": 9e9}, False, MAX_HOLD_S),
-])
-def test_how_long_a_kubelet_is_held_at_most(settings: dict[str, Any], plane: bool, limit: float) -> None:
+@pytest.mark.parametrize(
+    ("settings", "plane", "limit"),
+    [
+        ({}, False, 180.0),
+        ({}, True, 20.0),
+        ({"deadline_s": 10.0}, True, 10.0),
+        ({"on_deadline": "hold"}, False, 1800.0),
+        ({"on_deadline": "hold"}, True, 20.0),
+        (
+            {"on_deadline": "hold", "hold_s": 60.0},
+            False,
+            180.0,
+        ),  # hold never means less than the deadline
+        ({"deadline_s": 9e9}, False, MAX_HOLD_S),
+        ({"on_deadline": "hold", "hold_s": 9e9}, False, MAX_HOLD_S),
+    ],
+)
+def test_how_long_a_kubelet_is_held_at_most(
+    settings: dict[str, Any], plane: bool, limit: float
+) -> None:
     assert hold_limit_s(Settings(**settings), plane) == limit
 
 
@@ -248,53 +456,135 @@ LISTED = {"listed": 1, "listed_at": NOW - 1}
 """The kubelet listed everything once before."""
 # name, before, changes, ready, a part of the reason
 READINESS: list[tuple[str, Gate, dict[str, Any], bool, str]] = [
-    ("open and registered", opened(**LISTED), {"probe": probed(number=3)}, True, "the kubelet lists 2 of 2"),
-    ("listed once is not yet", opened(), {"probe": probed(number=3)}, False, "lists 2 of 2 GPUs, once so far"),
-    ("the same answer again is once", opened(listed=1, listed_at=NOW), {"probe": probed(number=3)}, False, "once so"),
-    ("listed none in between", opened(listed=5), {"probe": probed(number=3), "allocatable": seen(())}, False, "no n"),
+    (
+        "open and registered",
+        opened(**LISTED),
+        {"probe": probed(number=3)},
+        True,
+        "the kubelet lists 2 of 2",
+    ),
+    (
+        "listed once is not yet",
+        opened(),
+        {"probe": probed(number=3)},
+        False,
+        "lists 2 of 2 GPUs, once so far",
+    ),
+    (
+        "the same answer again is once",
+        opened(listed=1, listed_at=NOW),
+        {"probe": probed(number=3)},
+        False,
+        "once so",
+    ),
+    (
+        "listed none in between",
+        opened(listed=5),
+        {"probe": probed(number=3), "allocatable": seen(())},
+        False,
+        "no n",
+    ),
     ("not looked", gate(), {"probe": seen(ProbeState())}, False, "no probe"),
     ("settling", gate(), {}, False, "1 of 3 equal probes"),
-    ("open, not registered", opened(), {"probe": probed(number=3), "allocatable": seen(())}, False, "lists no"),
-    ("open, the kubelet is silent", opened(), {"probe": probed(number=3), "allocatable": MISSING}, False,
-     "no answer"),
-    ("open, no kubelet here", opened(), {"probe": probed(number=3), "units": seen(()), "allocatable": MISSING}, True,
-     "NVML enumerates 2"),
+    (
+        "open, not registered",
+        opened(),
+        {"probe": probed(number=3), "allocatable": seen(())},
+        False,
+        "lists no",
+    ),
+    (
+        "open, the kubelet is silent",
+        opened(),
+        {"probe": probed(number=3), "allocatable": MISSING},
+        False,
+        "no answer",
+    ),
+    (
+        "open, no kubelet here",
+        opened(),
+        {"probe": probed(number=3), "units": seen(()), "allocatable": MISSING},
+        True,
+        "NVML enumerates 2",
+    ),
     ("one GPU gone", opened(), {"probe": probed(number=4, gpus=GPUS[:1])}, False, "1 of 2"),
-    ("reloaded just now", opened(**LISTED),
-     {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1))}, True, "2"),
-    ("reloaded, no verdict since", opened(validated_at=NOW - 20),
-     {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 16))}, False, "no verdict for 16 s"),
-    ("reloaded while paused", opened(**LISTED),
-     {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1)), "paused": seen(Mark("", 0.0))}, False,
-     "not validated since a reload or restart; paused: "),
+    (
+        "reloaded just now",
+        opened(**LISTED),
+        {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 1))},
+        True,
+        "2",
+    ),
+    (
+        "reloaded, no verdict since",
+        opened(validated_at=NOW - 20),
+        {"probe": probed(number=3), "manager": seen(Manager("252", NOW - 16))},
+        False,
+        "no verdict for 16 s",
+    ),
+    (
+        "reloaded while paused",
+        opened(**LISTED),
+        {
+            "probe": probed(number=3),
+            "manager": seen(Manager("252", NOW - 1)),
+            "paused": seen(Mark("", 0.0)),
+        },
+        False,
+        "not validated since a reload or restart; paused: ",
+    ),
     ("no GPU", gate(), {"pci": seen(()), "units": seen(())}, True, "no NVIDIA GPU"),
-    ("only a nouveau GPU", gate(), {"pci": seen((function(BUSES[0], "nouveau"),)), "units": seen(())}, False,
-     "nouveau"),
+    (
+        "only a nouveau GPU",
+        gate(),
+        {"pci": seen((function(BUSES[0], "nouveau"),)), "units": seen(())},
+        False,
+        "nouveau",
+    ),
     ("driver comes later", gate(), NO_DRIVER, False, "no nvidia driver"),
     ("deadline over", gate(started_at=0.0), {"probe": failing(999)}, False, "NVML_ERROR_UNKNOWN"),
-    ("paused before it was open", gate(), {"paused": seen(Mark("", 0.0)), "probe": failing(999)}, False, "999"),
+    (
+        "paused before it was open",
+        gate(),
+        {"paused": seen(Mark("", 0.0)), "probe": failing(999)},
+        False,
+        "999",
+    ),
     ("mismatch", HOPELESS, {"probe": failing(18, number=2)}, False, "drain the node and reboot"),
-    ("device nodes cannot be read any more", opened(), {"probe": probed(number=3), "nodes": DENIED}, False, "/dev"),
+    (
+        "device nodes cannot be read any more",
+        opened(),
+        {"probe": probed(number=3), "nodes": DENIED},
+        False,
+        "/dev",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "before", "changes", "ready", "says"), [
-    pytest.param(*row, id=row[0]) for row in READINESS])
+@pytest.mark.parametrize(
+    ("name", "before", "changes", "ready", "says"),
+    [pytest.param(*row, id=row[0]) for row in READINESS],
+)
 def test_ready(name: str, before: Gate, changes: dict[str, Any], ready: bool, says: str) -> None:
     after = step(before, diagnosed(**{**REGISTERED, **changes}), NOW, DEFAULTS).gate
     assert after.ready is ready
     assert says in after.ready_why
 
 
-BROKEN: dict[str, Any] = {**REGISTERED, "probe": probed(number=3), "allocatable": seen(()),
-                          "plugins": (sight(FAILED_LOG),)}
+BROKEN: dict[str, Any] = {
+    **REGISTERED,
+    "probe": probed(number=3),
+    "allocatable": seen(()),
+    "plugins": (sight(FAILED_LOG),),
+}
 """The plugin's NVML failed while it started, and the kubelet lists nothing."""
 DISTURBED = {"manager": seen(Manager("252", NOW + 0.5))}
 HELD_PLUGIN = {"plugins": (sight(FAILED_LOG), sight(of=container("c2")))}
 
 
 def mended(changes: dict[str, Any], then: dict[str, Any], looks: int) -> Gate:
-    """The gate after looks a second apart at the same node, the last of them with something changed."""
+    """The gate after looks a second apart at the same node, the last of them with something
+    changed."""
     now = opened(open_since=100.0, validated_at=NOW - 1)
     for n in range(looks):
         seen_now = {**changes, **(then if n == looks - 1 else {})}
@@ -309,23 +599,59 @@ MENDS: list[tuple[str, dict[str, Any], dict[str, Any], int, Phase, str]] = [
     ("a repair", BROKEN, {}, 3, Phase.REPAIRING, "Repairing"),
     ("the word of the kubelet is awaited", BROKEN, {}, 5, Phase.REPAIRING, "Repairing"),
     ("a reload meanwhile", BROKEN, DISTURBED, 3, Phase.REPAIRING, "Repairing"),
-    ("NVML fails meanwhile", BROKEN, {"probe": failing(999, number=4)}, 3, Phase.PROBING, "NvmlUnknown"),
+    (
+        "NVML fails meanwhile",
+        BROKEN,
+        {"probe": failing(999, number=4)},
+        3,
+        Phase.PROBING,
+        "NvmlUnknown",
+    ),
     ("one look holds nothing", {**BROKEN, **HELD_PLUGIN}, {}, 1, Phase.OPEN, ""),
     ("held", {**BROKEN, **HELD_PLUGIN}, {}, 2, Phase.HELD, "TwoPlugins"),
-    ("held, and a reload", {**BROKEN, **HELD_PLUGIN}, DISTURBED, 3, Phase.REVALIDATING, "Revalidating"),
-    ("held, and NVML fails", {**BROKEN, **HELD_PLUGIN}, {"probe": failing(999, number=4)}, 3, Phase.PROBING,
-     "NvmlUnknown"),
-    ("held, and it is gone", {**BROKEN, **HELD_PLUGIN}, REGISTERED | {"allocatable": scene().allocatable}, 3,
-     Phase.OPEN, ""),
-    ("held by the budget", {**BROKEN, "ledger": seen((entry(at=OFFSET + NOW - 1),))}, {}, 2, Phase.HELD,
-     "BudgetSpent"),
+    (
+        "held, and a reload",
+        {**BROKEN, **HELD_PLUGIN},
+        DISTURBED,
+        3,
+        Phase.REVALIDATING,
+        "Revalidating",
+    ),
+    (
+        "held, and NVML fails",
+        {**BROKEN, **HELD_PLUGIN},
+        {"probe": failing(999, number=4)},
+        3,
+        Phase.PROBING,
+        "NvmlUnknown",
+    ),
+    (
+        "held, and it is gone",
+        {**BROKEN, **HELD_PLUGIN},
+        REGISTERED | {"allocatable": scene().allocatable},
+        3,
+        Phase.OPEN,
+        "",
+    ),
+    (
+        "held by the budget",
+        {**BROKEN, "ledger": seen((entry(at=OFFSET + NOW - 1),))},
+        {},
+        2,
+        Phase.HELD,
+        "BudgetSpent",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("seen_first", "then", "looks", "phase", "reason"), [row[1:] for row in MENDS],
-                         ids=[row[0] for row in MENDS])
-def test_phases_of_a_repair(seen_first: dict[str, Any], then: dict[str, Any], looks: int, phase: Phase,
-                            reason: str) -> None:
+@pytest.mark.parametrize(
+    ("seen_first", "then", "looks", "phase", "reason"),
+    [row[1:] for row in MENDS],
+    ids=[row[0] for row in MENDS],
+)
+def test_phases_of_a_repair(
+    seen_first: dict[str, Any], then: dict[str, Any], looks: int, phase: Phase, reason: str
+) -> None:
     after = mended(seen_first, then, looks)
     assert (after.phase, after.reason) == (phase, reason)
     assert after.released, "whatever is wrong with a plugin, its kubelet runs"
@@ -342,7 +668,9 @@ def test_a_repair_is_ready_after_two_answers_and_not_before() -> None:
 
 
 def test_a_failing_probe_is_remembered_for_the_mender() -> None:
-    now = step(opened(), diagnosed(**{**REGISTERED, "probe": failing(999, number=4)}), NOW, DEFAULTS).gate
+    now = step(
+        opened(), diagnosed(**{**REGISTERED, "probe": failing(999, number=4)}), NOW, DEFAULTS
+    ).gate
     assert now.mend.bad_probe_at == pytest.approx(NOW)
     assert now.open_since is None
 
@@ -416,34 +744,86 @@ def test_a_cause_that_may_heal_between_two_that_cannot_starts_the_agreement_agai
 
 # name, before, changes, actions that must and must not be there
 ACTIONS: list[tuple[str, Gate, dict[str, Any], set[type], set[type]]] = [
-    ("first look", gate(), {"probe": seen(ProbeState())}, {StartProbe, DropProbe}, {Release, Learn}),
+    (
+        "first look",
+        gate(),
+        {"probe": seen(ProbeState())},
+        {StartProbe, DropProbe},
+        {Release, Learn},
+    ),
     ("a probe runs", gate(), {"probe": seen(ProbeState(running_since=NOW))}, set(), {StartProbe}),
-    ("remains of a probe", gate(), {"probe": seen(ProbeState(report(), None, Remains(7, "D", "", 1.0)))}, set(),
-     {StartProbe}),
-    ("paused", gate(), {"paused": seen(Mark("", 0.0)), "nodes": seen(NODES[:2])}, {DropProbe},
-     {StartProbe, MakeNodes}),
+    (
+        "remains of a probe",
+        gate(),
+        {"probe": seen(ProbeState(report(), None, Remains(7, "D", "", 1.0)))},
+        set(),
+        {StartProbe},
+    ),
+    (
+        "paused",
+        gate(),
+        {"paused": seen(Mark("", 0.0)), "nodes": seen(NODES[:2])},
+        {DropProbe},
+        {StartProbe, MakeNodes},
+    ),
     ("no driver", gate(), NO_DRIVER, {DropProbe}, {StartProbe}),
     ("no GPU", gate(), {"pci": seen(())}, {DropProbe}, {StartProbe}),
     ("nodes to add", gate(), {"nodes": seen(NODES[:2])}, {MakeNodes}, set()),
-    ("open, learned already", opened(), {"probe": probed(number=3)}, {DropProbe}, {Learn, StartProbe}),
-    ("open, nothing learned", opened(), {"probe": probed(number=3), "learned": MISSING}, {Learn}, {StartProbe}),
-    ("settling", after_probes(2), {"probe": probed(number=2), "learned": MISSING}, set(), {DropProbe, Learn}),
-    ("open for an interval", opened(probe_after=NOW), {"probe": probed(number=3)}, {StartProbe}, set()),
+    (
+        "open, learned already",
+        opened(),
+        {"probe": probed(number=3)},
+        {DropProbe},
+        {Learn, StartProbe},
+    ),
+    (
+        "open, nothing learned",
+        opened(),
+        {"probe": probed(number=3), "learned": MISSING},
+        {Learn},
+        {StartProbe},
+    ),
+    (
+        "settling",
+        after_probes(2),
+        {"probe": probed(number=2), "learned": MISSING},
+        set(),
+        {DropProbe, Learn},
+    ),
+    (
+        "open for an interval",
+        opened(probe_after=NOW),
+        {"probe": probed(number=3)},
+        {StartProbe},
+        set(),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "before", "changes", "wanted", "unwanted"), ACTIONS, ids=[r[0] for r in ACTIONS])
-def test_actions(name: str, before: Gate, changes: dict[str, Any], wanted: set[type], unwanted: set[type]) -> None:
+@pytest.mark.parametrize(
+    ("name", "before", "changes", "wanted", "unwanted"), ACTIONS, ids=[r[0] for r in ACTIONS]
+)
+def test_actions(
+    name: str, before: Gate, changes: dict[str, Any], wanted: set[type], unwanted: set[type]
+) -> None:
     found = kinds(step(before, boot(**changes), NOW, DEFAULTS).actions)
     assert wanted <= found
     assert not unwanted & found
 
 
-@pytest.mark.parametrize(("asked_for", "there", "asks"), [
-    ("mig gpu0/gi1/ci0", ("gpu0/gi1/ci0",), False), ("mig gpu0/gi1/ci0", ("gpu0/gi2/ci0",), True),
-    ("mig gpu0/gi1/ci0", (), True), ("mig", ("gpu0/gi1/ci0",), True), ("", ("gpu0/gi1/ci0",), False),
-])
-def test_other_mig_instances_than_nvml_was_asked_for(asked_for: str, there: tuple[str, ...], asks: bool) -> None:
+@pytest.mark.parametrize(
+    ("asked_for", "there", "asks"),
+    [
+        ("mig gpu0/gi1/ci0", ("gpu0/gi1/ci0",), False),
+        ("mig gpu0/gi1/ci0", ("gpu0/gi2/ci0",), True),
+        ("mig gpu0/gi1/ci0", (), True),
+        ("mig", ("gpu0/gi1/ci0",), True),
+        ("", ("gpu0/gi1/ci0",), False),
+    ],
+)
+def test_other_mig_instances_than_nvml_was_asked_for(
+    asked_for: str, there: tuple[str, ...], asks: bool
+) -> None:
     before = opened(probe_after=NOW + 500, asked_for=asked_for)
     again = step(before, boot(probe=probed(number=3), mig_instances=seen(there)), NOW, DEFAULTS)
     assert (StartProbe in kinds(again.actions)) is asks
@@ -459,13 +839,25 @@ def test_processes_overlap_while_settling_and_nothing_is_held_once_open() -> Non
     assert StartProbe(overlap=False) in later.actions
 
 
-@pytest.mark.parametrize(("ids", "age", "asks"), [
-    (UUIDS[:1], 29.0, False), (UUIDS[:1], 30.0, True), (UUIDS, 30.0, False), ((), 30.0, False)])
+@pytest.mark.parametrize(
+    ("ids", "age", "asks"),
+    [(UUIDS[:1], 29.0, False), (UUIDS[:1], 30.0, True), (UUIDS, 30.0, False), ((), 30.0, False)],
+)
 @pytest.mark.parametrize("since", [NOW - 10, NOW - 400], ids=["open", "held by the mender"])
-def test_where_some_are_listed_nvml_is_asked_more_often(ids: Any, age: float, asks: bool, since: float) -> None:
+def test_where_some_are_listed_nvml_is_asked_more_often(
+    ids: Any, age: float, asks: bool, since: float
+) -> None:
     """A GPU may be lost."""
-    partly = {**REGISTERED, "probe": probed(number=3), "allocatable": seen((Devices("nvidia.com/gpu", ids),))}
-    held = Mend(held="some are listed", held_reason="PartlyRegistered") if since == NOW - 400 else Mend()
+    partly = {
+        **REGISTERED,
+        "probe": probed(number=3),
+        "allocatable": seen((Devices("nvidia.com/gpu", ids),)),
+    }
+    held = (
+        Mend(held="some are listed", held_reason="PartlyRegistered")
+        if since == NOW - 400
+        else Mend()
+    )
     before = opened(validated_at=NOW - age, probe_after=NOW + 500, open_since=since, mend=held)
     done = step(before, diagnosed(**partly), NOW, DEFAULTS)
     assert (StartProbe in kinds(done.actions)) is asks
@@ -474,24 +866,50 @@ def test_where_some_are_listed_nvml_is_asked_more_often(ids: Any, age: float, as
 
 
 def test_what_was_learned_is_never_lowered() -> None:
-    done = step(opened(), boot(probe=probed(number=3), learned=seen(("0000:ff:00.0",))), NOW, DEFAULTS)
+    done = step(
+        opened(), boot(probe=probed(number=3), learned=seen(("0000:ff:00.0",))), NOW, DEFAULTS
+    )
     assert [a.bus_ids for a in done.actions if isinstance(a, Learn)] == [(*BUSES, "0000:ff:00.0")]
 
 
-@pytest.mark.parametrize(("before", "changes", "wake_at"), [
-    (gate(probe_after=NOW + 3), {"probe": failing(999)}, NOW + 1),                    # the next probe
-    (gate(), {**NO_DRIVER, "module_installed": seen("nvidia.ko")}, NOW + 5),  # is the module refused?
-    (gate(started_at=NOW - 176), {**NO_DRIVER, "module_installed": seen("n.ko")}, NOW + 4),  # the deadline
-    (opened(), {"probe": probed(number=3), "units": seen((unit("kubelet.service"),)), "allocatable": MISSING},
-     NOW + 2),                                                                        # a plugin registers silently
-])
+@pytest.mark.parametrize(
+    ("before", "changes", "wake_at"),
+    [
+        (gate(probe_after=NOW + 3), {"probe": failing(999)}, NOW + 1),  # the next probe
+        (
+            gate(),
+            {**NO_DRIVER, "module_installed": seen("nvidia.ko")},
+            NOW + 5,
+        ),  # is the module refused?
+        (
+            gate(started_at=NOW - 176),
+            {**NO_DRIVER, "module_installed": seen("n.ko")},
+            NOW + 4,
+        ),  # the deadline
+        (
+            opened(),
+            {
+                "probe": probed(number=3),
+                "units": seen((unit("kubelet.service"),)),
+                "allocatable": MISSING,
+            },
+            NOW + 2,
+        ),  # a plugin registers silently
+    ],
+)
 def test_when_to_look_again(before: Gate, changes: dict[str, Any], wake_at: float) -> None:
     assert step(before, boot(**changes), NOW, DEFAULTS).wake_at == pytest.approx(wake_at, abs=0.05)
 
 
 def test_the_end_of_the_standing_verdict_wakes() -> None:
-    disturbed = boot(probe=seen(ProbeState(report(3), NOW)), manager=seen(Manager("252", NOW - 14)), units=seen(()))
-    assert NOW + 1 < step(opened(validated_at=NOW - 20), disturbed, NOW, DEFAULTS).wake_at <= NOW + 1.1
+    disturbed = boot(
+        probe=seen(ProbeState(report(3), NOW)),
+        manager=seen(Manager("252", NOW - 14)),
+        units=seen(()),
+    )
+    assert (
+        NOW + 1 < step(opened(validated_at=NOW - 20), disturbed, NOW, DEFAULTS).wake_at <= NOW + 1.1
+    )
 
 
 @pytest.mark.parametrize("missing", ["finding", "next step"])
@@ -505,11 +923,24 @@ def test_words_where_a_rule_said_nothing(missing: str) -> None:
 def strange(rng: random.Random) -> Diagnosis:
     """A diagnosis from readings picked at random."""
     return boot(
-        pci=rng.choice([seen(tuple(function(b) for b in BUSES)), seen(()), DENIED,
-                        seen((function(BUSES[0]), function(BUSES[1], "")))]),
-        probe=rng.choice([probed(number=rng.randrange(9)), failing(999, number=rng.randrange(9)),
-                          failing(15, number=rng.randrange(9)), probed(number=rng.randrange(9), gpus=GPUS[:1]),
-                          seen(ProbeState()), seen(ProbeState(running_since=NOW))]),
+        pci=rng.choice(
+            [
+                seen(tuple(function(b) for b in BUSES)),
+                seen(()),
+                DENIED,
+                seen((function(BUSES[0]), function(BUSES[1], ""))),
+            ]
+        ),
+        probe=rng.choice(
+            [
+                probed(number=rng.randrange(9)),
+                failing(999, number=rng.randrange(9)),
+                failing(15, number=rng.randrange(9)),
+                probed(number=rng.randrange(9), gpus=GPUS[:1]),
+                seen(ProbeState()),
+                seen(ProbeState(running_since=NOW)),
+            ]
+        ),
         nodes=rng.choice([seen(NODES), seen(NODES[:2]), DENIED]),
         module_state=rng.choice([seen("live"), seen("coming"), MISSING]),
         driver_version=rng.choice([seen("550.54.15"), MISSING, DENIED]),
@@ -521,15 +952,20 @@ def strange(rng: random.Random) -> Diagnosis:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_may_never_happen(seed: int) -> None:
-    """Whatever is read in whatever order: no open gate on an incomplete set, nobody held beyond the deadline."""
+    """Whatever is read in whatever order: no open gate on an incomplete set, nobody held beyond the
+    deadline."""
     rng, now, at = random.Random(seed), gate(), START
     for _ in range(60):
         at += rng.uniform(0.01, 8)
         diagnosis = strange(rng)
         done = step(now, diagnosis, at, DEFAULTS)
-        assert done == step(now, diagnosis, at, DEFAULTS), "step is pure: the same input gives the same output"
+        assert done == step(now, diagnosis, at, DEFAULTS), (
+            "step is pure: the same input gives the same output"
+        )
         after = done.gate
-        assert not (now.released and after.released != now.released), "once released, released for this boot"
+        assert not (now.released and after.released != now.released), (
+            "once released, released for this boot"
+        )
         assert after.released or at < after.deadline_at
         assert done.wake_at > at - 1e-9
         if after.phase is Phase.OPEN:
@@ -546,7 +982,19 @@ def test_what_may_never_happen(seed: int) -> None:
 
 def test_an_unknown_link_is_named_before_a_later_broken_one() -> None:
     """Everything after the first link we know nothing of may only follow from it."""
-    blind = replace(boot(), may_probe=False, findings=(
-        Finding(2, "DriverLoaded", Verdict.UNKNOWN, "could not be read", "DriverUnreadable"),
-        Finding(10, "PluginRegistered", Verdict.FAILS, "the kubelet lists none", "NotRegistered", heals=Heals.SOON)))
+    blind = replace(
+        boot(),
+        may_probe=False,
+        findings=(
+            Finding(2, "DriverLoaded", Verdict.UNKNOWN, "could not be read", "DriverUnreadable"),
+            Finding(
+                10,
+                "PluginRegistered",
+                Verdict.FAILS,
+                "the kubelet lists none",
+                "NotRegistered",
+                heals=Heals.SOON,
+            ),
+        ),
+    )
     assert step(gate(), blind, NOW, DEFAULTS).gate.why != "the kubelet lists none"

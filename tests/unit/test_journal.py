@@ -17,77 +17,240 @@ FM = "nvidia-fabricmanager.service"
 KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.service"
 
 
-@pytest.mark.parametrize(("source", "text", "says"), [
-    ("systemd", "Reloading.", Says.RELOAD),
-    (FM, "fabric manager NVIDIA GPU driver interface version 530.30.02 don't match with driver version 530.41.03. "
-     "Please update with matching NVIDIA driver package.", Says.FABRIC_VERSION),
-    (FM, "fabric manager NVIDIA GPU driver interface version 550.127.05 doesn\u2019t match with driver version "
-     "550.120.", Says.FABRIC_VERSION),
-    (FM, "Connected to 1 node. Fabric manager NVIDIA GPU driver interface version 550.54.15", None),
-    ("systemd", "Reloading requested from client PID 2553912 ('systemctl') (unit snapd.service)...", Says.RELOAD),
-    ("systemd", "Reexecuting requested from client PID 7 ('systemctl') (unit session-1.scope)...", Says.RELOAD),
-    ("systemd", "Started kubelet.service - kubelet.", None),
-    (KUBELET, "Reloading.", None),
-    (K3S, 'I1227 18:17:42.2 21527 server.go:142] "Got registration request from device plugin with resource" '
-     'resourceName="nvidia.com/gpu"', Says.REGISTERED),
-    (K3S, 'I1227 18:17:42.2 21527 server.go:142] "Got registration request from device plugin with resource" '
-     'resourceName="intel.com/qat"', None),
-    (KUBELET, 'E1017 12:05:33 1655 client.go:90] "ListAndWatch ended unexpectedly for device plugin" err="rpc error: '
-     'code = Unavailable desc = error reading from server: EOF" resource="nvidia.com/gpu"', Says.LIST_ENDED),
-    (KUBELET, "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu, "
-     "which is unexpected", Says.UNEXPECTED),
-    (KUBELET, "Update plugin resources failed due to requested number of devices unavailable for nvidia.com/gpu. "
-     "Requested: 1, Available: 0, which is unexpected.", Says.UNEXPECTED),
-    (KUBELET, "Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: rpc error: code = "
-     "Unknown desc = Unable to retrieve list of available devices: error creating nvml.Device 5: nvml: GPU is lost",
-     Says.UNEXPECTED),
-    (KUBELET, 'reason="OutOfnvidia.com/gpu"', Says.OUT_OF),
-    (KUBELET, "Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 0, capacity: 0", Says.OUT_OF),
-    (KUBELET, "Node didn't have enough resource: memory, requested: 1, used: 0, capacity: 0", None),
-    (KUBELET, '"Continue after failing to read checkpoint file. Device allocation info may NOT be up-to-date" '
-     'err="unexpected end of JSON input"', Says.CHECKPOINT),
-    (RUNTIME, 'failed to get sandbox runtime: no runtime for "nvidia" is configured', Says.NO_HANDLER),
-    (RUNTIME, 'msg="no runtime for \\"nvidia\\" is configured"', Says.NO_HANDLER),
-    (KUBELET, r'with CreateContainerError: \"no runtime for \\\"nvidia\\\" is configured\"', Says.NO_HANDLER),
-    ("crio.service", "failed to find runtime handler nvidia from runtime list map[runc:0xc0]", Says.NO_HANDLER),
-    (RUNTIME, "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0", Says.NO_CDI_DEVICE),
-    (RUNTIME, "nvidia-container-cli: error parsing IMEX info: unsupported IMEX channel value: all", Says.HOOK_FAILED),
-    (RUNTIME, "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown", Says.HOOK_FAILED),
-    (KUBELET, r'"Error syncing pod, skipping" err="failed to \"StartContainer\" for \"nvidia-device-plugin-ctr\" '
-     r'with ImagePullBackOff: \"Back-off pulling image \\\"nvcr.io/nvidia/k8s-device-plugin:v0.17.1\\\"\""',
-     Says.NOT_STARTED),
-    (KUBELET, 'failed to "StartContainer" for "nvidia-device-plugin" with CreateContainerConfigError: "secret"',
-     Says.NOT_STARTED),
-    (KUBELET, r'failed to \"StartContainer\" for \"nvidia-device-plugin-ctr\" with CrashLoopBackOff: \"5m\"', None),
-    (KUBELET, r'failed to \"StartContainer\" for \"app\" with ImagePullBackOff: \"nvidia\"', None),
-    (KUBELET, r'failed to \"StartContainer\" for \"config-manager-init\" with ErrImagePull: \"x\"" '
-     'pod="gpu-operator/nvidia-device-plugin-daemonset-x"', Says.NOT_STARTED),
-    (KUBELET, r'failed to \"StartContainer\" for \"toolkit-validation\" with CrashLoopBackOff: \"5m\"" '
-     'pod="gpu-operator/nvidia-device-plugin-daemonset-x"', None),
-    (KUBELET, '"Bad registration request from device plugin with resource" err="x" resourceName="nvidia.com/gpu"',
-     Says.NOT_REACHED),
-    (KUBELET, '"CreatePodSandbox for pod failed" err="rpc error: code = Unknown desc = x" '
-     'pod="kube-system/nvidia-device-plugin-x"', Says.NO_SANDBOX),
-    (KUBELET, '"CreatePodSandbox for pod failed" err="rpc error" pod="ml/app-nvidia"', None),
-    (KUBELET, '"Unable to attach or mount volumes for pod; skipping pod" err="unmounted volumes=[config]" '
-     'pod="kube-system/hami-device-plugin-x"', Says.NO_SANDBOX),
-    (KUBELET, '"network is not ready" pod="kube-system/nvidia-device-plugin-mps-control-daemon-x"', None),
-    (KUBELET, "eviction manager: pod nvidia-device-plugin-daemonset-x_kube-system(1) is evicted successfully",
-     Says.TURNED_OUT),
-    (KUBELET, '"Predicate failed on Pod" pod="kube-system/nvidia-gpu-device-plugin-x" err="x"', Says.TURNED_OUT),
-    (KUBELET, '"Eviction manager: pod is evicted successfully" pod="ml/train-gpu"', None),
-    (KUBELET, '"Unable to connect to device plugin client with socket path" err="failed to dial device plugin: '
-     'context deadline exceeded" path="/var/lib/kubelet/device-plugins/nvidia-gpu.sock"', Says.NOT_REACHED),
-    (KUBELET, '"Unable to connect to device plugin client with socket path" path="/x/kubevirt-kvm.sock"', None),
-    (KUBELET, 'Update plugin resources failed due to failed to write checkpoint file "kubelet_internal_checkpoint": '
-     'write /var/lib/kubelet/device-plugins/.288934392: no space left on device, which is unexpected.',
-     Says.NOT_WRITTEN),
-    ("nvidia-persistenced.service", "device 0000:01:00.0 - persistence mode enabled.", Says.GPU_UP),
-    ("nvidia-persistenced.service", "device 0000:01:00.0 - registered", None),
-    ("kernel", "NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus.", Says.KERNEL),
-    ("kernel", "NVRM: Xid (PCI:0000:0f:00): 31, a program's own", None),
-    ("kernel", "usb 1-1: new device", None),
-])
+@pytest.mark.parametrize(
+    ("source", "text", "says"),
+    [
+        ("systemd", "Reloading.", Says.RELOAD),
+        (
+            FM,
+            "fabric manager NVIDIA GPU driver interface version 530.30.02 don't match with "
+            "driver version 530.41.03. "
+            "Please update with matching NVIDIA driver package.",
+            Says.FABRIC_VERSION,
+        ),
+        (
+            FM,
+            "fabric manager NVIDIA GPU driver interface version 550.127.05 doesn\u2019t match "
+            "with driver version "
+            "550.120.",
+            Says.FABRIC_VERSION,
+        ),
+        (
+            FM,
+            "Connected to 1 node. Fabric manager NVIDIA GPU driver interface version 550.54.15",
+            None,
+        ),
+        (
+            "systemd",
+            "Reloading requested from client PID 2553912 ('systemctl') (unit snapd.service)...",
+            Says.RELOAD,
+        ),
+        (
+            "systemd",
+            "Reexecuting requested from client PID 7 ('systemctl') (unit session-1.scope)...",
+            Says.RELOAD,
+        ),
+        ("systemd", "Started kubelet.service - kubelet.", None),
+        (KUBELET, "Reloading.", None),
+        (
+            K3S,
+            'I1227 18:17:42.2 21527 server.go:142] "Got registration request from device '
+            'plugin with resource" '
+            'resourceName="nvidia.com/gpu"',
+            Says.REGISTERED,
+        ),
+        (
+            K3S,
+            'I1227 18:17:42.2 21527 server.go:142] "Got registration request from device '
+            'plugin with resource" '
+            'resourceName="intel.com/qat"',
+            None,
+        ),
+        (
+            KUBELET,
+            'E1017 12:05:33 1655 client.go:90] "ListAndWatch ended unexpectedly for device '
+            'plugin" err="rpc error: '
+            'code = Unavailable desc = error reading from server: EOF" resource="nvidia.com/gpu"',
+            Says.LIST_ENDED,
+        ),
+        (
+            KUBELET,
+            "Allocate failed due to no healthy devices present; cannot allocate unhealthy "
+            "devices nvidia.com/gpu, "
+            "which is unexpected",
+            Says.UNEXPECTED,
+        ),
+        (
+            KUBELET,
+            "Update plugin resources failed due to requested number of devices unavailable for "
+            "nvidia.com/gpu. "
+            "Requested: 1, Available: 0, which is unexpected.",
+            Says.UNEXPECTED,
+        ),
+        (
+            KUBELET,
+            "Allocate failed due to device plugin GetPreferredAllocation rpc failed with err: "
+            "rpc error: code = "
+            "Unknown desc = Unable to retrieve list of available devices: error creating "
+            "nvml.Device 5: nvml: GPU is lost",
+            Says.UNEXPECTED,
+        ),
+        (KUBELET, 'reason="OutOfnvidia.com/gpu"', Says.OUT_OF),
+        (
+            KUBELET,
+            "Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 0, capacity: 0",
+            Says.OUT_OF,
+        ),
+        (
+            KUBELET,
+            "Node didn't have enough resource: memory, requested: 1, used: 0, capacity: 0",
+            None,
+        ),
+        (
+            KUBELET,
+            '"Continue after failing to read checkpoint file. Device allocation info may NOT '
+            'be up-to-date" '
+            'err="unexpected end of JSON input"',
+            Says.CHECKPOINT,
+        ),
+        (
+            RUNTIME,
+            'failed to get sandbox runtime: no runtime for "nvidia" is configured',
+            Says.NO_HANDLER,
+        ),
+        (RUNTIME, 'msg="no runtime for \\"nvidia\\" is configured"', Says.NO_HANDLER),
+        (
+            KUBELET,
+            r"with CreateContainerError: \"no runtime for \\\"nvidia\\\" is configured\"",
+            Says.NO_HANDLER,
+        ),
+        (
+            "crio.service",
+            "failed to find runtime handler nvidia from runtime list map[runc:0xc0]",
+            Says.NO_HANDLER,
+        ),
+        (
+            RUNTIME,
+            "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0",
+            Says.NO_CDI_DEVICE,
+        ),
+        (
+            RUNTIME,
+            "nvidia-container-cli: error parsing IMEX info: unsupported IMEX channel value: all",
+            Says.HOOK_FAILED,
+        ),
+        (
+            RUNTIME,
+            "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown",
+            Says.HOOK_FAILED,
+        ),
+        (
+            KUBELET,
+            r'"Error syncing pod, skipping" err="failed to \"StartContainer\" for '
+            r"\"nvidia-device-plugin-ctr\" "
+            r"with ImagePullBackOff: \"Back-off pulling image "
+            r'\\\"nvcr.io/nvidia/k8s-device-plugin:v0.17.1\\\"\""',
+            Says.NOT_STARTED,
+        ),
+        (
+            KUBELET,
+            'failed to "StartContainer" for "nvidia-device-plugin" with '
+            'CreateContainerConfigError: "secret"',
+            Says.NOT_STARTED,
+        ),
+        (
+            KUBELET,
+            r"failed to \"StartContainer\" for \"nvidia-device-plugin-ctr\" with "
+            r"CrashLoopBackOff: \"5m\"",
+            None,
+        ),
+        (
+            KUBELET,
+            r"failed to \"StartContainer\" for \"app\" with ImagePullBackOff: \"nvidia\"",
+            None,
+        ),
+        (
+            KUBELET,
+            r'failed to \"StartContainer\" for \"config-manager-init\" with ErrImagePull: \"x\"" '
+            'pod="gpu-operator/nvidia-device-plugin-daemonset-x"',
+            Says.NOT_STARTED,
+        ),
+        (
+            KUBELET,
+            r"failed to \"StartContainer\" for \"toolkit-validation\" with CrashLoopBackOff: "
+            r'\"5m\"" '
+            'pod="gpu-operator/nvidia-device-plugin-daemonset-x"',
+            None,
+        ),
+        (
+            KUBELET,
+            '"Bad registration request from device plugin with resource" err="x" '
+            'resourceName="nvidia.com/gpu"',
+            Says.NOT_REACHED,
+        ),
+        (
+            KUBELET,
+            '"CreatePodSandbox for pod failed" err="rpc error: code = Unknown desc = x" '
+            'pod="kube-system/nvidia-device-plugin-x"',
+            Says.NO_SANDBOX,
+        ),
+        (KUBELET, '"CreatePodSandbox for pod failed" err="rpc error" pod="ml/app-nvidia"', None),
+        (
+            KUBELET,
+            '"Unable to attach or mount volumes for pod; skipping pod" err="unmounted '
+            'volumes=[config]" '
+            'pod="kube-system/hami-device-plugin-x"',
+            Says.NO_SANDBOX,
+        ),
+        (
+            KUBELET,
+            '"network is not ready" pod="kube-system/nvidia-device-plugin-mps-control-daemon-x"',
+            None,
+        ),
+        (
+            KUBELET,
+            "eviction manager: pod nvidia-device-plugin-daemonset-x_kube-system(1) is evicted "
+            "successfully",
+            Says.TURNED_OUT,
+        ),
+        (
+            KUBELET,
+            '"Predicate failed on Pod" pod="kube-system/nvidia-gpu-device-plugin-x" err="x"',
+            Says.TURNED_OUT,
+        ),
+        (KUBELET, '"Eviction manager: pod is evicted successfully" pod="ml/train-gpu"', None),
+        (
+            KUBELET,
+            '"Unable to connect to device plugin client with socket path" err="failed to dial '
+            "device plugin: "
+            'context deadline exceeded" path="/var/lib/kubelet/device-plugins/nvidia-gpu.sock"',
+            Says.NOT_REACHED,
+        ),
+        (
+            KUBELET,
+            '"Unable to connect to device plugin client with socket path" '
+            'path="/x/kubevirt-kvm.sock"',
+            None,
+        ),
+        (
+            KUBELET,
+            "Update plugin resources failed due to failed to write checkpoint file "
+            '"kubelet_internal_checkpoint": '
+            "write /var/lib/kubelet/device-plugins/.288934392: no space left on device, which "
+            "is unexpected.",
+            Says.NOT_WRITTEN,
+        ),
+        (
+            "nvidia-persistenced.service",
+            "device 0000:01:00.0 - persistence mode enabled.",
+            Says.GPU_UP,
+        ),
+        ("nvidia-persistenced.service", "device 0000:01:00.0 - registered", None),
+        ("kernel", "NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus.", Says.KERNEL),
+        ("kernel", "NVRM: Xid (PCI:0000:0f:00): 31, a program's own", None),
+        ("kernel", "usb 1-1: new device", None),
+    ],
+)
 def test_lines(source: str, text: str, says: Says | None) -> None:
     assert [w.says for w in words([JournalLine(NOW, source, text)])] == ([says] if says else [])
 
@@ -100,19 +263,42 @@ def test_of_a_long_line_the_telling_part_is_cited() -> None:
 
 def test_who_asked_is_kept() -> None:
     line = "Reloading requested from client PID 7 ('systemctl') (unit session-1.scope)..."
-    assert words([JournalLine(NOW, "systemd", line)])[0].who == "client PID 7 ('systemctl') (unit session-1.scope)"
+    assert (
+        words([JournalLine(NOW, "systemd", line)])[0].who
+        == "client PID 7 ('systemctl') (unit session-1.scope)"
+    )
 
 
-@pytest.mark.parametrize(("entry", "line"), [
-    ({"MESSAGE": "a", "__MONOTONIC_TIMESTAMP": "5000000", "_SYSTEMD_UNIT": KUBELET, "_PID": "77"},
-     JournalLine(15.0, KUBELET, "a")),
-    ({"MESSAGE": "a", "__MONOTONIC_TIMESTAMP": "5000000", "_SYSTEMD_UNIT": "init.scope", "_PID": "1"},
-     JournalLine(15.0, "systemd", "a")),
-    ({"MESSAGE": "a", "__MONOTONIC_TIMESTAMP": "5000000", "_TRANSPORT": "kernel"}, JournalLine(15.0, "kernel", "a")),
-    ({"MESSAGE": [97], "__MONOTONIC_TIMESTAMP": "5000000"}, None),
-    ({"MESSAGE": "a", "__MONOTONIC_TIMESTAMP": "soon"}, None),
-    ({"MESSAGE": "a"}, None),
-    ([], None),
-])
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        (
+            {
+                "MESSAGE": "a",
+                "__MONOTONIC_TIMESTAMP": "5000000",
+                "_SYSTEMD_UNIT": KUBELET,
+                "_PID": "77",
+            },
+            JournalLine(15.0, KUBELET, "a"),
+        ),
+        (
+            {
+                "MESSAGE": "a",
+                "__MONOTONIC_TIMESTAMP": "5000000",
+                "_SYSTEMD_UNIT": "init.scope",
+                "_PID": "1",
+            },
+            JournalLine(15.0, "systemd", "a"),
+        ),
+        (
+            {"MESSAGE": "a", "__MONOTONIC_TIMESTAMP": "5000000", "_TRANSPORT": "kernel"},
+            JournalLine(15.0, "kernel", "a"),
+        ),
+        ({"MESSAGE": [97], "__MONOTONIC_TIMESTAMP": "5000000"}, None),
+        ({"MESSAGE": "a", "__MONOTONIC_TIMESTAMP": "soon"}, None),
+        ({"MESSAGE": "a"}, None),
+        ([], None),
+    ],
+)
 def test_entries(entry: object, line: JournalLine | None) -> None:
     assert line_of(json.dumps(entry).encode(), Clock(110.0, 100.0, 1.7e9)) == line

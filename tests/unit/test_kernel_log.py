@@ -47,86 +47,211 @@ from .scenes import (
 from .test_gate import after_probes, boot, gate, kinds
 
 LOADING = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024"
-XID_79 = "NVRM: Xid (PCI:0000:0f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-GSP = "NVRM: Xid (PCI:0000:0f:00): 119, pid=4711, name=python3, Timeout after 6s of waiting for RPC response from " \
+XID_79 = (
+    "NVRM: Xid (PCI:0000:0f:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+)
+GSP = (
+    "NVRM: Xid (PCI:0000:0f:00): 119, pid=4711, name=python3, Timeout after 6s of waiting for "
+    "RPC response from "
     "GPU1 GSP! Expected function 76 (GSP_RM_CONTROL) (0x20808a5f 0x0)."
+)
 INIT = "NVRM: GPU 0000:0f:00.0: RmInitAdapter failed! (0x24:0x72:1568)"
 UNSIGNED = "Loading of unsigned module is rejected"
-TOO_OLD = "NVRM: The NVIDIA GPU 0000:0f:00.0 (PCI ID: 10de:1180) NVRM: installed in this system is not supported " \
+TOO_OLD = (
+    "NVRM: The NVIDIA GPU 0000:0f:00.0 (PCI ID: 10de:1180) NVRM: installed in this system is "
+    "not supported "
     "by the NVRM: NVIDIA 535.54.03 driver release."
-UNCONTAINED = "NVRM: Xid (PCI:0000:0f:00): 95, pid=7, name=python3, Uncontained: LTC TAG (0x2,0x0). RST: Yes"
-API = "NVRM: API mismatch: the client has the version 550.90.07, but NVRM: this kernel module has the version " \
+)
+UNCONTAINED = (
+    "NVRM: Xid (PCI:0000:0f:00): 95, pid=7, name=python3, Uncontained: LTC TAG (0x2,0x0). RST: Yes"
+)
+API = (
+    "NVRM: API mismatch: the client has the version 550.90.07, but NVRM: this kernel module "
+    "has the version "
     "550.54.15."
-REGION = "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid: NVRM: BAR1 is 0M @ 0x0 " \
+)
+REGION = (
+    "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid: NVRM: BAR1 is 0M @ 0x0 "
     "(PCI:0000:0f:00.0)"
+)
 MAGIC = "nvidia: version magic '5.4.18-100 SMP mod_unload ' should be '5.4.18-200 SMP mod_unload '"
 UVM = "nvidia_uvm: Unknown symbol radix_tree_preloads (err -2)"
 LINES = [
     (LOADING, Tells.LOADED, ""),
-    ("NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build", Tells.LOADED, ""),
+    (
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build",
+        Tells.LOADED,
+        "",
+    ),
     (XID_79, Tells.LOST, BUSES[1]),
     ("NVRM: Xid (PCI:0000:AE:00): 79, GPU has fallen off the bus.", Tells.LOST, "0000:ae:00.0"),
     ("NVRM: Xid (0000:0f:00): 79, GPU has fallen off the bus.", Tells.LOST, BUSES[1]),
-    ("NVRM: Xid (PCI:0000:0f:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No",
-     Tells.XID, BUSES[1]),
-    ("NVRM: Xid (PCI:0000:0f:00 GPU-I:01 GPU-CI:02): 119, pid=9, name=a, Timeout", Tells.GSP, BUSES[1]),
+    (
+        "NVRM: Xid (PCI:0000:0f:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). "
+        "RST: No, D-RST: No",
+        Tells.XID,
+        BUSES[1],
+    ),
+    (
+        "NVRM: Xid (PCI:0000:0f:00 GPU-I:01 GPU-CI:02): 119, pid=9, name=a, Timeout",
+        Tells.GSP,
+        BUSES[1],
+    ),
     ("NVRM: GPU 0000:0f:00.0: GPU has fallen off the bus.", Tells.LOST, BUSES[1]),
     ("NVRM: GPU at PCI:0000:0f:00: GPU has fallen off the bus.", Tells.LOST, BUSES[1]),
     (GSP, Tells.GSP, BUSES[1]),
-    ("NVRM: Xid (PCI:0000:0f:00): 120, GSP Error: Task 1 raised error code 0x5", Tells.GSP, BUSES[1]),
+    (
+        "NVRM: Xid (PCI:0000:0f:00): 120, GSP Error: Task 1 raised error code 0x5",
+        Tells.GSP,
+        BUSES[1],
+    ),
     (INIT, Tells.INIT_FAILED, BUSES[1]),
-    ("NVRM: GPU 0000:0a:00.0: rm_init_adapter failed, device minor number 5", Tells.INIT_FAILED, "0000:0a:00.0"),
+    (
+        "NVRM: GPU 0000:0a:00.0: rm_init_adapter failed, device minor number 5",
+        Tells.INIT_FAILED,
+        "0000:0a:00.0",
+    ),
     (TOO_OLD, Tells.UNSUPPORTED, BUSES[1]),
-    ("NVRM: The NVIDIA GPU 0000:0f:00.0 (PCI ID: 10de:2901) NVRM: installed in this system requires use of the "
-     "NVIDIA open kernel modules.", Tells.UNSUPPORTED, BUSES[1]),
+    (
+        "NVRM: The NVIDIA GPU 0000:0f:00.0 (PCI ID: 10de:2901) NVRM: installed in this system "
+        "requires use of the "
+        "NVIDIA open kernel modules.",
+        Tells.UNSUPPORTED,
+        BUSES[1],
+    ),
     (UNSIGNED, Tells.REJECTED, ""),
     ("Loading of module with unavailable key is rejected", Tells.REJECTED, ""),
     ("nvidia: loading of unsigned module is rejected", Tells.REJECTED, ""),
-    ("Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7", Tells.REJECTED, ""),
+    (
+        "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
+        Tells.REJECTED,
+        "",
+    ),
     ("modprobe: ERROR: could not insert 'nvidia': Key was rejected by service", Tells.REJECTED, ""),
     ("modprobe: ERROR: could not insert 'nvidia': Required key not available", Tells.REJECTED, ""),
     (API, Tells.MISMATCH, ""),
-    ("NVRM: Xid (PCI:0000:0f:00): 63, pid=1, Row Remapper: New row marked for remapping", Tells.XID, BUSES[1]),
+    (
+        "NVRM: Xid (PCI:0000:0f:00): 63, pid=1, Row Remapper: New row marked for remapping",
+        Tells.XID,
+        BUSES[1],
+    ),
     ("NVRM: Xid (PCI:0000:0f:00): 64, Row Remapper Error", Tells.XID, BUSES[1]),
-    ("NVRM: Xid (PCI:0000:0f:00): 48, pid=1, An uncorrectable double bit error (DBE) has been detected", Tells.XID,
-     BUSES[1]),
+    (
+        "NVRM: Xid (PCI:0000:0f:00): 48, pid=1, An uncorrectable double bit error (DBE) has "
+        "been detected",
+        Tells.XID,
+        BUSES[1],
+    ),
     ("NVRM: Xid (PCI:0000:0f:00): 94, Contained: SM", Tells.XID, BUSES[1]),
-    ("NVRM: Xid (PCI:0000:0f:00): 74, pid=1, NVLink: fatal error detected on link 3", Tells.XID, BUSES[1]),
-    ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", Tells.XID, "0000:05:00.0"),
-    ("NVRM: The NVIDIA GPU 0000:0f:00.0 NVRM: (PCI ID: 10de:26b5) installed in this system has NVRM: fallen off the "
-     "bus and is not responding to commands.", Tells.DEAD, BUSES[1]),
-    ("NVRM: The NVIDIA GeForce GT 710 GPU installed in this system is NVRM:  supported through the NVIDIA 470.xx "
-     "Legacy drivers. Please NVRM:  visit …", Tells.UNSUPPORTED, ""),
-    (f"nvidia {BUSES[1]}: Direct firmware load for nvidia/550.54.15/gsp_ga10x.bin failed with error -2",
-     Tells.FIRMWARE, BUSES[1]),
-    (f"nvidia {BUSES[1]}: Direct firmware load for nvidia/515.43.04/gsp.bin failed with error -2",
-     Tells.FIRMWARE, BUSES[1]),
-    (f"nvidia {BUSES[1]}: loading /lib/firmware/nvidia/570.133.20/gsp_ga10x.bin failed with error -4", None, ""),
-    (f"nvidia {BUSES[1]}: Direct firmware load for nvidia/595.71.05/gsp_log_ga10x.bin failed with error -2", None,
-     ""),
-    (f"nvidia {BUSES[1]}: Unable to change power state from D3cold to D0, device inaccessible", Tells.LOST, BUSES[1]),
-    (f"nvidia {BUSES[1]}: can't change power state from D3cold to D0 (config space inaccessible)", Tells.LOST,
-     BUSES[1]),
+    (
+        "NVRM: Xid (PCI:0000:0f:00): 74, pid=1, NVLink: fatal error detected on link 3",
+        Tells.XID,
+        BUSES[1],
+    ),
+    (
+        "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+        Tells.XID,
+        "0000:05:00.0",
+    ),
+    (
+        "NVRM: The NVIDIA GPU 0000:0f:00.0 NVRM: (PCI ID: 10de:26b5) installed in this system "
+        "has NVRM: fallen off the "
+        "bus and is not responding to commands.",
+        Tells.DEAD,
+        BUSES[1],
+    ),
+    (
+        "NVRM: The NVIDIA GeForce GT 710 GPU installed in this system is NVRM:  supported "
+        "through the NVIDIA 470.xx "
+        "Legacy drivers. Please NVRM:  visit …",
+        Tells.UNSUPPORTED,
+        "",
+    ),
+    (
+        f"nvidia {BUSES[1]}: Direct firmware load for nvidia/550.54.15/gsp_ga10x.bin failed "
+        "with error -2",
+        Tells.FIRMWARE,
+        BUSES[1],
+    ),
+    (
+        f"nvidia {BUSES[1]}: Direct firmware load for nvidia/515.43.04/gsp.bin failed with "
+        "error -2",
+        Tells.FIRMWARE,
+        BUSES[1],
+    ),
+    (
+        f"nvidia {BUSES[1]}: loading /lib/firmware/nvidia/570.133.20/gsp_ga10x.bin failed with "
+        "error -4",
+        None,
+        "",
+    ),
+    (
+        f"nvidia {BUSES[1]}: Direct firmware load for nvidia/595.71.05/gsp_log_ga10x.bin "
+        "failed with error -2",
+        None,
+        "",
+    ),
+    (
+        f"nvidia {BUSES[1]}: Unable to change power state from D3cold to D0, device inaccessible",
+        Tells.LOST,
+        BUSES[1],
+    ),
+    (
+        f"nvidia {BUSES[1]}: can't change power state from D3cold to D0 (config space "
+        "inaccessible)",
+        Tells.LOST,
+        BUSES[1],
+    ),
     (REGION, Tells.REGION, BUSES[1]),
-    (f"NVRM: GPU {BUSES[1]}: GPU does not have the necessary power cables connected.", Tells.POWER, BUSES[1]),
+    (
+        f"NVRM: GPU {BUSES[1]}: GPU does not have the necessary power cables connected.",
+        Tells.POWER,
+        BUSES[1],
+    ),
     (f"nvidia {BUSES[1]}: AER: can't recover (no error_detected callback)", Tells.XID, BUSES[1]),
-    (f"nvidia {BUSES[1]}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer", Tells.XID,
-     BUSES[1]),
+    (
+        f"nvidia {BUSES[1]}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer",
+        Tells.XID,
+        BUSES[1],
+    ),
     ("NVRM: Xid (PCI:0000:0f:00): 143, GPU Initialization Error", Tells.INIT_FAILED, BUSES[1]),
     (MAGIC, Tells.UNFIT, ""),
     ("nvidia: disagrees about version of symbol module_layout", Tells.UNFIT, ""),
     (UVM, Tells.UNFIT, ""),
     ("nvidia-uvm: Unknown symbol radix_tree_preloads (err -2)", Tells.UNFIT, ""),
     ("modprobe: ERROR: could not insert 'nvidia': Exec format error", Tells.UNFIT, ""),
-    ("systemd-modules-load[412]: Failed to insert module 'nvidia': Exec format error", Tells.UNFIT, ""),
-    ("systemd-modules-load[412]: Failed to insert module 'nvidia': Key was rejected by service", Tells.REJECTED, ""),
+    (
+        "systemd-modules-load[412]: Failed to insert module 'nvidia': Exec format error",
+        Tells.UNFIT,
+        "",
+    ),
+    (
+        "systemd-modules-load[412]: Failed to insert module 'nvidia': Key was rejected by service",
+        Tells.REJECTED,
+        "",
+    ),
     # Not about GPUs, or only about a program that used one.
     ("nvidia_drm: Unknown symbol drm_gem_object_put_unlocked (err -2)", None, ""),
     ("nvidia-modeset: version magic '5.4.18' should be '5.4.19'", None, ""),
     ("nvidia_uvm: module uses symbols from proprietary module nvidia, inheriting taint.", None, ""),
-    (f"nvidia {BUSES[1]}: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)", None, ""),
-    (f"snd_hda_intel {BUSES[1]}: can't change power state from D3cold to D0 (config space inaccessible)", None, ""),
-    ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error", None, ""),
+    (
+        f"nvidia {BUSES[1]}: PCIe Bus Error: severity=Corrected, type=Data Link Layer, "
+        "(Receiver ID)",
+        None,
+        "",
+    ),
+    (
+        f"snd_hda_intel {BUSES[1]}: can't change power state from D3cold to D0 (config space "
+        "inaccessible)",
+        None,
+        "",
+    ),
+    (
+        "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress "
+        "non-posted PRIV error",
+        None,
+        "",
+    ),
     ("NVRM: Xid (PCI:0000:0f:00): 13, pid=1, Graphics SM Warp Exception", None, ""),
     ("NVRM: Xid (PCI:0000:0f:00): 31, pid=1, name=python3, MMU Fault", None, ""),
     ("NVRM: Xid (PCI:0000:0f:00): 43, pid=1, Ch 00000008", None, ""),
@@ -145,7 +270,12 @@ def test_what_a_line_tells(text: str, tells: Tells | None, bus_id: str) -> None:
     if tells is None:
         assert found is None
     else:
-        assert found is not None and (found.tells, found.bus_id, found.at, found.line) == (tells, bus_id, 7.0, text)
+        assert found is not None and (found.tells, found.bus_id, found.at, found.line) == (
+            tells,
+            bus_id,
+            7.0,
+            text,
+        )
 
 
 def test_both_versions_of_a_mismatch() -> None:
@@ -167,15 +297,24 @@ def put(path: Path, *records: str) -> None:
 def log(tmp_path: Path) -> Path:
     """A plain file in the place of /dev/kmsg: the same records, several a read."""
     path = tmp_path / "kmsg"
-    put(path, "6,339,5140900,-;NET: Registered PF_VSOCK protocol family", f"4,340,5141000,-;{INIT}", " SUBSYSTEM=pci",
-        " DEVICE=+pci:0000:0f:00.0", "4,341,6000000,-;NVRM: The NVIDIA GPU 0000:0f:00.0 (PCI ID: 10de:1180)\\x0a"
-        "NVRM: installed in this system is not supported by the\\x0aNVRM: NVIDIA 535.54.03 driver release.")
+    put(
+        path,
+        "6,339,5140900,-;NET: Registered PF_VSOCK protocol family",
+        f"4,340,5141000,-;{INIT}",
+        " SUBSYSTEM=pci",
+        " DEVICE=+pci:0000:0f:00.0",
+        "4,341,6000000,-;NVRM: The NVIDIA GPU 0000:0f:00.0 (PCI ID: 10de:1180)\\x0a"
+        "NVRM: installed in this system is not supported by the\\x0aNVRM: NVIDIA 535.54.03 "
+        "driver release.",
+    )
     return path
 
 
 def test_lines_have_boottime_and_only_those_about_gpus_are_kept(log: Path) -> None:
     assert Kmsg(str(log)).lines(CLOCK) == (
-        KernelLine(pytest.approx(10.141), INIT), KernelLine(pytest.approx(11.0), TOO_OLD))
+        KernelLine(pytest.approx(10.141), INIT),
+        KernelLine(pytest.approx(11.0), TOO_OLD),
+    )
 
 
 def test_only_what_is_new_is_read_and_it_came_since_the_last_look(log: Path) -> None:
@@ -183,21 +322,35 @@ def test_only_what_is_new_is_read_and_it_came_since_the_last_look(log: Path) -> 
     kmsg.lines(CLOCK)
     put(log, f"4,342,900000000,-;{XID_79}", f"4,343,900000001,-;{INIT}")  # its clock is 100 s late
     *_, unsupported, lost, again = kmsg.lines(replace(CLOCK, boottime=1035.0, monotonic=1030.0))
-    assert (unsupported.text, lost, again) == (TOO_OLD, KernelLine(1005.0, XID_79), KernelLine(1005.0, INIT))
+    assert (unsupported.text, lost, again) == (
+        TOO_OLD,
+        KernelLine(1005.0, XID_79),
+        KernelLine(1005.0, INIT),
+    )
 
 
 def test_a_line_that_comes_again_is_kept_once_and_a_flood_is_bounded(log: Path) -> None:
     kmsg = Kmsg(str(log))
     put(log, *(f"4,{n},{n}000000,-;{INIT}" for n in range(20, 1000)))
     assert [line.at for line in kmsg.lines(CLOCK) if line.text == INIT] == [pytest.approx(1004.0)]
-    put(log, *(f"4,{n},{n}000000,-;NVRM: Xid (PCI:0000:0f:00): 48, pid={n}" for n in range(1000, 3000)))
+    put(
+        log,
+        *(f"4,{n},{n}000000,-;NVRM: Xid (PCI:0000:0f:00): 48, pid={n}" for n in range(1000, 3000)),
+    )
     found = kmsg.lines(CLOCK)
     assert len(found) == KEPT and found[-1].text.endswith("pid=2999")
 
 
 def test_junk_is_no_line_and_no_log_is_an_error(log: Path, tmp_path: Path) -> None:
-    put(log, "", ";", "4,x,y,-;NVRM: loading NVIDIA", "4,1;NVRM: loading NVIDIA", "9" * 9000,
-        f"4,1,{'9' * 30},-;{LOADING}")
+    put(
+        log,
+        "",
+        ";",
+        "4,x,y,-;NVRM: loading NVIDIA",
+        "4,1;NVRM: loading NVIDIA",
+        "9" * 9000,
+        f"4,1,{'9' * 30},-;{LOADING}",
+    )
     assert [line.text for line in Kmsg(str(log)).lines(CLOCK)] == [INIT, TOO_OLD, LOADING]
     with pytest.raises(FileNotFoundError):
         Kmsg(str(tmp_path / "none")).lines(CLOCK)
@@ -232,52 +385,178 @@ INSTALLED = {**NO_DRIVER, "module_installed": seen("nvidia.ko")}
 NO_UVM = {"majors": seen({"nvidia": 195, "nvidiactl": 195})}
 # what is changed, condition, reason, heals, held
 CASES: list[tuple[dict[str, Any], str, str, Heals, bool]] = [
-    ({"kernel": said((900.0, GSP)), "probe": probed(started_at=800.0)}, "NvmlComplete", "GspTimeout", Heals.NEVER,
-     True),
-    ({"kernel": said((900.0, GSP)), "probe": MISSING}, "NvmlComplete", "GspTimeout", Heals.NEVER, True),
+    (
+        {"kernel": said((900.0, GSP)), "probe": probed(started_at=800.0)},
+        "NvmlComplete",
+        "GspTimeout",
+        Heals.NEVER,
+        True,
+    ),
+    (
+        {"kernel": said((900.0, GSP)), "probe": MISSING},
+        "NvmlComplete",
+        "GspTimeout",
+        Heals.NEVER,
+        True,
+    ),
     ({"kernel": said((900.0, GSP))}, "NvmlComplete", "", Heals.SOON, False),  # NVML showed it since
-    ({"kernel": said((900.0, GSP), (950.0, LOADING)), "probe": MISSING}, "NvmlComplete", "NotProbed", Heals.SOON,
-     False),
-    ({"kernel": said((900.0, GSP)), "probe": ONE_GPU}, "NvmlComplete", "GspTimeout", Heals.NEVER, True),
-    ({"kernel": said((900.0, XID_79)), "probe": ONE_GPU}, "NvmlComplete", "GpuFellOffBus", Heals.NEVER, False),
+    (
+        {"kernel": said((900.0, GSP), (950.0, LOADING)), "probe": MISSING},
+        "NvmlComplete",
+        "NotProbed",
+        Heals.SOON,
+        False,
+    ),
+    (
+        {"kernel": said((900.0, GSP)), "probe": ONE_GPU},
+        "NvmlComplete",
+        "GspTimeout",
+        Heals.NEVER,
+        True,
+    ),
+    (
+        {"kernel": said((900.0, XID_79)), "probe": ONE_GPU},
+        "NvmlComplete",
+        "GpuFellOffBus",
+        Heals.NEVER,
+        False,
+    ),
     ({"kernel": said((900.0, XID_79))}, "NvmlComplete", "", Heals.SOON, False),  # it came back
-    ({"kernel": said((900.0, XID_79), (950.0, LOADING)), "probe": ONE_GPU}, "NvmlComplete", "GpuMissing", Heals.SOON,
-     False),
-    ({"kernel": said((900.0, INIT)), "probe": ONE_GPU}, "NvmlComplete", "GpuMissing", Heals.SOON, False),
-    ({"kernel": said((900.0, UNSIGNED)), **INSTALLED}, "DriverLoaded", "ModuleRejected", Heals.NEVER, True),
+    (
+        {"kernel": said((900.0, XID_79), (950.0, LOADING)), "probe": ONE_GPU},
+        "NvmlComplete",
+        "GpuMissing",
+        Heals.SOON,
+        False,
+    ),
+    (
+        {"kernel": said((900.0, INIT)), "probe": ONE_GPU},
+        "NvmlComplete",
+        "GpuMissing",
+        Heals.SOON,
+        False,
+    ),
+    (
+        {"kernel": said((900.0, UNSIGNED)), **INSTALLED},
+        "DriverLoaded",
+        "ModuleRejected",
+        Heals.NEVER,
+        True,
+    ),
     ({"kernel": said((900.0, UNSIGNED))}, "DriverLoaded", "", Heals.SOON, False),  # it is loaded
-    ({"kernel": said((900.0, UNSIGNED), (950.0, LOADING)), **INSTALLED}, "DriverLoaded", "DriverNotLoaded",
-     Heals.SOON, False),
-    ({"kernel": said((900.0, UNSIGNED)), **INSTALLED, "driver_building": seen("nvidia")}, "DriverLoaded",
-     "DriverNotLoaded", Heals.SOON, False),
-    ({"kernel": said((900.0, UNSIGNED)), **NO_DRIVER}, "DriverLoaded", "DriverNotInstalled", Heals.SOON, False),
-    ({"kernel": said((900.0, "nvidia: " + UNSIGNED)), **NO_DRIVER}, "DriverLoaded", "ModuleRejected", Heals.NEVER,
-     True),
-    ({"kernel": said((900.0, MAGIC)), **INSTALLED}, "DriverLoaded", "ModuleUnfit", Heals.NEVER, True),
-    ({"kernel": said((900.0, MAGIC)), **INSTALLED, "driver_building": seen("nvidia")}, "DriverLoaded",
-     "DriverNotLoaded", Heals.SOON, False),
-    ({"kernel": said((900.0, MAGIC), (950.0, LOADING)), **INSTALLED}, "DriverLoaded", "DriverNotLoaded", Heals.SOON,
-     False),
-    ({"kernel": said((900.0, UVM)), **INSTALLED}, "DriverLoaded", "DriverNotLoaded", Heals.SOON, False),
+    (
+        {"kernel": said((900.0, UNSIGNED), (950.0, LOADING)), **INSTALLED},
+        "DriverLoaded",
+        "DriverNotLoaded",
+        Heals.SOON,
+        False,
+    ),
+    (
+        {"kernel": said((900.0, UNSIGNED)), **INSTALLED, "driver_building": seen("nvidia")},
+        "DriverLoaded",
+        "DriverNotLoaded",
+        Heals.SOON,
+        False,
+    ),
+    (
+        {"kernel": said((900.0, UNSIGNED)), **NO_DRIVER},
+        "DriverLoaded",
+        "DriverNotInstalled",
+        Heals.SOON,
+        False,
+    ),
+    (
+        {"kernel": said((900.0, "nvidia: " + UNSIGNED)), **NO_DRIVER},
+        "DriverLoaded",
+        "ModuleRejected",
+        Heals.NEVER,
+        True,
+    ),
+    (
+        {"kernel": said((900.0, MAGIC)), **INSTALLED},
+        "DriverLoaded",
+        "ModuleUnfit",
+        Heals.NEVER,
+        True,
+    ),
+    (
+        {"kernel": said((900.0, MAGIC)), **INSTALLED, "driver_building": seen("nvidia")},
+        "DriverLoaded",
+        "DriverNotLoaded",
+        Heals.SOON,
+        False,
+    ),
+    (
+        {"kernel": said((900.0, MAGIC), (950.0, LOADING)), **INSTALLED},
+        "DriverLoaded",
+        "DriverNotLoaded",
+        Heals.SOON,
+        False,
+    ),
+    (
+        {"kernel": said((900.0, UVM)), **INSTALLED},
+        "DriverLoaded",
+        "DriverNotLoaded",
+        Heals.SOON,
+        False,
+    ),
     ({"kernel": said((900.0, UVM)), **NO_UVM}, "UvmLoaded", "UvmUnfit", Heals.NEVER, False),
-    ({"kernel": said((900.0, UVM), (950.0, LOADING)), **NO_UVM}, "UvmLoaded", "UvmNotLoaded", Heals.SOON, False),
-    ({"kernel": said((900.0, REGION), (901.0, LOADING)), "pci": UNBOUND}, "GpusBound", "GpuUnbound", Heals.NEVER,
-     False),
-    ({"kernel": said((900.0, TOO_OLD)), **INSTALLED}, "DriverLoaded", "GpuUnsupported", Heals.NEVER, True),
-    ({"kernel": said((900.0, TOO_OLD), (901.0, LOADING)), "pci": UNBOUND}, "GpusBound", "GpuUnsupported", Heals.NEVER,
-     True),
-    ({"kernel": said((800.0, TOO_OLD), (901.0, LOADING)), "pci": UNBOUND}, "GpusBound", "GpuUnbound", Heals.SOON,
-     False),
-    ({"pci": seen((function(BUSES[0], "nouveau"), function(BUSES[1], "nouveau")))}, "GpusBound", "NouveauBound",
-     Heals.CONFIGURATION, True),
-    ({"pci": seen((function(BUSES[0]), function(BUSES[1], "nouveau")))}, "GpusBound", "NouveauBound",
-     Heals.CONFIGURATION, False),
+    (
+        {"kernel": said((900.0, UVM), (950.0, LOADING)), **NO_UVM},
+        "UvmLoaded",
+        "UvmNotLoaded",
+        Heals.SOON,
+        False,
+    ),
+    (
+        {"kernel": said((900.0, REGION), (901.0, LOADING)), "pci": UNBOUND},
+        "GpusBound",
+        "GpuUnbound",
+        Heals.NEVER,
+        False,
+    ),
+    (
+        {"kernel": said((900.0, TOO_OLD)), **INSTALLED},
+        "DriverLoaded",
+        "GpuUnsupported",
+        Heals.NEVER,
+        True,
+    ),
+    (
+        {"kernel": said((900.0, TOO_OLD), (901.0, LOADING)), "pci": UNBOUND},
+        "GpusBound",
+        "GpuUnsupported",
+        Heals.NEVER,
+        True,
+    ),
+    (
+        {"kernel": said((800.0, TOO_OLD), (901.0, LOADING)), "pci": UNBOUND},
+        "GpusBound",
+        "GpuUnbound",
+        Heals.SOON,
+        False,
+    ),
+    (
+        {"pci": seen((function(BUSES[0], "nouveau"), function(BUSES[1], "nouveau")))},
+        "GpusBound",
+        "NouveauBound",
+        Heals.CONFIGURATION,
+        True,
+    ),
+    (
+        {"pci": seen((function(BUSES[0]), function(BUSES[1], "nouveau")))},
+        "GpusBound",
+        "NouveauBound",
+        Heals.CONFIGURATION,
+        False,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("changes", "condition", "reason", "heals", "held"), CASES)
-def test_what_a_line_concludes(changes: dict[str, Any], condition: str, reason: str, heals: Heals,
-                               held: bool) -> None:
+def test_what_a_line_concludes(
+    changes: dict[str, Any], condition: str, reason: str, heals: Heals, held: bool
+) -> None:
     diagnosis = boot(**changes)
     found = finding(diagnosis, condition)
     assert (found.reason, found.heals) == (reason, heals)
@@ -309,8 +588,13 @@ def test_a_report_of_a_gpu_that_nvml_showed_closes_readiness_and_asks_nvml() -> 
     opened = after_probes(3)
     diagnosis = boot(kernel=said((NOW - 1, XID_79)), probe=probed(number=3, started_at=NOW - 60))
     decided = step(replace(opened, validated_at=NOW - 60), diagnosis, NOW, DEFAULTS)
-    assert (decided.gate.phase, kinds(decided.actions) & {StartProbe}) == (Phase.REVALIDATING, {StartProbe})
-    assert decided.gate.why == "the kernel's report of a GPU 1 s ago is newer than the last validation"
+    assert (decided.gate.phase, kinds(decided.actions) & {StartProbe}) == (
+        Phase.REVALIDATING,
+        {StartProbe},
+    )
+    assert (
+        decided.gate.why == "the kernel's report of a GPU 1 s ago is newer than the last validation"
+    )
 
 
 def test_a_gpu_that_its_owner_does_not_expect_disturbs_nobody() -> None:
@@ -323,7 +607,10 @@ def test_a_gpu_that_its_owner_does_not_expect_disturbs_nobody() -> None:
 
 def test_a_driver_that_was_loaded_again_between_two_looks_is_probed_anew() -> None:
     opened = replace(after_probes(3), loaded_at=100.0)
-    diagnosis = boot(kernel=said((100.0, LOADING), (NOW - 1, LOADING)), probe=probed(number=3, started_at=NOW - 60))
+    diagnosis = boot(
+        kernel=said((100.0, LOADING), (NOW - 1, LOADING)),
+        probe=probed(number=3, started_at=NOW - 60),
+    )
     anew = step(opened, diagnosis, NOW, DEFAULTS)
     assert (anew.gate.phase, anew.gate.good, anew.gate.ready) == (Phase.PROBING, 0, False)
     assert StartProbe in kinds(anew.actions)
@@ -331,11 +618,14 @@ def test_a_driver_that_was_loaded_again_between_two_looks_is_probed_anew() -> No
     assert step(opened, same, NOW, DEFAULTS).gate.phase is Phase.OPEN
 
 
-@pytest.mark.parametrize(("library", "kernel", "says"), [
-    ("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.90.07", (), "the library 550.90.07"),
-    ("/usr/lib/libnvidia-ml.so.1", ((900.0, API),), "the library 550.90.07"),
-    ("", (), "the library another"),
-])
+@pytest.mark.parametrize(
+    ("library", "kernel", "says"),
+    [
+        ("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.90.07", (), "the library 550.90.07"),
+        ("/usr/lib/libnvidia-ml.so.1", ((900.0, API),), "the library 550.90.07"),
+        ("", (), "the library another"),
+    ],
+)
 def test_a_mismatch_names_both_versions(library: str, kernel: Any, says: str) -> None:
     found = finding(boot(kernel=said(*kernel), probe=failing(18, library=library)), "NvmlComplete")
     assert f"(18); the loaded module is 550.54.15, {says}" in found.because
@@ -344,7 +634,10 @@ def test_a_mismatch_names_both_versions(library: str, kernel: Any, says: str) ->
 
 def test_the_line_is_cited_with_its_age() -> None:
     found = finding(boot(kernel=said((900.0, INIT)), probe=ONE_GPU), "NvmlComplete")
-    assert found.because == f"1 of 2: {BUSES[1]} on PCI, absent from NVML; the kernel, 100 s ago: {INIT}"
+    assert (
+        found.because
+        == f"1 of 2: {BUSES[1]} on PCI, absent from NVML; the kernel, 100 s ago: {INIT}"
+    )
 
 
 def test_a_warning_of_the_last_day_blocks_nothing() -> None:
@@ -355,37 +648,80 @@ def test_a_warning_of_the_last_day_blocks_nothing() -> None:
     assert found.because == f"the kernel said: {remap} (Xid 63: {xids.wants(63, remap)})"
     assert warned.first_broken() is None
     old = scene(kernel=said((900.0, remap)), clock=Clock(NOW + 90000, NOW, 1.7e9))
-    for changes in ({"kernel": said((900.0, remap), (950.0, LOADING))}, {"kernel": old.kernel, "clock": old.clock},
-                    {"kernel": old.kernel, "pci": seen((function(BUSES[0]), function(BUSES[1], "vfio-pci")))}):
+    for changes in (
+        {"kernel": said((900.0, remap), (950.0, LOADING))},
+        {"kernel": old.kernel, "clock": old.clock},
+        {"kernel": old.kernel, "pci": seen((function(BUSES[0]), function(BUSES[1], "vfio-pci")))},
+    ):
         assert not [f for f in diagnosed(**changes).findings if f.condition == "KernelLogQuiet"]
 
 
 def test_a_log_that_may_not_be_read_is_unknown_and_one_that_is_not_there_is_none() -> None:
     found = finding(diagnosed(kernel=DENIED), "KernelLogQuiet")
-    assert (found.verdict, found.blocks, found.reason) == (Verdict.UNKNOWN, False, "KernelLogUnreadable")
+    assert (found.verdict, found.blocks, found.reason) == (
+        Verdict.UNKNOWN,
+        False,
+        "KernelLogUnreadable",
+    )
     assert not [f for f in diagnosed(kernel=MISSING).findings if f.condition == "KernelLogQuiet"]
 
 
-BACK = "NVRM: Xid (PCI:0000:0f:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+BACK = (
+    "NVRM: Xid (PCI:0000:0f:00): 154, GPU recovery action changed from 0x1 (GPU Reset "
+    "Required) to 0x0 (None)"
+)
 
 
-@pytest.mark.parametrize(("number", "words", "is_reset", "wants"), [
-    (95, "Uncontained: LTC TAG (0x2,0x0). RST: Yes", True, "reset the GPU before other work runs on it"),
-    (48, "An uncorrectable double bit error (DBE) has been detected", True, "reset the GPU before"),
-    (94, "Contained: CE User Channel (0x9). RST: No", False, "start the program it names again"),
-    (69, "Class Error", False, "start the program it names again"),
-    (63, "Row Remapper: New row marked for remapping", False, "remapped at the next reset"),
-    (74, "NVLink: fatal error detected on link 3", True, "an NVLink"),
-    (145, "RLW_REMAP Nonfatal XC1 i0 link -1", False, "an NVLink"),
-    (145, "RLW_REMAP Non-fatal XC1 i0 link -1", False, "an NVLink"),
-    (149, "NETIR_LINK_EVT  Fatal   XC0 i0 link 07", True, "an NVLink"),
-    (154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", True, "Node Reboot Required"),
-    (154, "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)", False, ""),
-    (119, "Timeout after 6s of waiting for RPC response", False, "reset the GPU, or reboot"),
-    (9999, "nobody knows it", False, ""),
-    (0, "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", False, "an NVSwitch"),
-    (0, "nvidia 0000:0f:00.0: AER: can't recover (no error_detected callback)", False, ""),
-])
+@pytest.mark.parametrize(
+    ("number", "words", "is_reset", "wants"),
+    [
+        (
+            95,
+            "Uncontained: LTC TAG (0x2,0x0). RST: Yes",
+            True,
+            "reset the GPU before other work runs on it",
+        ),
+        (
+            48,
+            "An uncorrectable double bit error (DBE) has been detected",
+            True,
+            "reset the GPU before",
+        ),
+        (
+            94,
+            "Contained: CE User Channel (0x9). RST: No",
+            False,
+            "start the program it names again",
+        ),
+        (69, "Class Error", False, "start the program it names again"),
+        (63, "Row Remapper: New row marked for remapping", False, "remapped at the next reset"),
+        (74, "NVLink: fatal error detected on link 3", True, "an NVLink"),
+        (145, "RLW_REMAP Nonfatal XC1 i0 link -1", False, "an NVLink"),
+        (145, "RLW_REMAP Non-fatal XC1 i0 link -1", False, "an NVLink"),
+        (149, "NETIR_LINK_EVT  Fatal   XC0 i0 link 07", True, "an NVLink"),
+        (
+            154,
+            "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+            True,
+            "Node Reboot Required",
+        ),
+        (
+            154,
+            "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)",
+            False,
+            "",
+        ),
+        (119, "Timeout after 6s of waiting for RPC response", False, "reset the GPU, or reboot"),
+        (9999, "nobody knows it", False, ""),
+        (
+            0,
+            "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+            False,
+            "an NVSwitch",
+        ),
+        (0, "nvidia 0000:0f:00.0: AER: can't recover (no error_detected callback)", False, ""),
+    ],
+)
 def test_what_an_xid_wants(number: int, words: str, is_reset: bool, wants: str) -> None:
     assert xids.is_reset(number, words) is is_reset
     said = xids.wants(number, words)
@@ -393,15 +729,18 @@ def test_what_an_xid_wants(number: int, words: str, is_reset: bool, wants: str) 
     assert bool(said) is bool(wants)
 
 
-@pytest.mark.parametrize(("kernel", "recovery", "wanted"), [
-    (((900.0, UNCONTAINED),), "", 1),
-    (((900.0, UNCONTAINED), (910.0, UNCONTAINED)), "", 1),
-    (((900.0, UNCONTAINED),), "none", 0),  # a driver that tells is believed
-    (((900.0, UNCONTAINED), (950.0, BACK)), "", 0),
-    (((900.0, BACK), (950.0, UNCONTAINED)), "", 1),
-    (((900.0, UNCONTAINED), (950.0, LOADING)), "", 0),
-    ((), "", 0),
-])
+@pytest.mark.parametrize(
+    ("kernel", "recovery", "wanted"),
+    [
+        (((900.0, UNCONTAINED),), "", 1),
+        (((900.0, UNCONTAINED), (910.0, UNCONTAINED)), "", 1),
+        (((900.0, UNCONTAINED),), "none", 0),  # a driver that tells is believed
+        (((900.0, UNCONTAINED), (950.0, BACK)), "", 0),
+        (((900.0, BACK), (950.0, UNCONTAINED)), "", 1),
+        (((900.0, UNCONTAINED), (950.0, LOADING)), "", 0),
+        ((), "", 0),
+    ],
+)
 def test_who_wants_a_reset_by_the_log(kernel: Any, recovery: str, wanted: int) -> None:
     gpus = [replace(g, state=GpuState(recovery=recovery)) for g in GPUS]
     found = kernel_log.wants_reset(scene(kernel=said(*kernel)), gpus)
@@ -424,14 +763,22 @@ def of_plugin(kernel: Any, **of: Any) -> Any:
 
 def test_a_plugin_from_before_the_driver_is_rebuilt_and_never_hupped() -> None:
     fault = of_plugin(said((500.0, LOADING)))  # it was created 100 s after the boot
-    assert (fault.reason, fault.cure, fault.hup_answers) == ("PluginOlderThanDriver", Cure.FRESH_START, False)
+    assert (fault.reason, fault.cure, fault.hup_answers) == (
+        "PluginOlderThanDriver",
+        Cure.FRESH_START,
+        False,
+    )
     assert "created 400 s before the nvidia module was loaded" in fault.because
 
 
-@pytest.mark.parametrize(("kernel", "of"), [
-    ((), {}), (((50.0, LOADING),), {}),
-    (((500.0, LOADING),), {"created_at": OFFSET - 3600}),  # the clock was set since
-])
+@pytest.mark.parametrize(
+    ("kernel", "of"),
+    [
+        ((), {}),
+        (((50.0, LOADING),), {}),
+        (((500.0, LOADING),), {"created_at": OFFSET - 3600}),  # the clock was set since
+    ],
+)
 def test_a_plugin_that_is_not_known_to_be_older_is_not(kernel: Any, of: dict[str, Any]) -> None:
     assert of_plugin(said(*kernel), **of).reason == "PluginInitFailed"
 
@@ -439,8 +786,13 @@ def test_a_plugin_that_is_not_known_to_be_older_is_not(kernel: Any, of: dict[str
 def test_a_plugins_unit_from_before_the_driver() -> None:
     units = seen((unit("kubelet.service", since=50.0), unit("dp.service", since=60.0)))
     for at, reason in ((500.0, "PluginOlderThanDriver"), (55.0, "NotRegistered")):
-        diagnosis = diagnosed(Settings(plugin_unit="dp.service"), units=units, plugins=(), kernel=said((at, LOADING)),
-                              **BROKEN)
+        diagnosis = diagnosed(
+            Settings(plugin_unit="dp.service"),
+            units=units,
+            plugins=(),
+            kernel=said((at, LOADING)),
+            **BROKEN,
+        )
         assert diagnosis.mending is not None and diagnosis.mending.fault is not None
         assert diagnosis.mending.fault.reason == reason
 
@@ -452,12 +804,17 @@ def of_state(**said_of_it: Any) -> Any:
     return probed(gpus=(GPUS[0], replace(GPUS[1], state=GpuState(**said_of_it))))
 
 
-@pytest.mark.parametrize(("state", "says"), [
-    ({"remap_pending": True}, "rows of its memory wait"), ({"remap_failed": True}, "could not be remapped"),
-    ({"ecc": False, "ecc_pending": True}, "ECC will be on"),
-    ({"mig": True, "mig_pending": False}, "MIG mode will be off"),
-    ({"trouble": 16}, "wants a reset (16)"), ({"recovery": "gpu reset"}, "the driver wants: gpu reset"),
-])
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({"remap_pending": True}, "rows of its memory wait"),
+        ({"remap_failed": True}, "could not be remapped"),
+        ({"ecc": False, "ecc_pending": True}, "ECC will be on"),
+        ({"mig": True, "mig_pending": False}, "MIG mode will be off"),
+        ({"trouble": 16}, "wants a reset (16)"),
+        ({"recovery": "gpu reset"}, "the driver wants: gpu reset"),
+    ],
+)
 def test_what_waits_for_a_reset_is_a_warning(state: dict[str, Any], says: str) -> None:
     diagnosis = diagnosed(probe=of_state(**state))
     found = finding(diagnosis, "GpusAtEase")
@@ -466,8 +823,15 @@ def test_what_waits_for_a_reset_is_a_warning(state: dict[str, Any], says: str) -
 
 
 def test_a_gpu_that_asks_for_nothing_is_not_named() -> None:
-    state = of_state(remap_pending=False, remap_failed=False, ecc=True, ecc_pending=True, mig=False,
-                     mig_pending=False, recovery="none")
+    state = of_state(
+        remap_pending=False,
+        remap_failed=False,
+        ecc=True,
+        ecc_pending=True,
+        mig=False,
+        mig_pending=False,
+        recovery="none",
+    )
     assert not [f for f in diagnosed(probe=state).findings if f.condition == "GpusAtEase"]
 
 
@@ -488,8 +852,12 @@ FABRIC: list[tuple[dict[str, Any], str, Verdict | None, str, bool]] = [
 
 
 @pytest.mark.parametrize(("state", "setting", "verdict", "reason", "blocks"), FABRIC)
-def test_fabric(state: dict[str, Any], setting: str, verdict: Verdict | None, reason: str, blocks: bool) -> None:
+def test_fabric(
+    state: dict[str, Any], setting: str, verdict: Verdict | None, reason: str, blocks: bool
+) -> None:
     diagnosis = diagnosed(Settings(fabric=setting), probe=of_state(**state))
     shown = [f for f in diagnosis.findings if f.condition == "FabricReady"]
-    assert [(f.verdict, f.reason, f.blocks) for f in shown] == ([(verdict, reason, blocks)] if verdict else [])
+    assert [(f.verdict, f.reason, f.blocks) for f in shown] == (
+        [(verdict, reason, blocks)] if verdict else []
+    )
     assert (diagnosis.fabric is not None) is (verdict is Verdict.FAILS)

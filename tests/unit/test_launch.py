@@ -1,4 +1,5 @@
-"""After the gate opens: the CDI spec is written again before the kubelet goes, and the plugin is launched once."""
+"""After the gate opens: the CDI spec is written again before the kubelet goes, and the plugin is
+launched once."""
 
 from __future__ import annotations
 
@@ -33,13 +34,21 @@ def view(refresh: Refresh | None = BROKEN, **changes: Any) -> Diagnosis:
 
 def test_asked_once_and_awaited() -> None:
     first = step(Launch(), view(), OPEN, NOW)
-    assert first.actions == ASKED and "it is old" in first.holds and first.wake_at == OPEN + CDI_WITHIN_S
-    running = step(first.launch, view(replace(BROKEN, invocation="now", is_running=True)), OPEN, NOW + 1)
+    assert (
+        first.actions == ASKED
+        and "it is old" in first.holds
+        and first.wake_at == OPEN + CDI_WITHIN_S
+    )
+    running = step(
+        first.launch, view(replace(BROKEN, invocation="now", is_running=True)), OPEN, NOW + 1
+    )
     assert running.actions == () and running.holds
     assert not step(running.launch, view(None), OPEN, NOW + 2).holds
     failed = step(running.launch, view(replace(BROKEN, invocation="now")), OPEN, NOW + 2)
     assert failed.actions == () and not failed.holds
-    assert step(failed.launch, view(replace(BROKEN, invocation="now")), OPEN, NOW + 999).actions == ()
+    assert (
+        step(failed.launch, view(replace(BROKEN, invocation="now")), OPEN, NOW + 999).actions == ()
+    )
 
 
 def test_a_unit_that_never_ran_is_asked_again_and_not_for_ever() -> None:
@@ -64,10 +73,17 @@ def test_another_hand_already_runs_it() -> None:
     assert done.actions == () and done.holds
 
 
-@pytest.mark.parametrize(("diagnosis", "open_since"), [
-    (view(), None), (view(paused=True), OPEN), (view(launch=LaunchUnit(DP), paused=True), OPEN),
-])
-def test_nothing_is_done_before_nvml_is_stable(diagnosis: Diagnosis, open_since: float | None) -> None:
+@pytest.mark.parametrize(
+    ("diagnosis", "open_since"),
+    [
+        (view(), None),
+        (view(paused=True), OPEN),
+        (view(launch=LaunchUnit(DP), paused=True), OPEN),
+    ],
+)
+def test_nothing_is_done_before_nvml_is_stable(
+    diagnosis: Diagnosis, open_since: float | None
+) -> None:
     done = step(Launch(), diagnosis, open_since, NOW)
     assert done.actions == () and not done.holds
 
@@ -78,7 +94,9 @@ def test_the_plugin_is_launched_after_the_spec() -> None:
     assert first.actions == ASKED
     mended = step(first.launch, replace(both, refresh=None), OPEN, NOW + 2)
     assert mended.actions == (LaunchUnit(DP),)
-    assert step(mended.launch, replace(both, refresh=None), OPEN, NOW + 3).actions == ()  # its mark may take a while
+    assert (
+        step(mended.launch, replace(both, refresh=None), OPEN, NOW + 3).actions == ()
+    )  # its mark may take a while
     late = step(first.launch, both, OPEN, OPEN + CDI_WITHIN_S)
     assert late.actions == (LaunchUnit(DP),)
 
@@ -89,8 +107,12 @@ def opened(diagnosis: Diagnosis, settings: Settings = DEFAULTS, now: float = NOW
 
 
 def test_the_kubelets_release_waits_for_the_spec_and_for_no_longer_than_the_deadline() -> None:
-    held = replace(diagnosed(units=seen((unit("kubelet.service", active="inactive"),)),
-                             probe=probed(number=1)), refresh=BROKEN)
+    held = replace(
+        diagnosed(
+            units=seen((unit("kubelet.service", active="inactive"),)), probe=probed(number=1)
+        ),
+        refresh=BROKEN,
+    )
     waits = opened(held)
     assert ASKED[0] in waits.actions and not any(isinstance(a, Release) for a in waits.actions)
     assert any(isinstance(a, Release) for a in opened(replace(held, refresh=None)).actions)
@@ -103,8 +125,15 @@ MANIFEST = Settings(launch="manifest")
 
 
 def launched(settings: Settings, *units: Any, **changes: Any) -> Diagnosis:
-    return diagnosed(settings, **{"units": seen((unit("kubelet.service", since=50.0), *units)), "launched": MISSING,
-                                  "manifest_dir": "/m" if settings is MANIFEST else "", **changes})
+    return diagnosed(
+        settings,
+        **{
+            "units": seen((unit("kubelet.service", since=50.0), *units)),
+            "launched": MISSING,
+            "manifest_dir": "/m" if settings is MANIFEST else "",
+            **changes,
+        },
+    )
 
 
 @pytest.mark.parametrize("state", ["inactive", "active", "activating"])
@@ -112,16 +141,24 @@ def test_a_unit_is_launched(state: str) -> None:
     assert launched(UNIT, unit(DP, active=state)).launch == LaunchUnit(DP)
 
 
-@pytest.mark.parametrize(("settings", "units", "changes", "reason"), [
-    (UNIT, (unit(DP, active="failed"),), {}, "LaunchRefused"),
-    (UNIT, (unit(DP, load="not-found"),), {}, "LaunchRefused"),
-    (UNIT, (unit(DP, load="masked"),), {}, "LaunchRefused"),
-    (UNIT, (unit(DP),), {"launched": DENIED}, "LaunchUnknown"),
-    (UNIT, (unit(DP),), {"units": DENIED}, "NotLaunched"),
-    (UNIT, (), {"units": seen((unit("kubelet.service", active="inactive"), unit(DP)))}, "NotLaunched"),
-    (MANIFEST, (), {"manifest_dir": ""}, "LaunchRefused"),
-    (MANIFEST, (), {"launched": DENIED}, "LaunchUnknown"),
-])
+@pytest.mark.parametrize(
+    ("settings", "units", "changes", "reason"),
+    [
+        (UNIT, (unit(DP, active="failed"),), {}, "LaunchRefused"),
+        (UNIT, (unit(DP, load="not-found"),), {}, "LaunchRefused"),
+        (UNIT, (unit(DP, load="masked"),), {}, "LaunchRefused"),
+        (UNIT, (unit(DP),), {"launched": DENIED}, "LaunchUnknown"),
+        (UNIT, (unit(DP),), {"units": DENIED}, "NotLaunched"),
+        (
+            UNIT,
+            (),
+            {"units": seen((unit("kubelet.service", active="inactive"), unit(DP)))},
+            "NotLaunched",
+        ),
+        (MANIFEST, (), {"manifest_dir": ""}, "LaunchRefused"),
+        (MANIFEST, (), {"launched": DENIED}, "LaunchUnknown"),
+    ],
+)
 def test_what_is_not_launched(settings: Settings, units: Any, changes: Any, reason: str) -> None:
     diagnosis = launched(settings, *units, **changes)
     said = finding(diagnosis, "PluginLaunched")
@@ -131,7 +168,9 @@ def test_what_is_not_launched(settings: Settings, units: Any, changes: Any, reas
 
 def test_what_was_launched_in_this_boot_is_not_again() -> None:
     for settings in (UNIT, MANIFEST):
-        diagnosis = launched(settings, unit(DP, active="inactive"), launched=seen(Mark("dp.service: done", 5.0)))
+        diagnosis = launched(
+            settings, unit(DP, active="inactive"), launched=seen(Mark("dp.service: done", 5.0))
+        )
         assert diagnosis.launch is None
         assert finding(diagnosis, "PluginLaunched").verdict is Verdict.HOLDS
 

@@ -149,7 +149,9 @@ class DictHost:
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
         return self.answers.get("allocations", MISSING)
 
-    async def processes(self, socket: str, container_ids: Sequence[str]) -> Reading[tuple[Process, ...]]:
+    async def processes(
+        self, socket: str, container_ids: Sequence[str]
+    ) -> Reading[tuple[Process, ...]]:
         return self.answers.get("processes", Refusal(Why.NOT_ASKED))
 
     async def access_state(self) -> Reading[AccessState]:
@@ -176,7 +178,11 @@ def node(**changes: Any) -> Files:
         "/sys/module/nvidia/initstate": b"live\n",
         "/proc/driver/nvidia/gpus/*": [GPU],
         "/proc/devices": b"Character devices:\n195 nvidia\n509 nvidia-caps\n\nBlock devices:\n",
-        "/dev/nvidia*": [Entry("nvidia-caps", "dir"), Entry("nvidia0", "char", 195, 0), Entry("nvidia-x", "file")],
+        "/dev/nvidia*": [
+            Entry("nvidia-caps", "dir"),
+            Entry("nvidia0", "char", 195, 0),
+            Entry("nvidia-x", "file"),
+        ],
         "/dev/nvidia-caps/*": [Entry("nvidia-cap1", "char", 509, 1), Entry("junk", "file")],
         "/dev/char/*": [Entry("195:0", "link", target="../nvidia0"), Entry("1:3", "char", 1, 3)],
         "/proc/sys/kernel/osrelease": b"6.1.0-18-amd64\n",
@@ -207,7 +213,9 @@ def test_a_node_with_one_gpu() -> None:
     assert value(scene.proc_gpus) == (GPU,)
     assert value(scene.majors) == {"nvidia": 195, "nvidia-caps": 509}
     assert value(scene.nodes) == (
-        DeviceNode("/dev/nvidia0", 195, 0), DeviceNode("/dev/nvidia-caps/nvidia-cap1", 509, 1))
+        DeviceNode("/dev/nvidia0", 195, 0),
+        DeviceNode("/dev/nvidia-caps/nvidia-cap1", 509, 1),
+    )
     assert value(scene.char_links) == {"195:0": "../nvidia0"}
     assert (scene.is_container, scene.control_plane) == (False, False)
 
@@ -216,22 +224,37 @@ def test_a_node_with_its_driver_is_not_asked_for_module_files() -> None:
     host = DictHost(node())
     asyncio.run(look(host, DEFAULTS))
     assert not [q for q in host.asked if "/lib/modules" in q or "dkms" in q]
-    assert "machine" not in host.asked, "nothing was learned: there is nothing to compare the machine with"
+    assert "machine" not in host.asked, (
+        "nothing was learned: there is nothing to compare the machine with"
+    )
 
 
 def test_the_exact_questions_of_a_node_without_gpus() -> None:
     host = DictHost({f"{PCI}/*": []})
     asyncio.run(look(host, DEFAULTS))
     assert host.asked == [
-        f"{PCI}/*", SOC_FAMILY,
-        "/proc/driver/nvidia/version", "/sys/module/nvidia/initstate",
-        "/run/systemd/container", "/.dockerenv", "/run/.containerenv",
-        "/proc/sys/kernel/osrelease", "/var/lib/dkms/nvidia*",
-        "/proc/devices", "/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/char/*",
+        f"{PCI}/*",
+        SOC_FAMILY,
+        "/proc/driver/nvidia/version",
+        "/sys/module/nvidia/initstate",
+        "/run/systemd/container",
+        "/.dockerenv",
+        "/run/.containerenv",
+        "/proc/sys/kernel/osrelease",
+        "/var/lib/dkms/nvidia*",
+        "/proc/devices",
+        "/dev/nvidia*",
+        "/dev/nvidia-caps/*",
+        "/dev/char/*",
         *control_plane_files(DEFAULTS),
-        f"{RUN}/released", f"{RUN}/paused", f"{RUN}/waiting", f"{RUN}/launched",
-        f"{RUN}/*", f"{STATE}/learned.json",
-        "/proc/sys/kernel/random/boot_id", f"tail {STATE}/ledger.jsonl",
+        f"{RUN}/released",
+        f"{RUN}/paused",
+        f"{RUN}/waiting",
+        f"{RUN}/launched",
+        f"{RUN}/*",
+        f"{STATE}/learned.json",
+        "/proc/sys/kernel/random/boot_id",
+        f"tail {STATE}/ledger.jsonl",
         f"units {' '.join(watched_units(DEFAULTS))}",
         "/var/lib/kubelet/device-plugins/*",
         NODE_OBJECT,
@@ -239,16 +262,19 @@ def test_the_exact_questions_of_a_node_without_gpus() -> None:
     ]
 
 
-@pytest.mark.parametrize(("part", "answer", "pci"), [
-    (f"{PCI}/*", DENIED, Why.NOT_PERMITTED),
-    (f"{PCI}/*", MISSING, Why.MISSING),
-    (f"{PCI}/{GPU}/vendor", DENIED, Why.NOT_PERMITTED),
-    (f"{PCI}/{DISK}/vendor", TIMED_OUT, Why.TIMED_OUT),  # it could have been a GPU
-    (f"{PCI}/{GPU}/vendor", b"junk", Why.FAILED),
-    (f"{PCI}/{GPU}/class", DENIED, Why.NOT_PERMITTED),
-    (f"{PCI}/{GPU}/class", b"\xff\xff", Why.FAILED),
-    (f"{PCI}/{GPU}/driver", DENIED, Why.NOT_PERMITTED),
-])
+@pytest.mark.parametrize(
+    ("part", "answer", "pci"),
+    [
+        (f"{PCI}/*", DENIED, Why.NOT_PERMITTED),
+        (f"{PCI}/*", MISSING, Why.MISSING),
+        (f"{PCI}/{GPU}/vendor", DENIED, Why.NOT_PERMITTED),
+        (f"{PCI}/{DISK}/vendor", TIMED_OUT, Why.TIMED_OUT),  # it could have been a GPU
+        (f"{PCI}/{GPU}/vendor", b"junk", Why.FAILED),
+        (f"{PCI}/{GPU}/class", DENIED, Why.NOT_PERMITTED),
+        (f"{PCI}/{GPU}/class", b"\xff\xff", Why.FAILED),
+        (f"{PCI}/{GPU}/driver", DENIED, Why.NOT_PERMITTED),
+    ],
+)
 def test_a_set_of_gpus_with_a_hole_is_not_a_set(part: str, answer: Any, pci: Why) -> None:
     found = looked(node(**{part: answer})).pci
     assert isinstance(found, Refusal)
@@ -263,28 +289,52 @@ def test_a_function_that_is_gone_before_it_tells_its_vendor_is_gone() -> None:
 def test_a_function_that_goes_while_it_is_read_is_not_a_host_without_a_pci_bus(part: str) -> None:
     scene = looked(node(**{f"{PCI}/{GPU}/{part}": MISSING}), allocatable=seen(()))
     assert diagnose(scene, DEFAULTS).scope_because != "this host has no PCI bus"
-    assert diagnose(looked(node(**{
-        f"{PCI}/*": [DISK, GPU, "0000:0f:00.0"], f"{PCI}/0000:0f:00.0/vendor": b"0x10de",
-        f"{PCI}/{GPU}/{part}": MISSING, f"{PCI}/0000:0f:00.0/class": b"0x030200",
-        f"{PCI}/0000:0f:00.0/driver": []})), DEFAULTS).scope is not Scope.NONE
+    assert (
+        diagnose(
+            looked(
+                node(
+                    **{
+                        f"{PCI}/*": [DISK, GPU, "0000:0f:00.0"],
+                        f"{PCI}/0000:0f:00.0/vendor": b"0x10de",
+                        f"{PCI}/{GPU}/{part}": MISSING,
+                        f"{PCI}/0000:0f:00.0/class": b"0x030200",
+                        f"{PCI}/0000:0f:00.0/driver": [],
+                    }
+                )
+            ),
+            DEFAULTS,
+        ).scope
+        is not Scope.NONE
+    )
 
 
-@pytest.mark.parametrize(("driver", "override", "found"), [
-    ([], b"(null)\n", ("", "")),
-    ([], b"vfio-pci\n", ("", "vfio-pci")),
-    ([], MISSING, ("", "")),
-    ([], DENIED, ("", "")),
-    ([Entry("driver", "link", target="/sys/bus/pci/drivers/vfio-pci")], b"", ("vfio-pci", "")),
-])
+@pytest.mark.parametrize(
+    ("driver", "override", "found"),
+    [
+        ([], b"(null)\n", ("", "")),
+        ([], b"vfio-pci\n", ("", "vfio-pci")),
+        ([], MISSING, ("", "")),
+        ([], DENIED, ("", "")),
+        ([Entry("driver", "link", target="/sys/bus/pci/drivers/vfio-pci")], b"", ("vfio-pci", "")),
+    ],
+)
 def test_who_drives_a_gpu(driver: list[Entry], override: Any, found: tuple[str, str]) -> None:
-    scene = looked(node(**{f"{PCI}/{GPU}/driver": driver, f"{PCI}/{GPU}/driver_override": override}))
+    scene = looked(
+        node(**{f"{PCI}/{GPU}/driver": driver, f"{PCI}/{GPU}/driver_override": override})
+    )
     (gpu,) = value(scene.pci)
     assert (gpu.driver, gpu.driver_override) == found
 
 
 def test_a_stray_name_on_the_bus_is_kept_as_it_is() -> None:
-    files = node(**{f"{PCI}/*": ["odd"], f"{PCI}/odd/vendor": b"0x10de", f"{PCI}/odd/class": b"0x030000",
-                    f"{PCI}/odd/driver": []})
+    files = node(
+        **{
+            f"{PCI}/*": ["odd"],
+            f"{PCI}/odd/vendor": b"0x10de",
+            f"{PCI}/odd/class": b"0x030000",
+            f"{PCI}/odd/driver": [],
+        }
+    )
     assert value(looked(files).pci) == (PciFunction("odd", 0x030000, ""),)
 
 
@@ -293,49 +343,83 @@ def test_a_node_that_is_a_container(mark: str) -> None:
     assert looked(node(**{mark: b""})).is_container
 
 
-@pytest.mark.parametrize(("changes", "installed"), [
-    ({"/lib/modules/6.1.0-18-amd64/modules.dep": b"updates/dkms/nvidia.ko: a.ko\n"}, "updates/dkms/nvidia.ko"),
-    ({"/lib/modules/6.1.0-18-amd64/modules.dep": b"kernel/fs/ext4.ko:\n"}, Why.MISSING),
-    ({}, Why.MISSING),
-    ({"/lib/modules/6.1.0-18-amd64/modules.dep": DENIED}, Why.NOT_PERMITTED),
-    ({"/proc/sys/kernel/osrelease": DENIED}, Why.NOT_PERMITTED),
-])
+@pytest.mark.parametrize(
+    ("changes", "installed"),
+    [
+        (
+            {"/lib/modules/6.1.0-18-amd64/modules.dep": b"updates/dkms/nvidia.ko: a.ko\n"},
+            "updates/dkms/nvidia.ko",
+        ),
+        ({"/lib/modules/6.1.0-18-amd64/modules.dep": b"kernel/fs/ext4.ko:\n"}, Why.MISSING),
+        ({}, Why.MISSING),
+        ({"/lib/modules/6.1.0-18-amd64/modules.dep": DENIED}, Why.NOT_PERMITTED),
+        ({"/proc/sys/kernel/osrelease": DENIED}, Why.NOT_PERMITTED),
+    ],
+)
 def test_is_a_module_installed(changes: Files, installed: Any) -> None:
     found = looked(without_driver(**changes)).module_installed
     assert (found.value if isinstance(found, Seen) else found.why) == installed
 
 
-@pytest.mark.parametrize(("changes", "building"), [
-    ({}, Why.MISSING),
-    ({"/var/lib/dkms/nvidia*": DENIED}, Why.NOT_PERMITTED),
-    ({"/var/lib/dkms/nvidia*": []}, Why.MISSING),
-    ({"/var/lib/dkms/nvidia*": ["nvidia"]}, Why.MISSING),  # its folder went meanwhile
-    ({"/var/lib/dkms/nvidia*": ["nvidia"], "/var/lib/dkms/nvidia/*": ["550.54"]}, Why.MISSING),
-    ({"/var/lib/dkms/nvidia*": ["nvidia"], "/var/lib/dkms/nvidia/*": ["550.54"],
-      "/var/lib/dkms/nvidia/550.54/build": []}, Why.MISSING),
-    ({"/var/lib/dkms/nvidia*": ["nvidia"], "/var/lib/dkms/nvidia/*": ["550.54"],
-      "/var/lib/dkms/nvidia/550.54/build": ["build"]}, "nvidia 550.54"),
-])
+@pytest.mark.parametrize(
+    ("changes", "building"),
+    [
+        ({}, Why.MISSING),
+        ({"/var/lib/dkms/nvidia*": DENIED}, Why.NOT_PERMITTED),
+        ({"/var/lib/dkms/nvidia*": []}, Why.MISSING),
+        ({"/var/lib/dkms/nvidia*": ["nvidia"]}, Why.MISSING),  # its folder went meanwhile
+        ({"/var/lib/dkms/nvidia*": ["nvidia"], "/var/lib/dkms/nvidia/*": ["550.54"]}, Why.MISSING),
+        (
+            {
+                "/var/lib/dkms/nvidia*": ["nvidia"],
+                "/var/lib/dkms/nvidia/*": ["550.54"],
+                "/var/lib/dkms/nvidia/550.54/build": [],
+            },
+            Why.MISSING,
+        ),
+        (
+            {
+                "/var/lib/dkms/nvidia*": ["nvidia"],
+                "/var/lib/dkms/nvidia/*": ["550.54"],
+                "/var/lib/dkms/nvidia/550.54/build": ["build"],
+            },
+            "nvidia 550.54",
+        ),
+    ],
+)
 def test_is_a_module_being_built(changes: Files, building: Any) -> None:
     found = looked(without_driver(**changes)).driver_building
     assert (found.value if isinstance(found, Seen) else found.why) == building
 
 
 def test_what_dkms_has_and_did_not_build_is_named() -> None:
-    kept = {"/var/lib/dkms/nvidia*": ["nvidia"], "/var/lib/dkms/nvidia/*": [
-        Entry("550.54", "dir"), Entry("kernel-6.1.0-18-amd64-x86_64", "link")]}
+    kept = {
+        "/var/lib/dkms/nvidia*": ["nvidia"],
+        "/var/lib/dkms/nvidia/*": [
+            Entry("550.54", "dir"),
+            Entry("kernel-6.1.0-18-amd64-x86_64", "link"),
+        ],
+    }
     found = looked(without_driver(**kept))
     assert isinstance(found.driver_building, Refusal)
     assert found.driver_building.detail == "dkms has nvidia 550.54, and does not build it now"
     assert "; dkms has nvidia 550.54" in diagnose(found, DEFAULTS).scope_because
 
 
-@pytest.mark.parametrize(("path", "part"), [
-    ("/proc/driver/nvidia/version", "driver_version"), ("/sys/module/nvidia/initstate", "module_state"),
-    ("/proc/driver/nvidia/gpus/*", "proc_gpus"), ("/proc/devices", "majors"), ("/dev/nvidia*", "nodes"),
-    ("/dev/char/*", "char_links"), (f"{RUN}/released", "released"), (f"{STATE}/learned.json", "learned"),
-    ("/var/lib/kubelet/device-plugins/*", "plugin_sockets"),
-])
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("/proc/driver/nvidia/version", "driver_version"),
+        ("/sys/module/nvidia/initstate", "module_state"),
+        ("/proc/driver/nvidia/gpus/*", "proc_gpus"),
+        ("/proc/devices", "majors"),
+        ("/dev/nvidia*", "nodes"),
+        ("/dev/char/*", "char_links"),
+        (f"{RUN}/released", "released"),
+        (f"{STATE}/learned.json", "learned"),
+        ("/var/lib/kubelet/device-plugins/*", "plugin_sockets"),
+    ],
+)
 @pytest.mark.parametrize("refusal", [DENIED, TIMED_OUT, MISSING], ids=lambda r: r.why.value)
 def test_a_refusal_is_handed_on_as_it_is(path: str, part: str, refusal: Refusal) -> None:
     found = getattr(looked(node(**{path: refusal})), part)
@@ -349,10 +433,20 @@ def test_a_file_that_holds_something_else_is_not_a_missing_one() -> None:
 
 
 def test_marks() -> None:
-    scene = looked(node(**{f"{RUN}/released": b'{"reason": "open", "at": 3}', f"{RUN}/paused": b"", f"{RUN}/waiting":
-                           b'{"reason": "started", "at": 2.5}'}))
+    scene = looked(
+        node(
+            **{
+                f"{RUN}/released": b'{"reason": "open", "at": 3}',
+                f"{RUN}/paused": b"",
+                f"{RUN}/waiting": b'{"reason": "started", "at": 2.5}',
+            }
+        )
+    )
     assert (value(scene.released), value(scene.paused), value(scene.waiting)) == (
-        Mark("open", 3.0), Mark("set by hand", 0.0), Mark("started", 2.5))
+        Mark("open", 3.0),
+        Mark("set by hand", 0.0),
+        Mark("started", 2.5),
+    )
 
 
 @pytest.mark.parametrize("path", control_plane_files(DEFAULTS))
@@ -360,13 +454,16 @@ def test_a_control_plane_of_static_pods(path: str) -> None:
     assert looked(node(**{path: b"apiVersion: v1"})).control_plane
 
 
-@pytest.mark.parametrize(("stored", "learned"), [
-    (b'{"machine": "%s", "bus_ids": ["0000:07:00.0"]}' % MACHINE.encode(), (GPU,)),
-    (b'{"machine": "another", "bus_ids": ["0000:07:00.0"]}', Why.MISSING),
-    (b'{"machine": "%s", "bus_ids": "x"}' % MACHINE.encode(), Why.MISSING),
-    (b"{}", Why.MISSING),
-    (b"torn", Why.FAILED),
-])
+@pytest.mark.parametrize(
+    ("stored", "learned"),
+    [
+        (b'{"machine": "%s", "bus_ids": ["0000:07:00.0"]}' % MACHINE.encode(), (GPU,)),
+        (b'{"machine": "another", "bus_ids": ["0000:07:00.0"]}', Why.MISSING),
+        (b'{"machine": "%s", "bus_ids": "x"}' % MACHINE.encode(), Why.MISSING),
+        (b"{}", Why.MISSING),
+        (b"torn", Why.FAILED),
+    ],
+)
 def test_what_another_machine_learned_is_not_ours(stored: bytes, learned: Any) -> None:
     found = looked(node(**{f"{STATE}/learned.json": stored})).learned
     assert (found.value if isinstance(found, Seen) else found.why) == learned
@@ -381,35 +478,62 @@ CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 def with_plugin(*containers: Any, **answers: Any) -> DictHost:
     """A node whose runtime lists these containers, each with its status and log."""
     files = node(**{"/var/log/p.log": FAILED_LOG})
-    return DictHost(files, **{
-        "runtime": {CONTAINERD: seen(Runtime((sandbox(),), containers))},
-        "container": {c.id: seen(detail(c)) for c in containers},
-        "access": seen(Access("/dev/nvidiactl", True, "cgroup-bpf")), **answers})
+    return DictHost(
+        files,
+        **{
+            "runtime": {CONTAINERD: seen(Runtime((sandbox(),), containers))},
+            "container": {c.id: seen(detail(c)) for c in containers},
+            "access": seen(Access("/dev/nvidiactl", True, "cgroup-bpf")),
+            **answers,
+        },
+    )
 
 
-@pytest.mark.parametrize(("answers", "settings", "asked", "used"), [
-    ({CONTAINERD: PODS}, Settings(), [CONTAINERD], CONTAINERD),
-    ({CRIO: PODS}, Settings(), [CONTAINERD, DOCKERSHIM, CRIO], CRIO),
-    ({CONTAINERD: EMPTY, CRIO: PODS}, Settings(), [CONTAINERD, DOCKERSHIM, CRIO], CRIO),  # Docker's own, beside it
-    ({CONTAINERD: EMPTY}, Settings(), RUNTIMES, CONTAINERD),  # before the kubelet's first pod
-    ({CONTAINERD: EMPTY, CRIO: TIMED_OUT}, Settings(), [CONTAINERD, DOCKERSHIM, CRIO], CONTAINERD),
-    ({CONTAINERD: TIMED_OUT, K3S: PODS}, Settings(), [CONTAINERD], CONTAINERD),  # it is there
-    ({CONTAINERD: DENIED}, Settings(), [CONTAINERD], CONTAINERD),
-    ({CONTAINERD: seen(Runtime((), ()))}, Settings(runtime_socket=K3S), [K3S], K3S),
-    ({}, Settings(), RUNTIMES, CONTAINERD),
-])
-def test_the_first_runtime_that_is_there_is_asked(answers: Any, settings: Settings, asked: list[str],
-                                                  used: str) -> None:
+@pytest.mark.parametrize(
+    ("answers", "settings", "asked", "used"),
+    [
+        ({CONTAINERD: PODS}, Settings(), [CONTAINERD], CONTAINERD),
+        ({CRIO: PODS}, Settings(), [CONTAINERD, DOCKERSHIM, CRIO], CRIO),
+        (
+            {CONTAINERD: EMPTY, CRIO: PODS},
+            Settings(),
+            [CONTAINERD, DOCKERSHIM, CRIO],
+            CRIO,
+        ),  # Docker's own, beside it
+        ({CONTAINERD: EMPTY}, Settings(), RUNTIMES, CONTAINERD),  # before the kubelet's first pod
+        (
+            {CONTAINERD: EMPTY, CRIO: TIMED_OUT},
+            Settings(),
+            [CONTAINERD, DOCKERSHIM, CRIO],
+            CONTAINERD,
+        ),
+        ({CONTAINERD: TIMED_OUT, K3S: PODS}, Settings(), [CONTAINERD], CONTAINERD),  # it is there
+        ({CONTAINERD: DENIED}, Settings(), [CONTAINERD], CONTAINERD),
+        ({CONTAINERD: seen(Runtime((), ()))}, Settings(runtime_socket=K3S), [K3S], K3S),
+        ({}, Settings(), RUNTIMES, CONTAINERD),
+    ],
+)
+def test_the_first_runtime_that_is_there_is_asked(
+    answers: Any, settings: Settings, asked: list[str], used: str
+) -> None:
     host = DictHost(node(), runtime=answers)
     scene = asyncio.run(look(host, settings))
-    assert [q for q in host.asked if q.startswith("runtime")] == [f"runtime {socket}" for socket in asked]
+    assert [q for q in host.asked if q.startswith("runtime")] == [
+        f"runtime {socket}" for socket in asked
+    ]
     assert (scene.runtime_socket, scene.runtime) == (used, answers.get(used, MISSING))
     assert scene.plugins == ()
 
 
-@pytest.mark.parametrize(("kubelet", "first"), [
-    ("k3s-agent.service", K3S), ("k0sworker.service", "/run/k0s/containerd.sock"), ("microshift.service", CRIO),
-    ("kubelet.service", CONTAINERD)])
+@pytest.mark.parametrize(
+    ("kubelet", "first"),
+    [
+        ("k3s-agent.service", K3S),
+        ("k0sworker.service", "/run/k0s/containerd.sock"),
+        ("microshift.service", CRIO),
+        ("kubelet.service", CONTAINERD),
+    ],
+)
 def test_the_running_kubelets_own_runtime_comes_first(kubelet: str, first: str) -> None:
     host = DictHost(node(), units=seen((unit(kubelet),)), runtime={CONTAINERD: PODS, first: PODS})
     assert asyncio.run(look(host, DEFAULTS)).runtime_socket == first
@@ -420,19 +544,43 @@ K0S = "/var/lib/k0s/kubelet/pod-resources/kubelet.sock"
 LISTED = seen((Devices("nvidia.com/gpu", UUIDS),))
 
 
-@pytest.mark.parametrize(("kubelet", "answers", "settings", "asked", "found"), [
-    ("kubelet.service", {KUBELETS: LISTED}, DEFAULTS, [KUBELETS], LISTED),
-    ("kubelet.service", {K0S: LISTED}, DEFAULTS, POD_RESOURCES[:3], LISTED),  # its --root-dir was set
-    ("k0sworker.service", {KUBELETS: LISTED, K0S: LISTED}, DEFAULTS, [K0S], LISTED),  # an earlier kubeadm's remains
-    ("kubelet.service", {KUBELETS: TIMED_OUT, K0S: LISTED}, DEFAULTS, [KUBELETS], TIMED_OUT),  # it is there
-    ("k0sworker.service", {}, DEFAULTS, [K0S, KUBELETS, POD_RESOURCES[1]], MISSING),
-    ("kubelet.service", {K0S: LISTED}, Settings(pod_resources_socket="/x"), ["/x"], MISSING),
-])
-def test_pod_resources_follow_the_kubelets_root(kubelet: str, answers: Any, settings: Settings, asked: list[str],
-                                                found: Any) -> None:
+@pytest.mark.parametrize(
+    ("kubelet", "answers", "settings", "asked", "found"),
+    [
+        ("kubelet.service", {KUBELETS: LISTED}, DEFAULTS, [KUBELETS], LISTED),
+        (
+            "kubelet.service",
+            {K0S: LISTED},
+            DEFAULTS,
+            POD_RESOURCES[:3],
+            LISTED,
+        ),  # its --root-dir was set
+        (
+            "k0sworker.service",
+            {KUBELETS: LISTED, K0S: LISTED},
+            DEFAULTS,
+            [K0S],
+            LISTED,
+        ),  # an earlier kubeadm's remains
+        (
+            "kubelet.service",
+            {KUBELETS: TIMED_OUT, K0S: LISTED},
+            DEFAULTS,
+            [KUBELETS],
+            TIMED_OUT,
+        ),  # it is there
+        ("k0sworker.service", {}, DEFAULTS, [K0S, KUBELETS, POD_RESOURCES[1]], MISSING),
+        ("kubelet.service", {K0S: LISTED}, Settings(pod_resources_socket="/x"), ["/x"], MISSING),
+    ],
+)
+def test_pod_resources_follow_the_kubelets_root(
+    kubelet: str, answers: Any, settings: Settings, asked: list[str], found: Any
+) -> None:
     host = DictHost(node(), units=seen((unit(kubelet),)), allocatable=answers)
     assert asyncio.run(look(host, settings)).allocatable == found
-    assert [q for q in host.asked if q.startswith("allocatable")] == [f"allocatable {path}" for path in asked]
+    assert [q for q in host.asked if q.startswith("allocatable")] == [
+        f"allocatable {path}" for path in asked
+    ]
 
 
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -450,33 +598,62 @@ JSON = b'{"metadata": {"name": "nvidia-device-plugin"}, "spec": {"restartPolicy"
 MANIFESTS = "/etc/kubernetes/manifests"
 
 
-@pytest.mark.parametrize(("annotations", "files", "policy"), [
-    (STATIC, {"plugin.yaml": YAML}, "Never"),
-    (STATIC, {"plugin.yaml": YAML.replace(b"Never", b"'OnFailure'")}, "OnFailure"),
-    (STATIC, {"plugin.yaml": YAML.replace(b"  restartPolicy: Never\n", b"")}, ""),
-    (STATIC, {"plugin.json": JSON}, "Never"), (STATIC, {"plugin.json": JSON.replace(b'"name"', b'"nam"')}, ""),
-    (STATIC, {"plugin.json": b'{"metadata": [], "spec": 7}'}, ""),
-    (STATIC, {"a.yaml": YAML.replace(b"device-plugin-ctr", b"c").replace(b"nvidia-device-plugin", b"nvidia"),
-              "b.yaml": YAML.replace(b"Never", b"Always")}, "Always"),  # the longest name is the pod's
-    (STATIC, {"other.yaml": YAML.replace(b"nvidia", b"intel")}, ""),
-    (STATIC, {"plugin.manifest": YAML}, "Never"), (STATIC, {".plugin.yaml": YAML}, ""),  # the kubelet reads all but
-    (STATIC, {"a.yaml": YAML.replace(b"Never", b"Always"), "a.yaml.bak": YAML}, "Never"),  # hidden ones
-    (STATIC, {"a.yaml": YAML, "b.yaml": YAML.replace(b"Never", b"Always")}, "Never"),
-    (STATIC, {"plugin.yaml": DENIED}, NOT_READ),
-    (STATIC, {"plugin.yaml": DENIED, "other.yaml": YAML.replace(b"nvidia", b"intel")}, NOT_READ),
-    (STATIC, {"plugin.yaml": YAML.replace(b"Never", b"Always"), "other.yaml": DENIED}, "Always"),
-    (STATIC, {"plugin.yaml": YAML + b"#" * 65536}, NOT_READ),
-    (STATIC, {f"{n}.yaml": YAML.replace(b"nvidia", b"intel") for n in range(33)}, NOT_READ),
-    (STATIC, {"plugin.yaml": b"\xff\xfe"}, ""),
-    (STATIC, {}, ""),
-    ({APPLIED: '{"spec": {"restartPolicy": "Never"}}'}, {"plugin.yaml": YAML}, "Never"),
-    ({APPLIED: '{"spec": []}'}, {}, ""), ({APPLIED: "torn"}, {}, ""),
-    ({"kubernetes.io/config.source": "api"}, {"plugin.yaml": YAML}, ""),
-])
-def test_whether_a_removed_container_would_come_back(annotations: dict[str, str], files: dict[str, Any],
-                                                     policy: str) -> None:
+@pytest.mark.parametrize(
+    ("annotations", "files", "policy"),
+    [
+        (STATIC, {"plugin.yaml": YAML}, "Never"),
+        (STATIC, {"plugin.yaml": YAML.replace(b"Never", b"'OnFailure'")}, "OnFailure"),
+        (STATIC, {"plugin.yaml": YAML.replace(b"  restartPolicy: Never\n", b"")}, ""),
+        (STATIC, {"plugin.json": JSON}, "Never"),
+        (STATIC, {"plugin.json": JSON.replace(b'"name"', b'"nam"')}, ""),
+        (STATIC, {"plugin.json": b'{"metadata": [], "spec": 7}'}, ""),
+        (
+            STATIC,
+            {
+                "a.yaml": YAML.replace(b"device-plugin-ctr", b"c").replace(
+                    b"nvidia-device-plugin", b"nvidia"
+                ),
+                "b.yaml": YAML.replace(b"Never", b"Always"),
+            },
+            "Always",
+        ),  # the longest name is the pod's
+        (STATIC, {"other.yaml": YAML.replace(b"nvidia", b"intel")}, ""),
+        (STATIC, {"plugin.manifest": YAML}, "Never"),
+        (STATIC, {".plugin.yaml": YAML}, ""),  # the kubelet reads all but
+        (
+            STATIC,
+            {"a.yaml": YAML.replace(b"Never", b"Always"), "a.yaml.bak": YAML},
+            "Never",
+        ),  # hidden ones
+        (STATIC, {"a.yaml": YAML, "b.yaml": YAML.replace(b"Never", b"Always")}, "Never"),
+        (STATIC, {"plugin.yaml": DENIED}, NOT_READ),
+        (
+            STATIC,
+            {"plugin.yaml": DENIED, "other.yaml": YAML.replace(b"nvidia", b"intel")},
+            NOT_READ,
+        ),
+        (
+            STATIC,
+            {"plugin.yaml": YAML.replace(b"Never", b"Always"), "other.yaml": DENIED},
+            "Always",
+        ),
+        (STATIC, {"plugin.yaml": YAML + b"#" * 65536}, NOT_READ),
+        (STATIC, {f"{n}.yaml": YAML.replace(b"nvidia", b"intel") for n in range(33)}, NOT_READ),
+        (STATIC, {"plugin.yaml": b"\xff\xfe"}, ""),
+        (STATIC, {}, ""),
+        ({APPLIED: '{"spec": {"restartPolicy": "Never"}}'}, {"plugin.yaml": YAML}, "Never"),
+        ({APPLIED: '{"spec": []}'}, {}, ""),
+        ({APPLIED: "torn"}, {}, ""),
+        ({"kubernetes.io/config.source": "api"}, {"plugin.yaml": YAML}, ""),
+    ],
+)
+def test_whether_a_removed_container_would_come_back(
+    annotations: dict[str, str], files: dict[str, Any], policy: str
+) -> None:
     host = with_plugin(container())
-    host.answers["runtime"] = {CONTAINERD: seen(Runtime((sandbox(annotations=annotations),), (container(),)))}
+    host.answers["runtime"] = {
+        CONTAINERD: seen(Runtime((sandbox(annotations=annotations),), (container(),)))
+    }
     host.files[f"{MANIFESTS}/*"] = [Entry(name, "file") for name in files]
     host.files |= {f"{MANIFESTS}/{name}": text for name, text in files.items()}
     (found,) = asyncio.run(look(host, DEFAULTS)).plugins
@@ -484,9 +661,13 @@ def test_whether_a_removed_container_would_come_back(annotations: dict[str, str]
 
 
 @pytest.mark.parametrize(("allowed", "policy"), [((GPU0, CTL), ""), ((GPU0,), "Never")])
-def test_one_that_lost_its_access_while_all_is_listed_is_looked_at_too(allowed: Any, policy: str) -> None:
+def test_one_that_lost_its_access_while_all_is_listed_is_looked_at_too(
+    allowed: Any, policy: str
+) -> None:
     of, box = container(ID), sandbox(annotations={APPLIED: '{"spec": {"restartPolicy": "Never"}}'})
-    whole = replace(access_scene(verdicts=(verdict(allowed),)), runtime=seen(Runtime((box,), (of,))))
+    whole = replace(
+        access_scene(verdicts=(verdict(allowed),)), runtime=seen(Runtime((box,), (of,)))
+    )
     (found,) = asyncio.run(plugins(with_plugin(of), DEFAULTS, whole)).plugins
     assert value(found.access).allowed is (CTL in allowed)
     assert found.restart_policy == policy
@@ -496,26 +677,42 @@ BOX = "0123456789abcdef" * 4
 OUTER = "f" * 64
 
 
-@pytest.mark.parametrize(("cgroup", "box", "service"), [
-    (f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podce.slice/cri-containerd-{BOX}.scope", BOX,
-     ""),
-    (f"0::/kubepods/burstable/pod11111111-2222-3333-4444-555555555555/{BOX}", BOX, ""),
-    (f"0::/kubepods.slice/kubepods-pod1.slice/crio-{BOX}.scope", BOX, ""),
-    (f"0::/docker/{OUTER}/kubepods.slice/cri-containerd-{BOX}.scope", BOX, ""),
-    (f"5:devices:/kubepods.slice/docker-{BOX}.scope\n0::/", BOX, ""),
-    ("0::/system.slice/nvidia-k8s-device-plugin.service", "", "nvidia-k8s-device-plugin.service"),
-    (f"0::/system.slice/k3s-agent.service/kubepods/pod1/{BOX}", BOX, "k3s-agent.service"),
-    ("0::/user.slice/user-0.slice/session-3.scope", "", ""),
-    ("", "", ""),
-])
+@pytest.mark.parametrize(
+    ("cgroup", "box", "service"),
+    [
+        (
+            f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podce.slice/cri-containerd-{BOX}.scope",
+            BOX,
+            "",
+        ),
+        (f"0::/kubepods/burstable/pod11111111-2222-3333-4444-555555555555/{BOX}", BOX, ""),
+        (f"0::/kubepods.slice/kubepods-pod1.slice/crio-{BOX}.scope", BOX, ""),
+        (f"0::/docker/{OUTER}/kubepods.slice/cri-containerd-{BOX}.scope", BOX, ""),
+        (f"5:devices:/kubepods.slice/docker-{BOX}.scope\n0::/", BOX, ""),
+        (
+            "0::/system.slice/nvidia-k8s-device-plugin.service",
+            "",
+            "nvidia-k8s-device-plugin.service",
+        ),
+        (f"0::/system.slice/k3s-agent.service/kubepods/pod1/{BOX}", BOX, "k3s-agent.service"),
+        ("0::/user.slice/user-0.slice/session-3.scope", "", ""),
+        ("", "", ""),
+    ],
+)
 def test_who_listens_on_a_plugins_socket(cgroup: str, box: str, service: str) -> None:
     folder = "/var/lib/kubelet/device-plugins"
     names = ("kubelet.sock", "nvidia-gpu.sock", "rdma.sock")
     host = with_plugin(container(), listener={f"{folder}/nvidia-gpu.sock": seen(77)})
-    host.files[f"{folder}/*"] = [Entry(name, "socket") for name in names] + [Entry("nvidia-x.sock", "file")]
+    host.files[f"{folder}/*"] = [Entry(name, "socket") for name in names] + [
+        Entry("nvidia-x.sock", "file")
+    ]
     host.files["/proc/77/cgroup"] = cgroup.encode()
-    assert asyncio.run(look(host, DEFAULTS)).socket_owners == (SocketOwner("nvidia-gpu.sock", 77, box, service),)
-    assert [q for q in host.asked if q.startswith("listener")] == [f"listener {folder}/nvidia-gpu.sock"]
+    assert asyncio.run(look(host, DEFAULTS)).socket_owners == (
+        SocketOwner("nvidia-gpu.sock", 77, box, service),
+    )
+    assert [q for q in host.asked if q.startswith("listener")] == [
+        f"listener {folder}/nvidia-gpu.sock"
+    ]
 
 
 def test_nobody_is_asked_for_while_all_is_listed() -> None:
@@ -528,7 +725,9 @@ def test_nobody_is_asked_for_while_all_is_listed() -> None:
 
 def test_a_socket_that_nobody_listens_on_has_no_owner() -> None:
     host = with_plugin(container())
-    host.files["/var/lib/kubelet/device-plugins/*"] = [Entry(f"nvidia-{n}.sock", "socket") for n in range(40)]
+    host.files["/var/lib/kubelet/device-plugins/*"] = [
+        Entry(f"nvidia-{n}.sock", "socket") for n in range(40)
+    ]
     assert asyncio.run(look(host, DEFAULTS)).socket_owners == ()
     assert len([q for q in host.asked if q.startswith("listener")]) <= 4
 
@@ -540,31 +739,58 @@ def test_a_plugin_is_looked_at_from_all_sides() -> None:
     assert value(found.log).says is PluginSays.INIT_FAILED
     assert value(found.access).allowed
     assert [q for q in host.asked if q.startswith(("container ", "tail /var/log", "access "))] == [
-        f"container {CONTAINERD} c1", "tail /var/log/p.log", "access 4711 /dev/nvidiactl"]
+        f"container {CONTAINERD} c1",
+        "tail /var/log/p.log",
+        "access 4711 /dev/nvidiactl",
+    ]
 
 
-@pytest.mark.parametrize(("answers", "of", "log", "access"), [
-    ({"container": {"c1": TIMED_OUT}}, container(), Why.NOT_ASKED, Why.NOT_ASKED),
-    ({"container": {"c1": seen(detail(container(), log_path="/gone"))}}, container(), Why.MISSING, None),
-    ({"container": {"c1": seen(detail(container(), pid=0))}}, container(), None, Why.NOT_ASKED),
-    ({}, container(state=ContainerState.EXITED), None, Why.NOT_ASKED),
-    ({"access": DENIED}, container(), None, Why.NOT_PERMITTED),
-])
-def test_what_of_a_plugin_cannot_be_read(answers: dict[str, Any], of: Any, log: Why | None,
-                                         access: Why | None) -> None:
+@pytest.mark.parametrize(
+    ("answers", "of", "log", "access"),
+    [
+        ({"container": {"c1": TIMED_OUT}}, container(), Why.NOT_ASKED, Why.NOT_ASKED),
+        (
+            {"container": {"c1": seen(detail(container(), log_path="/gone"))}},
+            container(),
+            Why.MISSING,
+            None,
+        ),
+        ({"container": {"c1": seen(detail(container(), pid=0))}}, container(), None, Why.NOT_ASKED),
+        ({}, container(state=ContainerState.EXITED), None, Why.NOT_ASKED),
+        ({"access": DENIED}, container(), None, Why.NOT_PERMITTED),
+    ],
+)
+def test_what_of_a_plugin_cannot_be_read(
+    answers: dict[str, Any], of: Any, log: Why | None, access: Why | None
+) -> None:
     (found,) = asyncio.run(look(with_plugin(of, **answers), DEFAULTS)).plugins
-    assert [r.why if isinstance(r, Refusal) else None for r in (found.log, found.access)] == [log, access]
+    assert [r.why if isinstance(r, Refusal) else None for r in (found.log, found.access)] == [
+        log,
+        access,
+    ]
 
 
-@pytest.mark.parametrize(("ids", "gpus", "asked"), [
-    (UUIDS, GPUS, False),          # all listed: nobody doubts its access, and the question costs a program's start
-    (UUIDS[:1], GPUS, True),
-    ((), GPUS, True),
-    ((), (), True),                # NVML showed none: nothing can be compared
-])
-def test_its_own_access_is_asked_only_where_it_is_in_doubt(ids: Any, gpus: Any, asked: bool) -> None:
-    host = with_plugin(container(), allocatable=seen((Devices("nvidia.com/gpu", ids),)),
-                       probe=seen(ProbeState(report(gpus=gpus))))
+@pytest.mark.parametrize(
+    ("ids", "gpus", "asked"),
+    [
+        (
+            UUIDS,
+            GPUS,
+            False,
+        ),  # all listed: nobody doubts its access, and the question costs a program's start
+        (UUIDS[:1], GPUS, True),
+        ((), GPUS, True),
+        ((), (), True),  # NVML showed none: nothing can be compared
+    ],
+)
+def test_its_own_access_is_asked_only_where_it_is_in_doubt(
+    ids: Any, gpus: Any, asked: bool
+) -> None:
+    host = with_plugin(
+        container(),
+        allocatable=seen((Devices("nvidia.com/gpu", ids),)),
+        probe=seen(ProbeState(report(gpus=gpus))),
+    )
     asyncio.run(look(host, DEFAULTS))
     assert ("access 4711 /dev/nvidiactl" in host.asked) is asked
 
@@ -576,23 +802,33 @@ def test_a_swarm_of_plugins_is_not_read_to_its_end() -> None:
     assert len([q for q in host.asked if q.startswith("container")]) <= 4
 
 
-TENANTS = ("/var/lib/kubelet/pods/7f/etc-hosts",
-           "/var/lib/kubelet/pods/7f/volumes/kubernetes.io~empty-dir/device-plugins")
+TENANTS = (
+    "/var/lib/kubelet/pods/7f/etc-hosts",
+    "/var/lib/kubelet/pods/7f/volumes/kubernetes.io~empty-dir/device-plugins",
+)
 REAL = (TENANTS[0], "/var/lib/kubelet/device-plugins")
 
 
 def pods_alike(**mounts: tuple[str, ...]) -> DictHost:
-    """Pods with the plugin's label, image and name, the oldest first, and what is mounted in each."""
-    boxes = [sandbox(f"pod-{name}", name=name, namespace=f"of-{name}", uid=name, created_at=60.0 + n)
-             for n, name in enumerate(mounts)]
-    alike = [container(name, f"pod-{name}", labels={"io.kubernetes.pod.uid": name}) for name in mounts]
+    """Pods with the plugin's label, image and name, the oldest first, and what is mounted in
+    each."""
+    boxes = [
+        sandbox(f"pod-{name}", name=name, namespace=f"of-{name}", uid=name, created_at=60.0 + n)
+        for n, name in enumerate(mounts)
+    ]
+    alike = [
+        container(name, f"pod-{name}", labels={"io.kubernetes.pod.uid": name}) for name in mounts
+    ]
     return with_plugin(
-        *alike, runtime={CONTAINERD: seen(Runtime(tuple(boxes), tuple(alike)))},
-        container={c.id: seen(detail(c, mounts=mounts[c.id])) for c in alike})
+        *alike,
+        runtime={CONTAINERD: seen(Runtime(tuple(boxes), tuple(alike)))},
+        container={c.id: seen(detail(c, mounts=mounts[c.id])) for c in alike},
+    )
 
 
 def test_a_pod_that_only_looks_like_the_plugin_is_not_it() -> None:
-    """Whoever may create a pod chooses its labels, image and names; the kubelet's folder is not theirs to mount."""
+    """Whoever may create a pod chooses its labels, image and names; the kubelet's folder is not
+    theirs to mount."""
     scene = asyncio.run(look(pods_alike(real=REAL, tenant=TENANTS), DEFAULTS))
     assert [s.container.id for s in scene.plugins] == ["real"]
     assert scene.not_plugins == ("of-tenant/tenant nvidia-device-plugin-ctr",)
@@ -621,25 +857,47 @@ def test_a_node_without_nvidia_functions_has_no_plugin_to_look_for() -> None:
     assert (scene.plugins, scene.runtime) == ((), Refusal(Why.NOT_ASKED))
 
 
-@pytest.mark.parametrize(("stored", "entries"), [
-    (MISSING, 0), (b"", 0), (json.dumps(asdict(entry())).encode() + b"\n", 1),
-    (json.dumps(asdict(entry())).encode() + b"\n{\"at\": 1", 1), (b"junk\n", Why.FAILED), (DENIED, Why.NOT_PERMITTED),
-])
+@pytest.mark.parametrize(
+    ("stored", "entries"),
+    [
+        (MISSING, 0),
+        (b"", 0),
+        (json.dumps(asdict(entry())).encode() + b"\n", 1),
+        (json.dumps(asdict(entry())).encode() + b'\n{"at": 1', 1),
+        (b"junk\n", Why.FAILED),
+        (DENIED, Why.NOT_PERMITTED),
+    ],
+)
 def test_no_ledger_yet_is_an_empty_one_and_a_broken_one_is_none(stored: Any, entries: Any) -> None:
     found = looked(node(**{f"{STATE}/ledger.jsonl": stored})).ledger
     assert (len(found.value) if isinstance(found, Seen) else found.why) == entries
 
 
-@pytest.mark.parametrize(("stored", "found"), [
-    (b'{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {"nvidia.com/gpu": ["GPU-a", "GPU-b"]}}, '
-     b'"Checksum": 1}', {"nvidia.com/gpu": 2}),
-    (b'{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1}', {}),
-    (b'{"Data": {"RegisteredDevices": null}}', {}), (b'{"Data": {"RegisteredDevices": []}}', {}),
-    (b'{"Data": {}}', {}), (b'{"Data": {"RegisteredDevices": {"a": null, "b": "x", "c": {"0": []}}}}',
-                            {"a": 0, "b": 0, "c": 0}),
-    (b'{"Data": {"RegisteredDevices": ["x"]}}', Why.FAILED), (b'{"Data": []}', Why.FAILED), (b"{}", Why.FAILED),
-    (b"", Why.FAILED), (b'{"Data": {"RegisteredDevi', Why.FAILED), (MISSING, Why.MISSING),
-])
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [
+        (
+            b'{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {"nvidia.com/gpu": '
+            b'["GPU-a", "GPU-b"]}}, '
+            b'"Checksum": 1}',
+            {"nvidia.com/gpu": 2},
+        ),
+        (b'{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}, "Checksum": 1}', {}),
+        (b'{"Data": {"RegisteredDevices": null}}', {}),
+        (b'{"Data": {"RegisteredDevices": []}}', {}),
+        (b'{"Data": {}}', {}),
+        (
+            b'{"Data": {"RegisteredDevices": {"a": null, "b": "x", "c": {"0": []}}}}',
+            {"a": 0, "b": 0, "c": 0},
+        ),
+        (b'{"Data": {"RegisteredDevices": ["x"]}}', Why.FAILED),
+        (b'{"Data": []}', Why.FAILED),
+        (b"{}", Why.FAILED),
+        (b"", Why.FAILED),
+        (b'{"Data": {"RegisteredDevi', Why.FAILED),
+        (MISSING, Why.MISSING),
+    ],
+)
 def test_the_checkpoint_in_any_of_its_shapes(stored: Any, found: Any) -> None:
     said = looked(node(**{CHECKPOINT: stored})).checkpoint
     assert (said.value if isinstance(said, Seen) else said.why) == found
@@ -655,8 +913,10 @@ def test_the_plugins_own_unit_is_read() -> None:
     assert "" not in watched_units(DEFAULTS)
 
 
-@pytest.mark.parametrize(("unit_setting", "kubelets"), [
-    ("", KUBELET_UNITS), ("none", ()), ("my.service", ("my.service",))])
+@pytest.mark.parametrize(
+    ("unit_setting", "kubelets"),
+    [("", KUBELET_UNITS), ("none", ()), ("my.service", ("my.service",))],
+)
 def test_the_units_that_are_watched(unit_setting: str, kubelets: tuple[str, ...]) -> None:
     names = watched_units(Settings(kubelet_unit=unit_setting))
     assert set(kubelets) == {*names} & {*KUBELET_UNITS, "my.service"}
@@ -665,24 +925,37 @@ def test_the_units_that_are_watched(unit_setting: str, kubelets: tuple[str, ...]
 
 
 def test_the_folders_that_are_watched() -> None:
-    folders = watched_folders(Settings(pod_resources_socket="/data/pod-resources/k.sock", device_plugins_dir="/dp"))
+    folders = watched_folders(
+        Settings(pod_resources_socket="/data/pod-resources/k.sock", device_plugins_dir="/dp")
+    )
     assert folders["/data/pod-resources"] == folders["/dp"] == ()
     assert folders["/dev"] == ("nvidia",) and folders["/dev/nvidia-caps"] == ()
     assert "released" in folders[RUN]
 
 
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
-PARTS: Files = {f"{CAPABILITIES}/gpu*": ["gpu0", "gpu1"], f"{CAPABILITIES}/gpu0/mig/gi*": ["gi1", "gi2"],
-                f"{CAPABILITIES}/gpu0/mig/gi1/ci*": ["ci0", "ci1"], f"{CAPABILITIES}/gpu1/mig/gi*": []}
+PARTS: Files = {
+    f"{CAPABILITIES}/gpu*": ["gpu0", "gpu1"],
+    f"{CAPABILITIES}/gpu0/mig/gi*": ["gi1", "gi2"],
+    f"{CAPABILITIES}/gpu0/mig/gi1/ci*": ["ci0", "ci1"],
+    f"{CAPABILITIES}/gpu1/mig/gi*": [],
+}
 
 
-@pytest.mark.parametrize(("mig", "files", "found"), [
-    (True, PARTS, ("gpu0/gi1/ci0", "gpu0/gi1/ci1", "gpu0/gi2/")), (False, PARTS, ("gpu0/gi1/ci0", "gpu0/gi1/ci1",
-                                                                                  "gpu0/gi2/")),
-    (None, PARTS, "not-asked"), (True, {}, "missing"), (True, {f"{CAPABILITIES}/gpu*": ["gpu0"]}, ()),
-    (True, {f"{CAPABILITIES}/gpu*": DENIED}, "not-permitted"),
-])
-def test_mig_instances_by_the_drivers_own_folders(mig: bool | None, files: Files, found: Any) -> None:
+@pytest.mark.parametrize(
+    ("mig", "files", "found"),
+    [
+        (True, PARTS, ("gpu0/gi1/ci0", "gpu0/gi1/ci1", "gpu0/gi2/")),
+        (False, PARTS, ("gpu0/gi1/ci0", "gpu0/gi1/ci1", "gpu0/gi2/")),
+        (None, PARTS, "not-asked"),
+        (True, {}, "missing"),
+        (True, {f"{CAPABILITIES}/gpu*": ["gpu0"]}, ()),
+        (True, {f"{CAPABILITIES}/gpu*": DENIED}, "not-permitted"),
+    ],
+)
+def test_mig_instances_by_the_drivers_own_folders(
+    mig: bool | None, files: Files, found: Any
+) -> None:
     gpus = tuple(replace(g, state=GpuState(mig=mig)) for g in GPUS)
     said = looked(node(**files), probe=seen(ProbeState(report(gpus=gpus)))).mig_instances
     assert (said.value if isinstance(said, Seen) else said.why.value) == found
@@ -695,14 +968,26 @@ def test_the_settings_name_the_paths_that_are_asked() -> None:
 
 
 def test_answers_that_are_no_files_reach_the_scene() -> None:
-    answers = {"units": seen((unit("kubelet.service"),)), "probe": seen(ProbeState(report())), "trouble": ("lost",)}
+    answers = {
+        "units": seen((unit("kubelet.service"),)),
+        "probe": seen(ProbeState(report())),
+        "trouble": ("lost",),
+    }
     scene = looked(node(), **answers)
     assert (scene.units, scene.probe, scene.trouble) == tuple(answers.values())
 
 
-@pytest.mark.parametrize(("why", "telling"), [
-    (Why.MISSING, True), (Why.FAILED, True), (Why.TIMED_OUT, True), (Why.NOT_ASKED, False),
-    (Why.NOT_RECORDED, False), (Why.NOT_PERMITTED, False)])
+@pytest.mark.parametrize(
+    ("why", "telling"),
+    [
+        (Why.MISSING, True),
+        (Why.FAILED, True),
+        (Why.TIMED_OUT, True),
+        (Why.NOT_ASKED, False),
+        (Why.NOT_RECORDED, False),
+        (Why.NOT_PERMITTED, False),
+    ],
+)
 def test_telling_refusals_are_facts_about_the_node(why: Why, telling: bool) -> None:
     assert Refusal(why).is_telling is telling
     assert Refusal(why).is_missing is (why is Why.MISSING)
@@ -718,14 +1003,23 @@ DRA_IMAGE = "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.0"
 DRA_POD = {"name": "nvidia-dra-driver-gpu-kubelet-plugin-x7k2p", "labels": {}}
 
 
-@pytest.mark.parametrize(("root", "socket", "state", "found"), [
-    ("/var/lib/kubelet", "dra.sock", ContainerState.RUNNING, "gpus"),
-    ("/var/lib/k0s/kubelet", "plugin.sock", ContainerState.RUNNING, "gpus"),
-    ("/var/lib/kubelet", "dra.sock", ContainerState.EXITED, ""),  # a dead one leaves its socket behind
-    ("/var/lib/kubelet", "", ContainerState.RUNNING, ""),
-])
-def test_a_driver_of_dra_is_looked_for_where_no_plugin_is(root: str, socket: str, state: ContainerState,
-                                                          found: str) -> None:
+@pytest.mark.parametrize(
+    ("root", "socket", "state", "found"),
+    [
+        ("/var/lib/kubelet", "dra.sock", ContainerState.RUNNING, "gpus"),
+        ("/var/lib/k0s/kubelet", "plugin.sock", ContainerState.RUNNING, "gpus"),
+        (
+            "/var/lib/kubelet",
+            "dra.sock",
+            ContainerState.EXITED,
+            "",
+        ),  # a dead one leaves its socket behind
+        ("/var/lib/kubelet", "", ContainerState.RUNNING, ""),
+    ],
+)
+def test_a_driver_of_dra_is_looked_for_where_no_plugin_is(
+    root: str, socket: str, state: ContainerState, found: str
+) -> None:
     driver = container(name="gpus", image=DRA_IMAGE, state=state)
     host = with_plugin(container())
     host.answers["runtime"] = {CONTAINERD: seen(Runtime((sandbox(**DRA_POD),), (driver,)))}

@@ -1,4 +1,5 @@
-"""Link 11, as gpu-gate-node.service last read it: against the kubelet's word, its start and this boot."""
+"""Link 11, as gpu-gate-node.service last read it: against the kubelet's word, its start and this
+boot."""
 
 from __future__ import annotations
 
@@ -17,8 +18,15 @@ from .scenes import BOOT_ID, DENIED, FAILED, MISSING, NOW, OFFSET, diagnosed, fi
 
 HOLDS, FAILS, UNKNOWN = Verdict.HOLDS, Verdict.FAILS, Verdict.UNKNOWN
 TWO = {"nvidia.com/gpu": "2", "cpu": "64"}
-NODE = NodeObject(seen_at=NOW - 40, trouble="", name="n", boot_id=BOOT_ID, kubelet_heartbeat_at=OFFSET + 51.0,
-                  capacity=TWO, allocatable=TWO)
+NODE = NodeObject(
+    seen_at=NOW - 40,
+    trouble="",
+    name="n",
+    boot_id=BOOT_ID,
+    kubelet_heartbeat_at=OFFSET + 51.0,
+    capacity=TWO,
+    allocatable=TWO,
+)
 """The kubelet started at 50.0."""
 
 
@@ -26,21 +34,28 @@ def link_11(node: Any, **changes: Any) -> Finding:
     return finding(diagnosed(node_object=node, **changes), "NodeResources")
 
 
-@pytest.mark.parametrize(("changes", "verdict", "reason"), [
-    ({}, HOLDS, ""),
-    ({"allocatable": {"nvidia.com/gpu": "1"}}, FAILS, "NodeShowsFewer"),
-    ({"allocatable": {"nvidia.com/gpu": "0"}}, FAILS, "NodeShowsFewer"),
-    ({"allocatable": {}}, FAILS, "NodeShowsFewer"),
-    ({"allocatable": {"nvidia.com/gpu": "junk", "amd.com/gpu": "2"}}, FAILS, "NodeShowsFewer"),
-    ({"allocatable": {"nvidia.com/gpu": "1", "nvidia.com/mig-1g.5gb": "7"}}, FAILS, "NodeShowsFewer"),
-    ({"allocatable": {"nvidia.com/gpu": "2", "nvidia.com/mig-1g.5gb": "7"}}, HOLDS, ""),
-    ({"kubelet_heartbeat_at": OFFSET + 50.0}, UNKNOWN, "NodeFromEarlierKubelet"),
-    ({"kubelet_heartbeat_at": 0.0}, UNKNOWN, "NodeFromEarlierKubelet"),
-    ({"boot_id": "another"}, UNKNOWN, "NodeFromEarlierBoot"),
-    ({"name": "", "trouble": "the API server said 404"}, UNKNOWN, "ApiServerSilent"),
-    ({"seen_at": NOW - 181}, UNKNOWN, "ApiServerSilent"),
-    ({"trouble": "writing is refused"}, HOLDS, ""),
-])
+@pytest.mark.parametrize(
+    ("changes", "verdict", "reason"),
+    [
+        ({}, HOLDS, ""),
+        ({"allocatable": {"nvidia.com/gpu": "1"}}, FAILS, "NodeShowsFewer"),
+        ({"allocatable": {"nvidia.com/gpu": "0"}}, FAILS, "NodeShowsFewer"),
+        ({"allocatable": {}}, FAILS, "NodeShowsFewer"),
+        ({"allocatable": {"nvidia.com/gpu": "junk", "amd.com/gpu": "2"}}, FAILS, "NodeShowsFewer"),
+        (
+            {"allocatable": {"nvidia.com/gpu": "1", "nvidia.com/mig-1g.5gb": "7"}},
+            FAILS,
+            "NodeShowsFewer",
+        ),
+        ({"allocatable": {"nvidia.com/gpu": "2", "nvidia.com/mig-1g.5gb": "7"}}, HOLDS, ""),
+        ({"kubelet_heartbeat_at": OFFSET + 50.0}, UNKNOWN, "NodeFromEarlierKubelet"),
+        ({"kubelet_heartbeat_at": 0.0}, UNKNOWN, "NodeFromEarlierKubelet"),
+        ({"boot_id": "another"}, UNKNOWN, "NodeFromEarlierBoot"),
+        ({"name": "", "trouble": "the API server said 404"}, UNKNOWN, "ApiServerSilent"),
+        ({"seen_at": NOW - 181}, UNKNOWN, "ApiServerSilent"),
+        ({"trouble": "writing is refused"}, HOLDS, ""),
+    ],
+)
 def test_link_11(changes: dict[str, Any], verdict: Verdict, reason: str) -> None:
     found = link_11(seen(replace(NODE, **changes)))
     assert (found.link, found.verdict, found.reason) == (11, verdict, reason)
@@ -68,11 +83,20 @@ def test_the_doctor_names_it_and_the_nodes_own_readiness_does_not_hang_on_it() -
     assert diagnosis.first_broken(own=True) is None
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"version": 2}', b"\xff", b'{"version": "1"}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"version": 2}', b"\xff", b'{"version": "1"}']
+)
 def test_something_else_is_no_report(data: bytes) -> None:
     assert report(data) is None
 
 
 def test_a_report_with_junk_in_it_shows_nothing() -> None:
-    data = {"version": 1, "seen_at": "x", "capacity": [], "allocatable": 7, "kubelet_heartbeat_at": 1e400, "node": 0}
+    data = {
+        "version": 1,
+        "seen_at": "x",
+        "capacity": [],
+        "allocatable": 7,
+        "kubelet_heartbeat_at": 1e400,
+        "node": 0,
+    }
     assert report(json.dumps(data).encode()) == NodeObject(seen_at=0.0, trouble="")

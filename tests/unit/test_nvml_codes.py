@@ -8,8 +8,11 @@ import pytest
 from agent.core.gpu import nvml_codes
 from agent.model.finding import Heals
 
-NVIDIAS = {getattr(pynvml, name): name for name in dir(pynvml)
-           if name.startswith("NVML_ERROR_") and isinstance(getattr(pynvml, name), int)}
+NVIDIAS = {
+    getattr(pynvml, name): name
+    for name in dir(pynvml)
+    if name.startswith("NVML_ERROR_") and isinstance(getattr(pynvml, name), int)
+}
 
 
 def test_nvidia_ml_py_was_read() -> None:
@@ -27,11 +30,23 @@ def test_named_as_nvidia_names_it_and_classed(code: int) -> None:
     assert nvml_codes.next_step(code)
 
 
-@pytest.mark.parametrize(("code", "heals"), [
-    (9, Heals.SOON), (10, Heals.SOON), (27, Heals.SOON), (999, Heals.SOON),
-    (14, Heals.NEVER), (15, Heals.NEVER), (16, Heals.NEVER), (18, Heals.NEVER), (29, Heals.NEVER),
-    (4, Heals.CONFIGURATION), (12, Heals.CONFIGURATION), (13, Heals.CONFIGURATION),
-])
+@pytest.mark.parametrize(
+    ("code", "heals"),
+    [
+        (9, Heals.SOON),
+        (10, Heals.SOON),
+        (27, Heals.SOON),
+        (999, Heals.SOON),
+        (14, Heals.NEVER),
+        (15, Heals.NEVER),
+        (16, Heals.NEVER),
+        (18, Heals.NEVER),
+        (29, Heals.NEVER),
+        (4, Heals.CONFIGURATION),
+        (12, Heals.CONFIGURATION),
+        (13, Heals.CONFIGURATION),
+    ],
+)
 def test_what_waiting_does_for_the_ones_seen_in_the_field(code: int, heals: Heals) -> None:
     assert nvml_codes.heals(code) is heals
 
@@ -43,6 +58,14 @@ def test_a_code_of_a_newer_library_may_heal() -> None:
 
 
 def test_the_named_constants_are_the_codes() -> None:
-    assert (nvml_codes.GPU_IS_LOST, nvml_codes.MISMATCH, nvml_codes.DRIVER_NOT_LOADED, nvml_codes.LIBRARY_NOT_FOUND
-            ) == (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-                  pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert (
+        nvml_codes.GPU_IS_LOST,
+        nvml_codes.MISMATCH,
+        nvml_codes.DRIVER_NOT_LOADED,
+        nvml_codes.LIBRARY_NOT_FOUND,
+    ) == (
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+    )

@@ -29,22 +29,38 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], Pause | None]] = [
     ({}, {}, None),
     ({"paused": HELD_BACK}, {}, None),  # an older bundle
     ({"paused": seen(Mark("new GPU", 5.0))}, {}, Pause("paused: new GPU", None, True)),
-    ({"paused": seen(Mark("new GPU", 5.0, NOW + 60))}, {}, Pause("paused: new GPU", NOW + 60, True)),
+    (
+        {"paused": seen(Mark("new GPU", 5.0, NOW + 60))},
+        {},
+        Pause("paused: new GPU", NOW + 60, True),
+    ),
     ({"paused": seen(Mark("new GPU", 5.0, NOW))}, {}, None),  # it has ended
-    ({"paused": seen(Mark("from a boot that is over", 5.0, 1e15))}, {},
-     Pause("paused: from a boot that is over", 1e15, True)),
-    ({"units": seen((unit(MIG, "activating"),))}, {}, Pause(f"paused while {MIG} is starting", None, False)),
+    (
+        {"paused": seen(Mark("from a boot that is over", 5.0, 1e15))},
+        {},
+        Pause("paused: from a boot that is over", 1e15, True),
+    ),
+    (
+        {"units": seen((unit(MIG, "activating"),))},
+        {},
+        Pause(f"paused while {MIG} is starting", None, False),
+    ),
     ({"units": seen((unit(MIG, "inactive"),))}, {}, None),
     ({"units": seen((unit(MIG, "failed"),))}, {}, None),
     ({"units": seen((unit("reset-gpus.service", "activating"),))}, {}, None),
-    ({"units": seen((unit("reset-gpus.service", "activating"),))}, {"pause_while": ("reset-gpus.service",)},
-     Pause("paused while reset-gpus.service is starting", None, False)),
+    (
+        {"units": seen((unit("reset-gpus.service", "activating"),))},
+        {"pause_while": ("reset-gpus.service",)},
+        Pause("paused while reset-gpus.service is starting", None, False),
+    ),
     ({"units": FAILED}, {}, None),
 ]
 
 
 @pytest.mark.parametrize(("changes", "settings", "pause"), CASES)
-def test_what_pauses(changes: dict[str, Any], settings: dict[str, Any], pause: Pause | None) -> None:
+def test_what_pauses(
+    changes: dict[str, Any], settings: dict[str, Any], pause: Pause | None
+) -> None:
     diagnosis = diagnosed(Settings(**settings), **changes)
     assert diagnosis.paused == pause
     shown = [f for f in diagnosis.findings if f.condition == "NotPaused"]
@@ -64,15 +80,21 @@ def test_where_we_had_nothing_left_to_look_with_nobody_paused_it(number: int) ->
     assert diagnosed(paused=refusal(OSError(number, os.strerror(number)))).paused is None
 
 
-@pytest.mark.parametrize(("data", "mark"), [
-    (b"", Mark("set by hand", 0.0)),
-    (b"  \n", Mark("set by hand", 0.0)),
-    (b'{"reason": "x", "at": 5, "until": 65.5}', Mark("x", 5.0, 65.5)),
-    (b'{"reason": "x", "at": 5, "until": "soon"}', Mark("x", 5.0)),
-    (b'{"reason": "x", "at": 5, "until": NaN}', Mark("x", 5.0)),
-    (b'{"reason": "x", "at": 5, "unt', Mark('{"reason": "x", "at": 5, "unt', 0.0)),  # torn: it does not end
-    (b"[1]", Mark("[1]", 0.0)),
-])
+@pytest.mark.parametrize(
+    ("data", "mark"),
+    [
+        (b"", Mark("set by hand", 0.0)),
+        (b"  \n", Mark("set by hand", 0.0)),
+        (b'{"reason": "x", "at": 5, "until": 65.5}', Mark("x", 5.0, 65.5)),
+        (b'{"reason": "x", "at": 5, "until": "soon"}', Mark("x", 5.0)),
+        (b'{"reason": "x", "at": 5, "until": NaN}', Mark("x", 5.0)),
+        (
+            b'{"reason": "x", "at": 5, "unt',
+            Mark('{"reason": "x", "at": 5, "unt', 0.0),
+        ),  # torn: it does not end
+        (b"[1]", Mark("[1]", 0.0)),
+    ],
+)
 def test_the_forms_of_a_mark(data: bytes, mark: Mark) -> None:
     assert parse.mark(data) == mark
 

@@ -32,11 +32,19 @@ def put(root: Path, path: str, text: str = "") -> None:
     file.write_text(text)
 
 
-def pci(root: Path, bus: str, vendor: str = "0x10de", class_code: str = "0x030200", driver: str = "nvidia") -> None:
+def pci(
+    root: Path,
+    bus: str,
+    vendor: str = "0x10de",
+    class_code: str = "0x030200",
+    driver: str = "nvidia",
+) -> None:
     put(root, f"sys/bus/pci/devices/{bus}/vendor", f"{vendor}\n")
     put(root, f"sys/bus/pci/devices/{bus}/class", f"{class_code}\n")
     if driver:
-        (root / f"sys/bus/pci/devices/{bus}/driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+        (root / f"sys/bus/pci/devices/{bus}/driver").symlink_to(
+            f"../../../bus/pci/drivers/{driver}"
+        )
 
 
 def no_gpu(root: Path) -> None:
@@ -52,11 +60,17 @@ def gpus(root: Path) -> None:
     for bus in ("0000:07:00.0", "0000:0f:00.0"):
         pci(root, bus)
         (root / f"proc/driver/nvidia/gpus/{bus}").mkdir(parents=True)
-    put(root, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  x\n")
+    put(
+        root,
+        "proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  x\n",
+    )
     put(root, "sys/module/nvidia/initstate", "live\n")
     put(root, "proc/devices", "Character devices:\n195 nvidia\n508 nvidia-uvm\n\nBlock devices:\n")
     (root / "dev/char").mkdir(parents=True)
-    os.mkfifo(root / "dev/nvidia0")  # no device node without root: whatever is there is on the tape as it is
+    os.mkfifo(
+        root / "dev/nvidia0"
+    )  # no device node without root: whatever is there is on the tape as it is
     (root / "dev/char/195:0").symlink_to("../nvidia0")
     put(root, "run/gpu-gate/waiting", '{"reason": "x", "at": 1.5}')
     put(root, "var/lib/kubelet/device-plugins/DEPRECATION")
@@ -85,8 +99,12 @@ def installed(root: Path) -> None:
 
 def junk(root: Path) -> None:
     gpus(root)
-    for path in ("proc/driver/nvidia/version", "proc/devices", "run/gpu-gate/waiting",
-                 "sys/bus/pci/devices/0000:07:00.0/class"):
+    for path in (
+        "proc/driver/nvidia/version",
+        "proc/devices",
+        "run/gpu-gate/waiting",
+        "sys/bus/pci/devices/0000:07:00.0/class",
+    ):
         (root / path).write_bytes(b"\xff\x00\n" * 40_000)
     (root / "var/lib/kubelet/device-plugins" / os.fsdecode(b"\xff.sock")).touch()
 
@@ -94,12 +112,21 @@ def junk(root: Path) -> None:
 def learned(root: Path) -> None:
     gpus(root)
     put(root, "etc/machine-id", "abc\n")
-    put(root, "var/lib/gpu-gate/learned.json", '{"machine": "another", "bus_ids": ["0000:ff:00.0"]}')
+    put(
+        root, "var/lib/gpu-gate/learned.json", '{"machine": "another", "bus_ids": ["0000:ff:00.0"]}'
+    )
 
 
 NODES: dict[Node, Scope] = {
-    empty: Scope.NONE, no_gpu: Scope.NONE, gpus: Scope.GPUS, vfio: Scope.NONE, late_driver: Scope.LATE_DRIVER,
-    installed: Scope.GPUS, learned: Scope.GPUS, junk: Scope.UNKNOWN, device_nodes: Scope.GPUS,
+    empty: Scope.NONE,
+    no_gpu: Scope.NONE,
+    gpus: Scope.GPUS,
+    vfio: Scope.NONE,
+    late_driver: Scope.LATE_DRIVER,
+    installed: Scope.GPUS,
+    learned: Scope.GPUS,
+    junk: Scope.UNKNOWN,
+    device_nodes: Scope.GPUS,
 }
 
 
@@ -119,7 +146,10 @@ def test_a_tape_tells_what_the_node_told(node: Node, tmp_path: Path) -> None:
 def test_the_folder_is_read_and_not_the_machine_that_runs_the_test(tmp_path: Path) -> None:
     device_nodes(tmp_path) if os.geteuid() == 0 else gpus(tmp_path)
     scene = asyncio.run(look(LiveHost(root=str(tmp_path)), DEFAULTS))
-    assert isinstance(scene.pci, Seen) and [f.bus_id for f in scene.pci.value] == ["0000:07:00.0", "0000:0f:00.0"]
+    assert isinstance(scene.pci, Seen) and [f.bus_id for f in scene.pci.value] == [
+        "0000:07:00.0",
+        "0000:0f:00.0",
+    ]
     assert isinstance(scene.driver_version, Seen) and scene.driver_version.value == "550.54.15"
     assert isinstance(scene.char_links, Seen) and scene.char_links.value == {"195:0": "../nvidia0"}
     assert isinstance(scene.waiting, Seen) and scene.waiting.value.at == 1.5
@@ -127,10 +157,18 @@ def test_the_folder_is_read_and_not_the_machine_that_runs_the_test(tmp_path: Pat
 
 def test_what_is_not_on_the_tape_is_not_recorded() -> None:
     host, name = Replay(Tape()), "not-recorded"
-    for answer in (host.file("/x"), host.folder("/x"), host.units(("a",)), host.manager(), host.probe(),
-                   host.allocatable("/s")):
+    for answer in (
+        host.file("/x"),
+        host.folder("/x"),
+        host.units(("a",)),
+        host.manager(),
+        host.probe(),
+        host.allocatable("/s"),
+    ):
         found = asyncio.run(answer)
-        assert isinstance(found, Refusal) and found.why is Why.NOT_RECORDED and found.why.value == name
+        assert (
+            isinstance(found, Refusal) and found.why is Why.NOT_RECORDED and found.why.value == name
+        )
         assert not found.is_telling, "what we did not record is a fact about us"
     assert asyncio.run(host.machine()) == ""
     assert asyncio.run(host.trouble()) == ()
@@ -143,15 +181,21 @@ def test_other_settings_ask_what_this_tape_does_not_hold(tmp_path: Path) -> None
     recorder = Recorder(LiveHost(root=str(tmp_path)))
     asyncio.run(look(recorder, DEFAULTS))
     scene = asyncio.run(look(Replay(recorder.tape), Settings(device_plugins_dir="/elsewhere")))
-    assert isinstance(scene.plugin_sockets, Refusal) and scene.plugin_sockets.why is Why.NOT_RECORDED
+    assert (
+        isinstance(scene.plugin_sockets, Refusal) and scene.plugin_sockets.why is Why.NOT_RECORDED
+    )
 
 
-@pytest.mark.parametrize(("make", "why"), [
-    (lambda p: None, Why.MISSING),
-    (lambda p: p.mkdir(), Why.FAILED),
-    (lambda p: p.symlink_to("f"), Why.FAILED),
-    (lambda p: p.symlink_to("/nowhere"), Why.MISSING),
-], ids=["missing", "a folder", "a link to itself", "a link to nowhere"])
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda p: None, Why.MISSING),
+        (lambda p: p.mkdir(), Why.FAILED),
+        (lambda p: p.symlink_to("f"), Why.FAILED),
+        (lambda p: p.symlink_to("/nowhere"), Why.MISSING),
+    ],
+    ids=["missing", "a folder", "a link to itself", "a link to nowhere"],
+)
 def test_a_file_that_is_none(make: Callable[[Path], None], why: Why, tmp_path: Path) -> None:
     make(tmp_path / "f")
     found = asyncio.run(LiveHost(root=str(tmp_path)).file("/f"))
@@ -193,7 +237,11 @@ def test_kinds_of_names(tmp_path: Path) -> None:
     found = asyncio.run(LiveHost(root=str(tmp_path)).folder("/"))
     assert isinstance(found, Seen)
     assert [(e.name, e.kind, e.target) for e in found.value] == [
-        ("dir", "dir", ""), ("fifo", "fifo", ""), ("file", "file", ""), ("link", "link", "../nvidia0")]
+        ("dir", "dir", ""),
+        ("fifo", "fifo", ""),
+        ("file", "file", ""),
+        ("link", "link", "../nvidia0"),
+    ]
     matching = asyncio.run(LiveHost(root=str(tmp_path)).folder("/", "fi*"))
     assert isinstance(matching, Seen) and [e.name for e in matching.value] == ["fifo", "file"]
 

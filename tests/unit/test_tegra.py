@@ -20,8 +20,13 @@ MISSING = Refusal(Why.MISSING)
 BRIDGE = replace(function("0001:00:00.0", "pcieport"), class_code=0x060400)
 """NVIDIA's own, and no GPU."""
 ORIN: dict[str, Any] = {
-    "pci": seen((BRIDGE,)), "soc": seen("Tegra"), "nvgpu": seen(()), "driver_version": MISSING,
-    "module_state": MISSING, "nodes": seen(()), "probe": failing(9, "version check"),
+    "pci": seen((BRIDGE,)),
+    "soc": seen("Tegra"),
+    "nvgpu": seen(()),
+    "driver_version": MISSING,
+    "module_state": MISSING,
+    "nodes": seen(()),
+    "probe": failing(9, "version check"),
     "allocatable": seen((Devices("nvidia.com/gpu", ("tegra",)),)),
 }
 THOR = Gpu("GPU-eeeeeeee-eeee-eeee-eeee-eeeeeeeeeeee", "0000:01:00.0", 0, "NVIDIA Thor")
@@ -31,33 +36,58 @@ def orin(settings: Settings = DEFAULTS, **changes: Any) -> Diagnosis:
     return diagnosed(settings, **{**ORIN, **changes})
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"pci": MISSING}, {"probe": failing(12, "dlopen"), "driver_version": seen("540.4.0")},
-    {"probe": probed(gpus=(THOR,)), "driver_version": seen("580.00"), "nvgpu": MISSING},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pci": MISSING},
+        {"probe": failing(12, "dlopen"), "driver_version": seen("540.4.0")},
+        {"probe": probed(gpus=(THOR,)), "driver_version": seen("580.00"), "nvgpu": MISSING},
+    ],
+)
 def test_one_gpu_that_is_registered_as_tegra(changes: dict[str, Any]) -> None:
     diagnosis = orin(**changes)
-    assert (diagnosis.scope, diagnosis.expected, diagnosis.may_probe) == (Scope.GPUS, ("tegra",), True)
+    assert (diagnosis.scope, diagnosis.expected, diagnosis.may_probe) == (
+        Scope.GPUS,
+        ("tegra",),
+        True,
+    )
     assert diagnosis.fingerprint
     assert not [f for f in diagnosis.findings if f.blocks and f.verdict is not Verdict.HOLDS]
-    assert diagnosis.registered is not None and diagnosis.registered.because == "the kubelet lists 1 of 1 GPUs"
+    assert (
+        diagnosis.registered is not None
+        and diagnosis.registered.because == "the kubelet lists 1 of 1 GPUs"
+    )
     assert diagnosis.additive == ()
 
 
 def test_the_gate_opens_on_equal_readings_of_the_driver() -> None:
     gate = Gate(started_at=NOW - 10)
     for number in (1, 2, 3):
-        probe = seen(replace(failing(9, "version check").value, last=report(
-            number, end=ProbeEnd.ERROR, gpus=(), errors=failing(9).value.last.errors)))
+        probe = seen(
+            replace(
+                failing(9, "version check").value,
+                last=report(
+                    number, end=ProbeEnd.ERROR, gpus=(), errors=failing(9).value.last.errors
+                ),
+            )
+        )
         gate = step(gate, orin(probe=probe), NOW + number, DEFAULTS).gate
     assert gate.phase is Phase.OPEN
 
 
-@pytest.mark.parametrize(("changes", "condition", "says"), [
-    ({"nvgpu": MISSING}, "DriverLoaded", ""),
-    ({"probe": failing(999)}, "NvmlComplete", "NVML_ERROR_UNKNOWN"),
-    ({"probe": probed(end=ProbeEnd.HUNG, gpus=(), detail="no answer within 20 s")}, "NvmlComplete", "no answer"),
-])
+@pytest.mark.parametrize(
+    ("changes", "condition", "says"),
+    [
+        ({"nvgpu": MISSING}, "DriverLoaded", ""),
+        ({"probe": failing(999)}, "NvmlComplete", "NVML_ERROR_UNKNOWN"),
+        (
+            {"probe": probed(end=ProbeEnd.HUNG, gpus=(), detail="no answer within 20 s")},
+            "NvmlComplete",
+            "no answer",
+        ),
+    ],
+)
 def test_what_does_not_open_it(changes: dict[str, Any], condition: str, says: str) -> None:
     diagnosis = orin(**changes)
     found = finding(diagnosis, condition)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The disk of a whole machine: an ext4 image with a kernel, made of the same layers as a node, cached in .cache/vm.
+"""The disk of a whole machine: an ext4 image with a kernel, made of the same layers as a node,
+cached in .cache/vm.
 
-A node shares the kernel of the machine that it runs on; this one has Debian's own, with every controller of
-cgroup v2, or with cgroup v1.
+A node shares the kernel of the machine that it runs on; this one has Debian's own, with every
+controller of cgroup v2, or with cgroup v1.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ INSTALL = HERE.parents[1] / "packaging/images/install"
 SIZE = "3G"
 """Sparse: it takes what is in it, about 0.8 GB."""
 KEPT, KEPT_FOR_S = 4, 7 * 86400
-"""Images stay by what they were made of, for other checkouts and going back and forth: so many, so long after use."""
+"""Images stay by what they were made of, for other checkouts and going back and forth: so many, so
+long after use."""
 
 
 class Disk(NamedTuple):
@@ -38,11 +40,14 @@ class Disk(NamedTuple):
 
 
 def disk() -> Disk:
-    """The disk with this checkout's .deb on it; built when an input changed, about two minutes the first time."""
+    """The disk with this checkout's .deb on it; built when an input changed, about two minutes the
+    first time."""
     package = tree.build_deb()
     node = tree.standins(tree.base("bookworm", KERNEL))
     below = tree.layer("machine", node, _furnish, tree.digest(HERE / "machine"))
-    layers = tree.layer("image", below, lambda node: _install(node, package), tree.digest(package, INSTALL))
+    layers = tree.layer(
+        "image", below, lambda node: _install(node, package), tree.digest(package, INSTALL)
+    )
     folder = CACHE / layers[0].name
     with tree.once(folder) as missing:
         if missing:
@@ -57,19 +62,24 @@ def _furnish(node: Node) -> None:
     node.systemctl("disable", "--quiet", "bare-metal.service")
     node.systemctl("unmask", "--quiet", "systemd-sysctl.service")
     node.copy(HERE / "machine", "/")
-    node.run("sed -i 's,/usr/local/sbin/runc-node,/usr/sbin/runc,; /restrict_oom/d' /etc/containerd/config.toml")
+    node.run(
+        "sed -i 's,/usr/local/sbin/runc-node,/usr/sbin/runc,; /restrict_oom/d' "
+        "/etc/containerd/config.toml"
+    )
     node.run("update-initramfs -u 2>&1", timeout=300)
 
 
 def _install(node: Node, package: Path) -> None:
-    """By the script that image builds use. What it would check, a driver and a toolkit, only has stand-ins here."""
+    """By the script that image builds use. What it would check, a driver and a toolkit, only has
+    stand-ins here."""
     for file in (INSTALL, package):
         node.copy(file, f"/var/cache/gpu-gate/{file.name}")
     node.run(["/var/cache/gpu-gate/install", "--no-check"], timeout=300)
 
 
 def _write(layers: Sequence[Path], folder: Path) -> None:
-    """One file system of all the layers, and the kernel beside it: QEMU loads it, so no boot loader is needed."""
+    """One file system of all the layers, and the kernel beside it: QEMU loads it, so no boot loader
+    is needed."""
     new = folder.with_name(f".{folder.name}.new")
     subprocess.run(["rm", "-rf", str(new)], check=True)
     (new / "root").mkdir(parents=True)
@@ -82,14 +92,18 @@ def _write(layers: Sequence[Path], folder: Path) -> None:
     words = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NodeError(f"The machine's disk could not be written to {new}. It was said:\n{done.stderr[-3000:]}")
+        raise NodeError(
+            f"The machine's disk could not be written to {new}. It was said:\n{done.stderr[-3000:]}"
+        )
     new.rename(folder)
 
 
 def _tidy() -> None:
     """What was last used longest ago goes first."""
     with contextlib.suppress(FileNotFoundError):  # somebody else tidies
-        used = sorted(((path.stat().st_mtime, path) for path in CACHE.glob("image-*")), reverse=True)
+        used = sorted(
+            ((path.stat().st_mtime, path) for path in CACHE.glob("image-*")), reverse=True
+        )
         for number, (at, path) in enumerate(used):
             if number >= KEPT or time.time() - at > KEPT_FOR_S:
                 subprocess.run(["rm", "-rf", str(path)], check=True)

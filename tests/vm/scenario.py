@@ -1,4 +1,5 @@
-"""The boots of the tests: what is laid over the machine's disk, and what is lived through there (inside/)."""
+"""The boots of the tests: what is laid over the machine's disk, and what is lived through there
+(inside/)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ Files = dict[str, "str | Path"]
 
 INSIDE: Files = {
     "opt/vm/inside": HERE / "inside",
-    **{f"opt/vm/node/{name}.py": NODE / f"{name}.py" for name in ("gate", "machine", "nspawn", "remains")},
+    **{
+        f"opt/vm/node/{name}.py": NODE / f"{name}.py"
+        for name in ("gate", "machine", "nspawn", "remains")
+    },
     f"{UNITS}/vm-live.service": HERE / "inside/vm-live.service",
     f"{UNITS}/multi-user.target.wants/vm-live.service": "-> /etc/systemd/system/vm-live.service",
     # The stand-in NVML writes down who called it, where the agent's sandbox lets it.
@@ -23,13 +27,20 @@ INSIDE: Files = {
 }
 WITHOUT: Files = {
     f"{UNITS}/{name}": "-> /dev/null"
-    for name in ("gpu-gate.service", "gpu-gate-wait.service", "gpu-gate.target", "kubelet.service.d/10-gpu-gate.conf")
+    for name in (
+        "gpu-gate.service",
+        "gpu-gate-wait.service",
+        "gpu-gate.target",
+        "kubelet.service.d/10-gpu-gate.conf",
+    )
 }
 """As if the package were not installed."""
 KILLED: Files = {
-    # $$, which a unit writes so, is the pid of what it becomes; a start takes longer than that here.
+    # $$, which a unit writes so, is the pid of what it becomes; a start takes longer than that
+    # here.
     f"{UNITS}/gpu-gate.service.d/killed.conf": "[Service]\nExecStart=\n"
-    "ExecStart=/bin/sh -c 'mkdir /run/simgpu/killed && { sleep 0.5; kill -KILL $$$$; } & exec gpu-gate run'\n",
+    "ExecStart=/bin/sh -c 'mkdir /run/simgpu/killed && { sleep 0.5; kill -KILL $$$$; } & exec "
+    "gpu-gate run'\n",
 }
 HEALTHY: Files = {"etc/simgpu.conf": "plug --gpus 8\n"}
 INCIDENT: Files = {"etc/simgpu.conf": "plug --gpus 8\ncalls\npersistenced: nvml init=999 for=6\n"}
@@ -38,6 +49,8 @@ NO_GPU: Files = {"etc/simgpu.conf": "# none\n"}
 V1 = "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1"
 
 
-def live(disk: Disk, names: str, files: Files, words: str = "", within_s: float = 900.0) -> qemu.Boot:
+def live(
+    disk: Disk, names: str, files: Files, words: str = "", within_s: float = 900.0
+) -> qemu.Boot:
     """One boot; `names` are those of inside/live.py, parted by commas."""
     return qemu.boot(disk, {**INSIDE, **files}, f"gpu-gate.live={names} {words}", within_s)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`make vm`: a whole machine on this terminal. shell.py [WORD…], more words for its kernel's command line"""
+"""`make vm`: a whole machine on this terminal. shell.py [WORD…], more words for its kernel's
+command line"""
 
 from __future__ import annotations
 
@@ -13,8 +14,11 @@ from disk import CACHE, NodeError, disk
 from scenario import HEALTHY, UNITS, V1, Files
 
 LOGIN: Files = {
-    f"{UNITS}/serial-getty@ttyS0.service.d/login.conf":
-        "[Service]\nExecStart=\nExecStart=-/sbin/agetty --autologin root --keep-baud 115200 %I vt220\n",
+    f"{UNITS}/serial-getty@ttyS0.service.d/login.conf": "[Service]\nExecStart=\nExecStart=-/sbin/agetty "
+    ""
+    ""
+    "--autologin root --keep-baud 115200 "
+    "%I vt220\n",
 }
 WELCOME = """
 A machine with Debian's kernel, cgroup v2, the package and eight simulated GPUs boots on this terminal; a shell
@@ -37,8 +41,16 @@ def main(words: list[str]) -> int:
     with tempfile.NamedTemporaryFile(dir=CACHE) as files:
         files.write(qemu.packed({**HEALTHY, **LOGIN}))
         files.flush()
-        return os.spawnvp(os.P_WAIT, "setpriv", qemu.argv(found, Path(files.name), " ".join(words),
-                                                          ["-serial", "mon:stdio", "-display", "none"]))
+        return os.spawnvp(
+            os.P_WAIT,
+            "setpriv",
+            qemu.argv(
+                found,
+                Path(files.name),
+                " ".join(words),
+                ["-serial", "mon:stdio", "-display", "none"],
+            ),
+        )
 
 
 if __name__ == "__main__":

@@ -9,15 +9,21 @@ import qemu
 import scenario as s
 from disk import Disk
 
-GATED = ["incident_with_the_gate", "agent_killed_before_ready", "reachable", "reloads_under_load",
-         "containers_at_their_limits"]
+GATED = [
+    "incident_with_the_gate",
+    "agent_killed_before_ready",
+    "reachable",
+    "reloads_under_load",
+    "containers_at_their_limits",
+]
 REPORT = "[Access]\nPrevent=report\nHeal=no\n[Agent]\nHeartbeatSec=5s\n"
 OPEN = "[Gate]\nDeadlineSec=8s\nOnDeadline=open\n"
 HOLD = "[Gate]\nDeadlineSec=4s\nOnDeadline=hold\nHoldSec=12s\n"
 
 
 def went_well(boot: qemu.Boot, *names: str) -> None:
-    """Every check was reported, well, and the machine switched itself off; what was seen is shown by pytest -rP."""
+    """Every check was reported, well, and the machine switched itself off; what was seen is shown
+    by pytest -rP."""
     for name, row in boot.results.items():
         print(f"{name}: {row.get('failed') or json.dumps(row.get('saw', {}), indent=1)}")
     print(f"{boot.took_s:.0f} s")
@@ -32,16 +38,28 @@ def test_the_incident_a_crash_reloads_and_limits(disk: Disk) -> None:
 
 
 def test_the_incident_without_the_gate(disk: Disk) -> None:
-    went_well(s.live(disk, "ungated", {**s.INCIDENT, **s.WITHOUT}), "incident_without_the_gate", "reachable")
+    went_well(
+        s.live(disk, "ungated", {**s.INCIDENT, **s.WITHOUT}),
+        "incident_without_the_gate",
+        "reachable",
+    )
 
 
 @pytest.mark.parametrize("settings", [OPEN, HOLD], ids=["open", "hold"])
 def test_broken_gpus_end_in_a_machine_that_can_be_reached(disk: Disk, settings: str) -> None:
-    went_well(s.live(disk, "deadline", {**s.BROKEN, s.CONF: settings}), "held_and_reachable", "deadline_over")
+    went_well(
+        s.live(disk, "deadline", {**s.BROKEN, s.CONF: settings}),
+        "held_and_reachable",
+        "deadline_over",
+    )
 
 
 def test_cgroup_v1(disk: Disk) -> None:
-    went_well(s.live(disk, "v1", {**s.HEALTHY, s.CONF: REPORT}, s.V1), "it_is_cgroup_v1", "a_loss_is_found")
+    went_well(
+        s.live(disk, "v1", {**s.HEALTHY, s.CONF: REPORT}, s.V1),
+        "it_is_cgroup_v1",
+        "a_loss_is_found",
+    )
 
 
 def test_a_machine_that_does_not_end_is_ended_and_told(disk: Disk) -> None:

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What gpu-gate adds to a boot: the same machine with and without it, with GPUs and without. Four boots.
+"""What gpu-gate adds to a boot: the same machine with and without it, with GPUs and without. Four
+boots.
 
-The machine's clock counts instructions (qemu.py), a thousand million a second on one processor: its seconds are the
-same on any host, and what is computed takes several times as long as on a real one. What is waited for does not.
+The machine's clock counts instructions (qemu.py), a thousand million a second on one processor: its
+seconds are the same on any host, and what is computed takes several times as long as on a real one.
+What is waited for does not.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ BOOTS: dict[str, s.Files] = {
     "no GPU, with": s.NO_GPU,
     "no GPU, without": {**s.NO_GPU, **s.WITHOUT},
 }
-COLUMNS = ("basic.target", "nvidia-persistenced.service", "gpu-gate.target", "kubelet.service", "multi-user.target")
+COLUMNS = (
+    "basic.target",
+    "nvidia-persistenced.service",
+    "gpu-gate.target",
+    "kubelet.service",
+    "multi-user.target",
+)
 
 
 def main() -> int:
@@ -32,7 +40,9 @@ def main() -> int:
             print(row.get("failed") or boot.told(), file=sys.stderr)
             return 1
         times = (row["saw"][unit] / 1e6 for unit in COLUMNS)
-        print(f"| {name} | " + " | ".join(f"{t:.2f}" if t else "–" for t in times) + " |", flush=True)
+        print(
+            f"| {name} | " + " | ".join(f"{t:.2f}" if t else "–" for t in times) + " |", flush=True
+        )
     return 0
 
 

@@ -1,4 +1,5 @@
-"""Link 12: what the kubelet allocated, and the process of every running container with what governs its devices."""
+"""Link 12: what the kubelet allocated, and the process of every running container with what governs
+its devices."""
 
 from __future__ import annotations
 

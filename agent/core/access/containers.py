@@ -1,8 +1,10 @@
-"""Who holds GPUs, what is to be asked of the access program, and what its answers mean. docs/access.md.
+"""Who holds GPUs, what is to be asked of the access program, and what its answers mean.
+docs/access.md.
 
-A container holds a GPU where the kubelet allocated one to it, where its OCI spec's device rules name a node of
-NVIDIA's, where an earlier look of this agent saw it allowed to open one, or where it is the device plugin itself.
-What its own /dev shows, its environment and its mounts are no claim: a tenant can make nodes and write variables.
+A container holds a GPU where the kubelet allocated one to it, where its OCI spec's device rules
+name a node of NVIDIA's, where an earlier look of this agent saw it allowed to open one, or where it
+is the device plugin itself. What its own /dev shows, its environment and its mounts are no claim: a
+tenant can make nodes and write variables.
 """
 
 from __future__ import annotations
@@ -20,15 +22,19 @@ from ..plugin.resources import physical
 from .device_list import Number
 
 NOBODYS = Device("c", 4095, 1048575)
-"""The last number there is (12 bits major, 20 bits minor): whoever may open it may open everything."""
+"""The last number there is (12 bits major, 20 bits minor): whoever may open it may open
+everything."""
 MOST_NODES = 64
-"of the host are asked about: MIG's capability nodes may be hundreds, and count only where somebody claims them"
+"""of the host are asked about: MIG's capability nodes may be hundreds, and count only where
+somebody claims them"""
 AGAIN_S = 60.0
 "an answer that is unknown, or that no rules could be read for, is asked for again after so long"
 CARRY_S = 45.0
-"""For so long after the last look that saw the old rules their verdict is shown: a heartbeat, and a slow answer."""
+"""For so long after the last look that saw the old rules their verdict is shown: a heartbeat, and a
+slow answer."""
 FIXED_MAJOR = 195
-"of NVIDIA's first driver, by the kernel's Documentation/admin-guide/devices.txt; uvm's and others' are dynamic"
+"""of NVIDIA's first driver, by the kernel's Documentation/admin-guide/devices.txt; uvm's and
+others' are dynamic"""
 CONTROL_MINOR = 255
 "of /dev/nvidiactl (open-gpu-kernel-modules, nv-linux.h)"
 
@@ -40,7 +46,8 @@ Granted = dict[Number, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a scene holds about containers, found once and by name: a hundred of them are judged at every look."""
+    """What a scene holds about containers, found once and by name: a hundred of them are judged at
+    every look."""
 
     scene: Scene
     running: tuple[Pair, ...]
@@ -51,7 +58,8 @@ class View:
     sightings: dict[str, dict[Device, Sighting]]
     scopes: dict[str, ScopeDevices]
     claims: Claims
-    "why which device nodes count as given, by container id; only containers that hold some are in it"
+    """why which device nodes count as given, by container id; only containers that hold some are in
+    it"""
     grants: dict[tuple[str, tuple[tuple[str, str], ...]], Granted] = field(default_factory=dict)
     "of device lists met so far"
 
@@ -61,10 +69,22 @@ def view(scene: Scene, settings: Settings) -> View:
     sightings: dict[str, dict[Device, Sighting]] = {}
     for sighting in state.sightings if state else ():
         sightings.setdefault(sighting.container_id, {})[sighting.device] = sighting
-    processes = {p.container_id: p for p in scene.processes.value} if isinstance(scene.processes, Seen) else {}
-    found = View(scene, running(scene, processes), processes, nodes(scene), allocated(scene, settings),
-                 {v.container_id: v for v in state.verdicts} if state else {}, sightings,
-                 {row.unit: row for row in state.scopes} if state else {}, {})
+    processes = (
+        {p.container_id: p for p in scene.processes.value}
+        if isinstance(scene.processes, Seen)
+        else {}
+    )
+    found = View(
+        scene,
+        running(scene, processes),
+        processes,
+        nodes(scene),
+        allocated(scene, settings),
+        {v.container_id: v for v in state.verdicts} if state else {},
+        sightings,
+        {row.unit: row for row in state.scopes} if state else {},
+        {},
+    )
     return replace(found, claims=_claims(found)) if found.running else found
 
 
@@ -72,52 +92,77 @@ def narrow(scene: Scene, container_id: str) -> View:
     """Of one container only, and without claims."""
     state = scene.access.value_or(None)
     rows = scene.processes.value_or(())
-    return View(scene, (), {p.container_id: p for p in rows if p.container_id == container_id}, nodes(scene), {},
-                {v.container_id: v for v in state.verdicts if v.container_id == container_id} if state else {},
-                {}, {}, {})
+    return View(
+        scene,
+        (),
+        {p.container_id: p for p in rows if p.container_id == container_id},
+        nodes(scene),
+        {},
+        {v.container_id: v for v in state.verdicts if v.container_id == container_id}
+        if state
+        else {},
+        {},
+        {},
+        {},
+    )
 
 
 def running(scene: Scene, processes: dict[str, Process]) -> tuple[Pair, ...]:
-    """Containers that run now. A pod that has ended, whatever the kubelet still lists of it, uses nothing; nor does a
-    container whose process is gone, whatever the runtime said a while ago."""
+    """Containers that run now. A pod that has ended, whatever the kubelet still lists of it, uses
+    nothing; nor does a container whose process is gone, whatever the runtime said a while ago."""
     if not isinstance(scene.runtime, Seen):
         return ()
     gone = {p.container_id for p in processes.values() if p.pid and not p.started}
     sandboxes = {s.id: s for s in scene.runtime.value.sandboxes}
-    pairs = ((c, sandboxes.get(c.sandbox_id)) for c in scene.runtime.value.containers
-             if c.state is ContainerState.RUNNING and c.id not in gone)
+    pairs = (
+        (c, sandboxes.get(c.sandbox_id))
+        for c in scene.runtime.value.containers
+        if c.state is ContainerState.RUNNING and c.id not in gone
+    )
     return tuple((c, s) for c, s in pairs if s is None or s.is_ready)
 
 
 def nodes(scene: Scene) -> dict[Device, str]:
-    """NVIDIA's device nodes on this host, by number. Majors are read, never assumed; those of the capability nodes
-    and of IMEX channels have names of NVIDIA's as well, NVSwitch's has not."""
+    """NVIDIA's device nodes on this host, by number. Majors are read, never assumed; those of the
+    capability nodes and of IMEX channels have names of NVIDIA's as well, NVSwitch's has not."""
     if not isinstance(scene.nodes, Seen):
         return {}
-    majors = nvidia_majors(scene) or {FIXED_MAJOR}  # not to have read them is no reason to ask nobody for access
+    majors = nvidia_majors(scene) or {
+        FIXED_MAJOR
+    }  # not to have read them is no reason to ask nobody for access
     return {Device("c", n.major, n.minor): n.path for n in scene.nodes.value if n.major in majors}
 
 
 def nvidia_majors(scene: Scene) -> set[int]:
-    """Majors of NVIDIA's character devices; only 195 is fixed, the rest is dynamic: read, never assumed."""
+    """Majors of NVIDIA's character devices; only 195 is fixed, the rest is dynamic: read, never
+    assumed."""
     if not isinstance(scene.majors, Seen):
         return set()
-    return {number for name, number in scene.majors.value.items() if name.startswith(("nvidia", "nvswitch"))}
+    return {
+        number
+        for name, number in scene.majors.value.items()
+        if name.startswith(("nvidia", "nvswitch"))
+    }
 
 
 def allocated(scene: Scene, settings: Settings) -> dict[tuple[str, str, str], tuple[str, ...]]:
     """Device ids that the kubelet allocated, by (namespace, pod, container)."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for row in scene.allocations.value_or(()):
-        if any(fnmatchcase(row.resource, pattern) for pattern in ("nvidia.com/*", *settings.resources)):
+        if any(
+            fnmatchcase(row.resource, pattern) for pattern in ("nvidia.com/*", *settings.resources)
+        ):
             found.setdefault((row.namespace, row.pod, row.container), []).extend(row.ids)
     return {key: tuple(sorted(set(ids))) for key, ids in found.items()}
 
 
 def key_of(container: Container, sandbox: Sandbox | None) -> tuple[str, str, str]:
     labels = container.labels
-    return (sandbox.namespace if sandbox else labels.get("io.kubernetes.pod.namespace", ""),
-            sandbox.name if sandbox else labels.get("io.kubernetes.pod.name", ""), container.name)
+    return (
+        sandbox.namespace if sandbox else labels.get("io.kubernetes.pod.namespace", ""),
+        sandbox.name if sandbox else labels.get("io.kubernetes.pod.name", ""),
+        container.name,
+    )
 
 
 def _claims(of: View) -> Claims:
@@ -138,13 +183,15 @@ def _claims(of: View) -> Claims:
             for device in devices:
                 given[device] = (*given.get(device, ()), claim)
         if given:
-            found[container.id] = dict(sorted(given.items(), key=lambda item: (item[0].kind, item[0].major,
-                                                                              item[0].minor)))
+            found[container.id] = dict(
+                sorted(given.items(), key=lambda item: (item[0].kind, item[0].major, item[0].minor))
+            )
     return found
 
 
 def control(scene: Scene, known: dict[Device, str]) -> tuple[Device, ...]:
-    """What everybody who was given a GPU needs besides: /dev/nvidiactl, and /dev/nvidia-uvm where the host has it."""
+    """What everybody who was given a GPU needs besides: /dev/nvidiactl, and /dev/nvidia-uvm where
+    the host has it."""
     by_path = {path: device for device, path in known.items()}
     majors = scene.majors.value_or({})
     first = by_path.get("/dev/nvidiactl")
@@ -155,8 +202,12 @@ def control(scene: Scene, known: dict[Device, str]) -> tuple[Device, ...]:
 
 
 def _frontend(majors: dict[str, int]) -> int | None:
-    """Major of /dev/nvidia0 and /dev/nvidiactl: "nvidia-frontend" until driver 545, "nvidia" since."""
-    return next((majors[name] for name in ("nvidia", "nvidiactl", "nvidia-frontend") if name in majors), None)
+    """Major of /dev/nvidia0 and /dev/nvidiactl: "nvidia-frontend" until driver 545, "nvidia"
+    since."""
+    return next(
+        (majors[name] for name in ("nvidia", "nvidiactl", "nvidia-frontend") if name in majors),
+        None,
+    )
 
 
 def _minors(scene: Scene) -> dict[str, int]:
@@ -164,7 +215,9 @@ def _minors(scene: Scene) -> dict[str, int]:
     last = scene.probe.value.last if isinstance(scene.probe, Seen) else None
     minors: dict[str, int] = {}
     for gpu in last.gpus if last else ():
-        minors[gpu.uuid] = minors[f"nvidia{gpu.minor}"] = gpu.minor  # GKE's plugin calls them by their node
+        minors[gpu.uuid] = minors[f"nvidia{gpu.minor}"] = (
+            gpu.minor
+        )  # GKE's plugin calls them by their node
         for mig in gpu.state.mig_devices or ():
             minors[mig.uuid] = minors[f"nvidia{gpu.minor}/gi{mig.gpu_instance}"] = gpu.minor
     return minors
@@ -174,7 +227,11 @@ def _gpus(scene: Scene, ids: Iterable[str], minors: dict[str, int]) -> tuple[Dev
     """The GPUs' own nodes; an id that nobody can resolve adds none."""
     major = _frontend(scene.majors.value_or({}))
     wanted = {minors.get(physical(i), -1) for i in ids}
-    return tuple(Device("c", major, minor) for minor in sorted(wanted) if minor >= 0) if major is not None else ()
+    return (
+        tuple(Device("c", major, minor) for minor in sorted(wanted) if minor >= 0)
+        if major is not None
+        else ()
+    )
 
 
 def _of_spec(process: Process, known: dict[Device, str], majors: set[int]) -> tuple[Device, ...]:
@@ -184,7 +241,9 @@ def _of_spec(process: Process, known: dict[Device, str], majors: set[int]) -> tu
     found: set[Device] = set()
     for device, rights in process.spec:
         if device.kind == "c" and device.major in majors and {"r", "w"} <= set(rights):
-            found |= {device} if device.minor >= 0 else {d for d in known if d.major == device.major}
+            found |= (
+                {device} if device.minor >= 0 else {d for d in known if d.major == device.major}
+            )
     return tuple(sorted(found))
 
 
@@ -196,17 +255,23 @@ def allows_all(process: Process) -> bool:
 def standing(of: View, process: Process) -> Verdict | None:
     """The verdict that holds for what governs this container now.
 
-    A program in the kernel never changes, so as long as the same ones are in force (v1: the same list), what they
-    answered stands; where one reads maps, or the rules could not be read, only for a while.
+    A program in the kernel never changes, so as long as the same ones are in force (v1: the same
+    list), what they answered stands; where one reads maps, or the rules could not be read, only for
+    a while.
     """
     verdict = of.verdicts.get(process.container_id)
     if verdict is None or (verdict.pid, verdict.started) != (process.pid, process.started):
         return None
-    # The program may read other rules than this agent does; then nothing stands, and it is not asked without end.
+    # The program may read other rules than this agent does; then nothing stands, and it is not
+    # asked without end.
     if process.rules and process.rules not in (verdict.rules, verdict.asked_rules):
         return None
-    is_unsure = (not process.rules or not process.is_fixed or process.rules != verdict.rules
-                 or any(now is Now.UNKNOWN for _, now in verdict.answers))
+    is_unsure = (
+        not process.rules
+        or not process.is_fixed
+        or process.rules != verdict.rules
+        or any(now is Now.UNKNOWN for _, now in verdict.answers)
+    )
     if is_unsure and of.scene.clock.boottime - verdict.at > AGAIN_S:
         return None
     return verdict if process.rules in ("", verdict.rules) else _unknown(verdict)
@@ -222,13 +287,17 @@ def carried(of: View, process: Process) -> Verdict | None:
 
 def _unknown(verdict: Verdict) -> Verdict:
     answers = tuple((device, Now.UNKNOWN) for device, _ in verdict.answers)
-    return replace(verdict, answers=answers, all_devices=False,
-                   detail="what governs its devices changed while it was asked")
+    return replace(
+        verdict,
+        answers=answers,
+        all_devices=False,
+        detail="what governs its devices changed while it was asked",
+    )
 
 
 def questions(of: View) -> tuple[Question, ...]:
-    """What is to be asked now: of every container whose verdict does not stand, all nodes of NVIDIA's on this host,
-    since whoever may open one without a claim holds it as well."""
+    """What is to be asked now: of every container whose verdict does not stand, all nodes of
+    NVIDIA's on this host, since whoever may open one without a claim holds it as well."""
     everywhere = {NOBODYS, *sorted(of.nodes, key=lambda d: (d.major, d.minor))[:MOST_NODES]}
     found = []
     for container, _ in of.running:
@@ -237,16 +306,28 @@ def questions(of: View) -> tuple[Question, ...]:
             continue
         verdict = standing(of, process)
         devices = everywhere | of.claims.get(container.id, {}).keys()
-        if len(devices) > 1 and (verdict is None or not devices <= {device for device, _ in verdict.answers}):
+        if len(devices) > 1 and (
+            verdict is None or not devices <= {device for device, _ in verdict.answers}
+        ):
             asked = tuple(sorted(devices, key=lambda d: (d.kind, d.major, d.minor)))
-            found.append(Question(container.id, process.pid, process.started, asked, process.rules,
-                                  process.other_until))
+            found.append(
+                Question(
+                    container.id,
+                    process.pid,
+                    process.started,
+                    asked,
+                    process.rules,
+                    process.other_until,
+                )
+            )
     return tuple(found)
 
 
-def remember(sightings: Iterable[Sighting], verdict: Verdict, other_until: float,
-             reload_at: float) -> tuple[Sighting, ...]:
-    """The sightings of one container after a new verdict: what it may open is given, and since when it may not.
+def remember(
+    sightings: Iterable[Sighting], verdict: Verdict, other_until: float, reload_at: float
+) -> tuple[Sighting, ...]:
+    """The sightings of one container after a new verdict: what it may open is given, and since when
+    it may not.
 
     Who may open everything was given nothing in particular.
     """
@@ -257,7 +338,9 @@ def remember(sightings: Iterable[Sighting], verdict: Verdict, other_until: float
             known[device] = Sighting(verdict.container_id, device, verdict.at)
         elif now is Now.DENIED and old is not None and not old.denied_at:
             until = min(max(old.allowed_at, other_until), verdict.at)
-            known[device] = replace(old, allowed_at=until, denied_at=verdict.at, reload_at=reload_at)
+            known[device] = replace(
+                old, allowed_at=until, denied_at=verdict.at, reload_at=reload_at
+            )
     return tuple(known.values())
 
 

@@ -1,11 +1,16 @@
-"""What a unit's own device list lets its processes do: DevicePolicy= and DeviceAllow= as systemd reads them.
+"""What a unit's own device list lets its processes do: DevicePolicy= and DeviceAllow= as systemd
+reads them.
 
-Facts of systemd v252 (src/core/cgroup.c cgroup_apply_devices, src/core/bpf-devices.c), the same in v257:
+Facts of systemd v252 (src/core/cgroup.c cgroup_apply_devices, src/core/bpf-devices.c), the same in
+v257:
 
-* "strict" allows what the list names; "closed", and "auto" with a list, the usual pseudo devices besides; "auto"
+* "strict" allows what the list names; "closed", and "auto" with a list, the usual pseudo devices
+  besides; "auto"
   with an empty list everything.
-* "/dev/char/MAJOR:MINOR" is taken by its numbers and needs no node; another path is a node of the host.
-* "char-NAME" is every major of that name (a shell pattern) in /proc/devices; a number does for a name.
+* "/dev/char/MAJOR:MINOR" is taken by its numbers and needs no node; another path is a node of the
+  host.
+* "char-NAME" is every major of that name (a shell pattern) in /proc/devices; a number does for a
+  name.
 * Entries add up: a node may be used as all that fit it allow together.
 """
 
@@ -22,17 +27,29 @@ ANY = -1
 _PLACE = re.compile(r"/dev/(char|block)/(\d{1,9}):(\d{1,9})")
 _GROUP = re.compile(r"(char|block)-(.+)")
 CLOSED = (
-    ("/dev/char/1:3", "rwm"), ("/dev/char/1:5", "rwm"), ("/dev/char/1:7", "rwm"), ("/dev/char/1:8", "rwm"),
-    ("/dev/char/1:9", "rwm"), ("/dev/char/5:0", "rwm"), ("/dev/char/5:2", "rwm"), ("char-pts", "rw"),
+    ("/dev/char/1:3", "rwm"),
+    ("/dev/char/1:5", "rwm"),
+    ("/dev/char/1:7", "rwm"),
+    ("/dev/char/1:8", "rwm"),
+    ("/dev/char/1:9", "rwm"),
+    ("/dev/char/5:0", "rwm"),
+    ("/dev/char/5:2", "rwm"),
+    ("char-pts", "rw"),
 )
 "null, zero, full, random, urandom, tty, ptmx and the terminals (bpf_devices_allow_list_static)"
 
 
-def grants(policy: str, allow: Iterable[tuple[str, str]], majors: Mapping[str, int] | None = None,
-           nodes: Mapping[str, Number] | None = None) -> dict[Number, frozenset[str]]:
-    """What the list allows: rights by number, ANY for every major or minor. What it cannot tell allows nothing.
+def grants(
+    policy: str,
+    allow: Iterable[tuple[str, str]],
+    majors: Mapping[str, int] | None = None,
+    nodes: Mapping[str, Number] | None = None,
+) -> dict[Number, frozenset[str]]:
+    """What the list allows: rights by number, ANY for every major or minor. What it cannot tell
+    allows nothing.
 
-    `majors`: character majors by name, of /proc/devices; `nodes`: numbers of other nodes of this host by path.
+    `majors`: character majors by name, of /proc/devices; `nodes`: numbers of other nodes of this
+    host by path.
     """
     allow = tuple(allow)
     if policy == "auto" and not allow:
@@ -69,5 +86,9 @@ def _numbers(path: str, majors: Mapping[str, int], nodes: Mapping[str, Number]) 
             return [(kind, ANY, ANY)]
         if name.isdecimal() and len(name) < 10:
             return [(kind, int(name), ANY)]
-        return [(kind, major, ANY) for known, major in majors.items() if kind == "c" and fnmatchcase(known, name)]
+        return [
+            (kind, major, ANY)
+            for known, major in majors.items()
+            if kind == "c" and fnmatchcase(known, name)
+        ]
     return [nodes[path]] if path in nodes else []

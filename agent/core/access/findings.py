@@ -27,55 +27,112 @@ UNREAD_S = 1.0
 "containers whose status the runtime did not give in time are asked for again after so long"
 
 
-def findings(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding, ...]:
+def findings(
+    scene: Scene, settings: Settings, holders: Sequence[GpuContainer]
+) -> tuple[Finding, ...]:
     if isinstance(scene.processes, Refusal):
         # A node that was not asked (no driver yet, no runtime, which link 8 tells) has no finding.
-        return (Finding(12, "WorkloadAccess", Verdict.UNKNOWN, "the processes of running containers could not be "
-                        f"read ({scene.processes})", "AccessUnknown", blocks=False,
-                        next_step="as root: gpu-gate access"),) \
-            if scene.processes.is_telling or scene.processes.why is Why.NOT_PERMITTED else ()
+        return (
+            (
+                Finding(
+                    12,
+                    "WorkloadAccess",
+                    Verdict.UNKNOWN,
+                    f"the processes of running containers could not be read ({scene.processes})",
+                    "AccessUnknown",
+                    blocks=False,
+                    next_step="as root: gpu-gate access",
+                ),
+            )
+            if scene.processes.is_telling or scene.processes.why is Why.NOT_PERMITTED
+            else ()
+        )
     if not holders:
         return ()
-    return (_now(scene, settings, holders), *_next(settings, holders), *_stopped(scene),
-            *_older(scene, settings, holders))
+    return (
+        _now(scene, settings, holders),
+        *_next(settings, holders),
+        *_stopped(scene),
+        *_older(scene, settings, holders),
+    )
 
 
 def _now(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> Finding:
     denied = [h for h in holders if h.denied]
-    unknown = [h for h in holders if not h.denied and any(d.access is Now.UNKNOWN for d in h.devices)]
+    unknown = [
+        h for h in holders if not h.denied and any(d.access is Now.UNKNOWN for d in h.devices)
+    ]
     if denied:
         return Finding(
-            12, "WorkloadAccess", Verdict.FAILS,
-            f"{_count(denied, holders)} may not open what was given: " + "; ".join(
-                f"{who(h)} ({', '.join(d.name for d in h.denied)}) since {at(scene, _since(h))}, {h.loss_why}"
-                for h in denied[:NAMED]) + _more(denied),
-            "AccessDenied", tuple(f"{who(h)} {d.name}" for h in denied for d in h.denied)[:64], Heals.CONFIGURATION,
-            "gpu-gate access; " + denied[0].cure, blocks=settings.strict_access)
+            12,
+            "WorkloadAccess",
+            Verdict.FAILS,
+            f"{_count(denied, holders)} may not open what was given: "
+            + "; ".join(
+                f"{who(h)} ({', '.join(d.name for d in h.denied)}) since "
+                f"{at(scene, _since(h))}, {h.loss_why}"
+                for h in denied[:NAMED]
+            )
+            + _more(denied),
+            "AccessDenied",
+            tuple(f"{who(h)} {d.name}" for h in denied for d in h.denied)[:64],
+            Heals.CONFIGURATION,
+            "gpu-gate access; " + denied[0].cure,
+            blocks=settings.strict_access,
+        )
     if unknown:
         first = next(d for d in unknown[0].devices if d.access is Now.UNKNOWN)
-        return Finding(12, "WorkloadAccess", Verdict.UNKNOWN, f"of {_count(unknown, holders)} it is not known "
-                       "whether they may open what was given: "
-                       + ", ".join(who(h) for h in unknown[:NAMED]) + _more(unknown) + f" ({first.detail})",
-                       "AccessUnknown", next_step="gpu-gate access", blocks=False)
+        return Finding(
+            12,
+            "WorkloadAccess",
+            Verdict.UNKNOWN,
+            f"of {_count(unknown, holders)} it is not known "
+            "whether they may open what was given: "
+            + ", ".join(who(h) for h in unknown[:NAMED])
+            + _more(unknown)
+            + f" ({first.detail})",
+            "AccessUnknown",
+            next_step="gpu-gate access",
+            blocks=False,
+        )
     unheard = ""
     if isinstance(scene.allocations, Refusal):
         unheard = f" (the kubelet did not say whom it allocated GPUs to: {scene.allocations})"
-    return Finding(12, "WorkloadAccess", Verdict.HOLDS,
-                   f"{containers.number(len(holders))} with GPUs may open what was given{unheard}", blocks=False)
+    return Finding(
+        12,
+        "WorkloadAccess",
+        Verdict.HOLDS,
+        f"{containers.number(len(holders))} with GPUs may open what was given{unheard}",
+        blocks=False,
+    )
 
 
 def _next(settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding, ...]:
     """After the next daemon-reload."""
-    risky = [h for h in holders if settings.prevent != "off"
-             and any(d.risk is Risk.YES and d.access is Now.ALLOWED for d in h.devices)]
+    risky = [
+        h
+        for h in holders
+        if settings.prevent != "off"
+        and any(d.risk is Risk.YES and d.access is Now.ALLOWED for d in h.devices)
+    ]
     if not risky:
         return ()
-    return (Finding(
-        12, "AccessAfterReload", Verdict.FAILS,
-        f"{_count(risky, holders)} would lose access at a daemon-reload: "
-        + ", ".join(who(h) for h in risky[:NAMED]) + _more(risky) + f": {risky[0].risk_why}",
-        "AccessAtRisk", tuple(who(h) for h in risky)[:64], Heals.CONFIGURATION,
-        "gpu-gate access; " + risky[0].cure, blocks=False),)
+    return (
+        Finding(
+            12,
+            "AccessAfterReload",
+            Verdict.FAILS,
+            f"{_count(risky, holders)} would lose access at a daemon-reload: "
+            + ", ".join(who(h) for h in risky[:NAMED])
+            + _more(risky)
+            + f": {risky[0].risk_why}",
+            "AccessAtRisk",
+            tuple(who(h) for h in risky)[:64],
+            Heals.CONFIGURATION,
+            "gpu-gate access; " + risky[0].cure,
+            blocks=False,
+        ),
+    )
 
 
 def _stopped(scene: Scene) -> tuple[Finding, ...]:
@@ -83,33 +140,75 @@ def _stopped(scene: Scene) -> tuple[Finding, ...]:
     mark = scene.allow_stopped
     if isinstance(mark, Refusal) and (mark.is_missing or not mark.is_telling):
         return ()
-    why = mark.value.reason if isinstance(mark, Seen) else f"{RUN}/{ALLOW_STOPPED} is there and cannot be read"
-    return (Finding(12, "AccessKept", Verdict.FAILS, why, "AllowStopped", blocks=False, heals=Heals.CONFIGURATION,
-                    next_step=f"start that pod anew; report it; rm {RUN}/{ALLOW_STOPPED} lets gpu-gate go on"),)
+    why = (
+        mark.value.reason
+        if isinstance(mark, Seen)
+        else f"{RUN}/{ALLOW_STOPPED} is there and cannot be read"
+    )
+    return (
+        Finding(
+            12,
+            "AccessKept",
+            Verdict.FAILS,
+            why,
+            "AllowStopped",
+            blocks=False,
+            heals=Heals.CONFIGURATION,
+            next_step=f"start that pod anew; report it; rm {RUN}/{ALLOW_STOPPED} lets gpu-gate "
+            "go on",
+        ),
+    )
 
 
-def _allow(scene: Scene, heal: bool, prevent: bool, holders: tuple[GpuContainer, ...]) -> AllowDevices | None:
-    """Which scopes' device lists are to be added to now. Nothing after a surprise, nor while one is at work."""
-    if not isinstance(scene.access, Seen) or scene.access.value.adding_since is not None or _stopped(scene):
+def _allow(
+    scene: Scene, heal: bool, prevent: bool, holders: tuple[GpuContainer, ...]
+) -> AllowDevices | None:
+    """Which scopes' device lists are to be added to now. Nothing after a surprise, nor while one is
+    at work."""
+    if (
+        not isinstance(scene.access, Seen)
+        or scene.access.value.adding_since is not None
+        or _stopped(scene)
+    ):
         return None
     due = allow.due(holders, heal, prevent, scene.clock.boottime)
     return AllowDevices(due, prevent) if due else None
 
 
-def _older(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding, ...]:
-    """The driver was loaded again under them: what they were given (libraries, device nodes) is of the one before."""
+def _older(
+    scene: Scene, settings: Settings, holders: Sequence[GpuContainer]
+) -> tuple[Finding, ...]:
+    """The driver was loaded again under them: what they were given (libraries, device nodes) is of
+    the one before."""
     loaded = kernel_log.loaded_at(scene)
-    made = {c.id: c.created_at for c in scene.runtime.value.containers} if isinstance(scene.runtime, Seen) else {}
-    old = [h for h in holders if not h.is_plugin
-           and 0.0 < made.get(h.id, 0.0) - (scene.clock.realtime - scene.clock.boottime) < loaded]
+    made = (
+        {c.id: c.created_at for c in scene.runtime.value.containers}
+        if isinstance(scene.runtime, Seen)
+        else {}
+    )
+    old = [
+        h
+        for h in holders
+        if not h.is_plugin
+        and 0.0 < made.get(h.id, 0.0) - (scene.clock.realtime - scene.clock.boottime) < loaded
+    ]
     if not old:
         return ()
-    return (Finding(
-        12, "WorkloadDriver", Verdict.FAILS,
-        f"{_count(old, holders)} were created before the nvidia module was loaded at {at(scene, loaded)}, and hold "
-        "what was there then: " + ", ".join(who(h) for h in old[:NAMED]) + _more(old),
-        "WorkloadOlderThanDriver", tuple(who(h) for h in old)[:64], Heals.CONFIGURATION, "start these pods anew",
-        blocks=settings.strict_access),)
+    return (
+        Finding(
+            12,
+            "WorkloadDriver",
+            Verdict.FAILS,
+            f"{_count(old, holders)} were created before the nvidia module was loaded at "
+            f"{at(scene, loaded)}, and hold "
+            "what was there then: " + ", ".join(who(h) for h in old[:NAMED]) + _more(old),
+            "WorkloadOlderThanDriver",
+            tuple(who(h) for h in old)[:64],
+            Heals.CONFIGURATION,
+            "start these pods anew",
+            blocks=settings.strict_access,
+        ),
+    )
 
 
 def who(holder: GpuContainer) -> str:
@@ -131,18 +230,25 @@ def _more(some: Sequence[GpuContainer]) -> str:
 def parts(of: View, settings: Settings, holders: tuple[GpuContainer, ...]) -> dict[str, Any]:
     """What a Diagnosis carries of this link."""
     prevent = settings.prevent == "on"
-    return {"gpu_containers": holders, "allow": _allow(of.scene, settings.heal, prevent, holders),
-            "guarded": allow.exposed(holders) if settings.heal and not _stopped(of.scene) else (),
-            "access_check": check(of, holders), "access_due": due_at(of, holders, disturbed_at(of.scene))}
+    return {
+        "gpu_containers": holders,
+        "allow": _allow(of.scene, settings.heal, prevent, holders),
+        "guarded": allow.exposed(holders) if settings.heal and not _stopped(of.scene) else (),
+        "access_check": check(of, holders),
+        "access_due": due_at(of, holders, disturbed_at(of.scene)),
+    }
 
 
 def check(of: View, holders: Sequence[GpuContainer]) -> CheckAccess | None:
-    """What the access program is to be asked now; None where every verdict stands, or it is asking."""
+    """What the access program is to be asked now; None where every verdict stands, or it is
+    asking."""
     scene = of.scene
     if not isinstance(scene.access, Seen) or scene.access.value.asking_since is not None:
         return None
     asked = containers.questions(of)
-    scopes = tuple((h.unit, h.process.rules) for h in holders if h.unit and h.process and _is_unread(of, h))
+    scopes = tuple(
+        (h.unit, h.process.rules) for h in holders if h.unit and h.process and _is_unread(of, h)
+    )
     if not asked and not scopes:
         return None
     reload_at = scene.manager.value.last_reload_at if isinstance(scene.manager, Seen) else None

@@ -1,4 +1,5 @@
-"""The containers that hold GPUs: their access now, after the next daemon-reload, and what was observed of a loss."""
+"""The containers that hold GPUs: their access now, after the next daemon-reload, and what was
+observed of a loss."""
 
 from __future__ import annotations
 
@@ -29,42 +30,87 @@ from .containers import View
 SLACK_S = 1.0
 "systemd's stamp of a reload and the kernel's new programs lie so far apart at most"
 BEHIND = "given behind the runtime's back (the legacy NVIDIA hook)"
-LEFT_OUT = "its OCI spec names it and systemd was not told (runc 1.1.3 to 1.1.6 without the /dev/char link)"
-CURE_BEHIND = ("CDI (NVIDIA Container Toolkit 1.18 or later), or the device plugin's --pass-device-specs, or the "
-               "runtime's cgroupfs driver; then start the pod anew")
-CURE_GIVEN = ("CDI (NVIDIA Container Toolkit 1.18 or later), or the device plugin's --pass-device-specs; then start "
-              "the pod anew")
-CURE_LEFT_OUT = ("/dev/char links before the container starts (MakeNodes=yes), or runc 1.1.7 or later with systemd "
-                 "240 or later; then start the pod anew")
+LEFT_OUT = (
+    "its OCI spec names it and systemd was not told (runc 1.1.3 to 1.1.6 without "
+    "the /dev/char link)"
+)
+CURE_BEHIND = (
+    "CDI (NVIDIA Container Toolkit 1.18 or later), or the device plugin's --pass-device-specs, "
+    "or the "
+    "runtime's cgroupfs driver; then start the pod anew"
+)
+CURE_GIVEN = (
+    "CDI (NVIDIA Container Toolkit 1.18 or later), or the device plugin's --pass-device-specs; "
+    "then start "
+    "the pod anew"
+)
+CURE_LEFT_OUT = (
+    "/dev/char links before the container starts (MakeNodes=yes), or runc 1.1.7 or later with "
+    "systemd "
+    "240 or later; then start the pod anew"
+)
 
 
 def holders(of: View) -> tuple[GpuContainer, ...]:
     """Every container that holds GPUs, by namespace, pod and name."""
-    found = [_holder(of, container, sandbox, of.claims[container.id])
-             for container, sandbox in of.running if container.id in of.claims]
+    found = [
+        _holder(of, container, sandbox, of.claims[container.id])
+        for container, sandbox in of.running
+        if container.id in of.claims
+    ]
     return tuple(sorted(found, key=lambda h: (h.namespace, h.pod, h.name, h.id)))
 
 
-def _holder(of: View, container: Container, sandbox: Sandbox | None,
-            claimed: dict[Device, tuple[Claim, ...]]) -> GpuContainer:
+def _holder(
+    of: View,
+    container: Container,
+    sandbox: Sandbox | None,
+    claimed: dict[Device, tuple[Claim, ...]],
+) -> GpuContainer:
     process = of.processes.get(container.id)
     verdict = containers.standing(of, process) if process else None
-    driver, unit = cgroups.carrier(container.id, process.cgroup_v2, process.cgroup_v1) if process \
+    driver, unit = (
+        cgroups.carrier(container.id, process.cgroup_v2, process.cgroup_v1)
+        if process
         else (Driver.UNKNOWN, "")
+    )
     row, scope = _row(of, unit, process), scope_of(of, unit, process)
     is_all = verdict.all_devices if verdict else bool(process and containers.allows_all(process))
     key = containers.key_of(container, sandbox)
     risk, why = _risk(of, driver, unit, scope, is_all, tuple(claimed), verdict)
     old = containers.carried(of, process) if process and verdict is None else None
     seen = of.sightings.get(container.id, {})
-    devices = tuple(_given(device, claims, of.nodes.get(device, ""), verdict, process, seen.get(device), risk[device],
-                           old) for device, claims in claimed.items())
+    devices = tuple(
+        _given(
+            device,
+            claims,
+            of.nodes.get(device, ""),
+            verdict,
+            process,
+            seen.get(device),
+            risk[device],
+            old,
+        )
+        for device, claims in claimed.items()
+    )
     holder = GpuContainer(
-        id=container.id, namespace=key[0], pod=key[1],
-        pod_uid=sandbox.uid if sandbox else container.labels.get("io.kubernetes.pod.uid", ""), name=container.name,
-        is_plugin=any(Claim.PLUGIN in claims for claims in claimed.values()), gpus=of.allocated.get(key, ()),
-        process=process, driver=driver, unit=unit, all_devices=is_all, devices=devices, scope=scope,
-        scope_at=row.at if row else 0.0, verdict=verdict, risk_why=why)
+        id=container.id,
+        namespace=key[0],
+        pod=key[1],
+        pod_uid=sandbox.uid if sandbox else container.labels.get("io.kubernetes.pod.uid", ""),
+        name=container.name,
+        is_plugin=any(Claim.PLUGIN in claims for claims in claimed.values()),
+        gpus=of.allocated.get(key, ()),
+        process=process,
+        driver=driver,
+        unit=unit,
+        all_devices=is_all,
+        devices=devices,
+        scope=scope,
+        scope_at=row.at if row else 0.0,
+        verdict=verdict,
+        risk_why=why,
+    )
     return replace(_explained(of.scene, holder, seen), added=_added(of.scene, container.id))
 
 
@@ -88,78 +134,150 @@ def _row(of: View, unit: str, process: Process | None) -> ScopeDevices | None:
     return row if row is not None and process is not None and row.rules == process.rules else None
 
 
-def _given(device: Device, claims: tuple[Claim, ...], path: str, verdict: Verdict | None, process: Process | None,
-           sighting: Sighting | None, risk: Risk, old: Verdict | None) -> GivenDevice:
+def _given(
+    device: Device,
+    claims: tuple[Claim, ...],
+    path: str,
+    verdict: Verdict | None,
+    process: Process | None,
+    sighting: Sighting | None,
+    risk: Risk,
+    old: Verdict | None,
+) -> GivenDevice:
     now = dict(verdict.answers).get(device, Now.UNKNOWN) if verdict else Now.UNKNOWN
     detail = ""
     if verdict is None and old is not None and (carried := dict(old.answers).get(device)):
         now, detail = carried, "as it was before its rules changed; it is being asked again"
     if now is Now.UNKNOWN:
-        detail = (verdict.detail if verdict else process.problem if process else "its process was not read yet") \
-            or "it is being asked"
+        detail = (
+            verdict.detail
+            if verdict
+            else process.problem
+            if process
+            else "its process was not read yet"
+        ) or "it is being asked"
     since = (sighting.denied_at if sighting else 0.0) or (verdict.at if verdict else 0.0)
-    return GivenDevice(device, path, claims, now, Risk.NO if now is Now.DENIED else risk, detail,
-                       sighting.allowed_at if sighting else 0.0, since if now is Now.DENIED else 0.0)
+    return GivenDevice(
+        device,
+        path,
+        claims,
+        now,
+        Risk.NO if now is Now.DENIED else risk,
+        detail,
+        sighting.allowed_at if sighting else 0.0,
+        since if now is Now.DENIED else 0.0,
+    )
 
 
-def _risk(of: View, driver: Driver, unit: str, scope: Reading[ScopeDevices], is_all: bool,
-          devices: tuple[Device, ...], verdict: Verdict | None) -> tuple[dict[Device, Risk], str]:
+def _risk(
+    of: View,
+    driver: Driver,
+    unit: str,
+    scope: Reading[ScopeDevices],
+    is_all: bool,
+    devices: tuple[Device, ...],
+    verdict: Verdict | None,
+) -> tuple[dict[Device, Risk], str]:
     """What the next daemon-reload does to each, and why in a sentence."""
+
     def everything(risk: Risk, why: str) -> tuple[dict[Device, Risk], str]:
         return dict.fromkeys(devices, risk), why
 
     if driver is Driver.CGROUPFS:
-        return everything(Risk.NO, "no unit of systemd carries it (cgroupfs driver): a reload does not touch it")
+        return everything(
+            Risk.NO, "no unit of systemd carries it (cgroupfs driver): a reload does not touch it"
+        )
     if driver is Driver.UNKNOWN:
-        return everything(Risk.UNKNOWN, "its cgroup was not read, or does not show which unit carries it")
+        return everything(
+            Risk.UNKNOWN, "its cgroup was not read, or does not show which unit carries it"
+        )
     if isinstance(scope, Refusal):
         return everything(Risk.UNKNOWN, f"the device list of {unit} is not known ({scope})")
     policy, allow = scope.value.policy, scope.value.allow
     if policy == "auto" and not allow:
-        return everything(Risk.NO, "privileged: DevicePolicy=auto with an empty list allows everything" if is_all
-                          else "DevicePolicy=auto with an empty list: systemd restricts nothing")
+        return everything(
+            Risk.NO,
+            "privileged: DevicePolicy=auto with an empty list allows everything"
+            if is_all
+            else "DevicePolicy=auto with an empty list: systemd restricts nothing",
+        )
     granted = of.grants.get((policy, allow))
     if granted is None:  # many containers have the same list
         granted = of.grants[policy, allow] = device_list.grants(
-            policy, allow, of.scene.majors.value_or({}),
-            {path: (d.kind, d.major, d.minor) for d, path in of.nodes.items()})
-    risk = {d: Risk.NO if {"r", "w"} <= device_list.rights_of(granted, (d.kind, d.major, d.minor)) else Risk.YES
-            for d in devices}
+            policy,
+            allow,
+            of.scene.majors.value_or({}),
+            {path: (d.kind, d.major, d.minor) for d, path in of.nodes.items()},
+        )
+    risk = {
+        d: Risk.NO
+        if {"r", "w"} <= device_list.rights_of(granted, (d.kind, d.major, d.minor))
+        else Risk.YES
+        for d in devices
+    }
     may = dict(verdict.answers) if verdict else {}
-    lacking = [of.nodes.get(d, d.path) for d in devices
-               if risk[d] is Risk.YES and may.get(d) is not Now.DENIED]
+    lacking = [
+        of.nodes.get(d, d.path)
+        for d in devices
+        if risk[d] is Risk.YES and may.get(d) is not Now.DENIED
+    ]
     if not lacking:
         return risk, f"DeviceAllow= of its scope (DevicePolicy={policy}) names all it may open"
     return risk, f"DevicePolicy={policy}, and DeviceAllow= of its scope lacks {', '.join(lacking)}"
 
 
 def _explained(scene: Scene, holder: GpuContainer, seen: dict[Device, Sighting]) -> GpuContainer:
-    """With the observed cause of a loss, and the cure for good of a loss or a risk. Nothing that was not seen."""
+    """With the observed cause of a loss, and the cure for good of a loss or a risk. Nothing that
+    was not seen."""
     lost = holder.denied
     named = lost or tuple(d for d in holder.at_risk if d.access is Now.ALLOWED)
     if not named:
         return holder
     is_left_out = all(Claim.SPEC in d.claims for d in named)
     has_unit = holder.driver is not Driver.CGROUPFS  # else no reload touches it
-    holder = replace(holder, cure=CURE_GIVEN if not has_unit else CURE_LEFT_OUT if is_left_out else CURE_BEHIND,
-                     risk_why=f"{holder.risk_why}: {LEFT_OUT if is_left_out else BEHIND}" if holder.at_risk
-                     else holder.risk_why)
+    holder = replace(
+        holder,
+        cure=CURE_GIVEN if not has_unit else CURE_LEFT_OUT if is_left_out else CURE_BEHIND,
+        risk_why=f"{holder.risk_why}: {LEFT_OUT if is_left_out else BEHIND}"
+        if holder.at_risk
+        else holder.risk_why,
+    )
     if not lost:
         return holder
-    sighting = next((seen[d.device] for d in lost if d.device in seen and seen[d.device].denied_at), None)
+    sighting = next(
+        (seen[d.device] for d in lost if d.device in seen and seen[d.device].denied_at), None
+    )
     if sighting is None:
-        return replace(holder, loss=LossCause.NEVER_HAD, loss_why="this agent never saw it allowed: lost before the "
-                       "agent started, or never given", cure=f"start the pod anew; for good: {holder.cure}")
+        return replace(
+            holder,
+            loss=LossCause.NEVER_HAD,
+            loss_why="this agent never saw it allowed: lost before the "
+            "agent started, or never given",
+            cure=f"start the pod anew; for good: {holder.cure}",
+        )
     if has_unit and sighting.allowed_at - SLACK_S < sighting.reload_at <= sighting.denied_at:
         by = _asked_by(scene, sighting.reload_at)
-        return replace(holder, loss=LossCause.RELOAD, loss_why="systemd loaded its units anew at "
-                       f"{at(scene, sighting.reload_at)}" + (f", asked for by {by}" if by else "")
-                       + f"; {LEFT_OUT if is_left_out else BEHIND}")
-    return replace(holder, loss=LossCause.UPDATE, loss_why="its device programs were replaced between "
-                   f"{at(scene, sighting.allowed_at)} and {at(scene, sighting.denied_at)}, "
-                   + ("and no reload was seen: a container update (cpu-manager, resize) or systemctl set-property"
-                      if has_unit else "and no unit of systemd carries it, which a reload could touch: a container "
-                      "update (cpu-manager, resize), or whoever wrote its cgroup"))
+        return replace(
+            holder,
+            loss=LossCause.RELOAD,
+            loss_why="systemd loaded its units anew at "
+            f"{at(scene, sighting.reload_at)}"
+            + (f", asked for by {by}" if by else "")
+            + f"; {LEFT_OUT if is_left_out else BEHIND}",
+        )
+    return replace(
+        holder,
+        loss=LossCause.UPDATE,
+        loss_why="its device programs were replaced between "
+        f"{at(scene, sighting.allowed_at)} and {at(scene, sighting.denied_at)}, "
+        + (
+            "and no reload was seen: a container update (cpu-manager, resize) or systemctl "
+            "set-property"
+            if has_unit
+            else "and no unit of systemd carries it, which a reload could touch: a container "
+            "update (cpu-manager, resize), or whoever wrote its cgroup"
+        ),
+    )
 
 
 def _asked_by(scene: Scene, reload_at: float) -> str:
@@ -177,7 +295,8 @@ def at(scene: Scene, boottime: float) -> str:
 
 
 def plugin_access(of: View, container_id: str) -> Seen[Access] | None:
-    """What the standing verdict says of a device plugin's own access; None where it says nothing."""
+    """What the standing verdict says of a device plugin's own access; None where it says
+    nothing."""
     process = of.processes.get(container_id)
     verdict = containers.standing(of, process) if process else None
     device = next(iter(containers.control(of.scene, of.nodes)), None)

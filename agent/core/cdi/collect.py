@@ -1,4 +1,5 @@
-"""Link 6: CDI specs, the configuration of the NVIDIA Container Toolkit and of the runtime. No program is asked."""
+"""Link 6: CDI specs, the configuration of the NVIDIA Container Toolkit and of the runtime. No
+program is asked."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from ..common.files import parsed_file
 from . import specs as cdi
 
 SPEC_FOLDERS = ("/etc/cdi", "/run/cdi")
-"""Where containerd and CRI-O look, lowest precedence first (cdi.DefaultSpecDirs); /var/run is a link to /run."""
+"""Where containerd and CRI-O look, lowest precedence first (cdi.DefaultSpecDirs); /var/run is a
+link to /run."""
 MOST_FILES = 32
 SPEC_BYTES = 1 << 20
 CONFIG_BYTES = 1 << 18
@@ -32,8 +34,13 @@ async def toolkit(host: Host) -> Toolkit:
     specs = await _specs(host)
     absent: Reading[tuple[str, ...]] = Refusal(Why.NOT_ASKED, "no spec was read")
     if isinstance(specs, Seen):
-        named = {p for f in specs.value if isinstance(f.spec, Seen) and f.spec.value for p in f.spec.value.paths}
-        absent = await host.absent(sorted(named)[:cdi.MOST])
+        named = {
+            p
+            for f in specs.value
+            if isinstance(f.spec, Seen) and f.spec.value
+            for p in f.spec.value.paths
+        }
+        absent = await host.absent(sorted(named)[: cdi.MOST])
     mode: Reading[str] = NOT_ASKED
     for path in TOOLKIT_CONFIG:
         mode = await parsed_file(host, path, cdi.runtime_mode, CONFIG_BYTES)
@@ -53,12 +60,15 @@ async def _dropins(host: Host) -> list[str]:
     for folder in RUNTIME_DROPINS:
         entries = await host.folder(folder)
         if isinstance(entries, Seen):
-            found += [f"{folder}/{e.name}" for e in entries.value if e.name.endswith((".toml", ".conf"))]
+            found += [
+                f"{folder}/{e.name}" for e in entries.value if e.name.endswith((".toml", ".conf"))
+            ]
     return found[:MOST_FILES]
 
 
 async def _specs(host: Host) -> Reading[tuple[CdiFile, ...]]:
-    """Every spec in the folders. A folder that is there and cannot be read makes the whole reading fail."""
+    """Every spec in the folders. A folder that is there and cannot be read makes the whole reading
+    fail."""
     files: list[CdiFile] = []
     at = 0.0
     for folder in SPEC_FOLDERS:

@@ -1,7 +1,9 @@
-"""Link 6: can the runtime give containers their GPUs? CDI specs judged by what they name, never by their age.
+"""Link 6: can the runtime give containers their GPUs? CDI specs judged by what they name, never by
+their age.
 
-A broken spec closes readiness only where containers are given GPUs by CDI names: elsewhere the runtime's hook, or a
-spec the runtime makes by itself (jit-cdi), does it, and a spec that lies about is none of their business.
+A broken spec closes readiness only where containers are given GPUs by CDI names: elsewhere the
+runtime's hook, or a spec the runtime makes by itself (jit-cdi), does it, and a spec that lies about
+is none of their business.
 """
 
 from __future__ import annotations
@@ -50,33 +52,79 @@ def judge(scene: Scene, gpus: SortedGpus, judged: Judged) -> Cdi | None:
         return None
     in_use = _in_use(scene, toolkit)
     if isinstance(toolkit.specs, Refusal):
-        return Cdi(Verdict.UNKNOWN, f"CDI specs were not read ({toolkit.specs})", "CdiUnknown", in_use=in_use,
-                   next_step=f"ls -l {' '.join(SPEC_FOLDERS)}")
-    for because, reason, missing, path in _faults(scene, toolkit, toolkit.specs.value, judged, bool(in_use)):
+        return Cdi(
+            Verdict.UNKNOWN,
+            f"CDI specs were not read ({toolkit.specs})",
+            "CdiUnknown",
+            in_use=in_use,
+            next_step=f"ls -l {' '.join(SPEC_FOLDERS)}",
+        )
+    for because, reason, missing, path in _faults(
+        scene, toolkit, toolkit.specs.value, judged, bool(in_use)
+    ):
         mendable = reason != "CdiConflict"
-        remedy = GENERATE + (path or OUTPUT) if mendable else f"grep -l {cdi.KIND} /etc/cdi/* /run/cdi/*; remove one"
+        remedy = (
+            GENERATE + (path or OUTPUT)
+            if mendable
+            else f"grep -l {cdi.KIND} /etc/cdi/* /run/cdi/*; remove one"
+        )
         version = scene.driver_version.value_or("")
-        return Cdi(Verdict.FAILS, because, reason, missing, remedy, in_use, mendable,
-                   f"{reason} {path} {' '.join(missing)} driver {version}")
+        return Cdi(
+            Verdict.FAILS,
+            because,
+            reason,
+            missing,
+            remedy,
+            in_use,
+            mendable,
+            f"{reason} {path} {' '.join(missing)} driver {version}",
+        )
     for file in toolkit.specs.value:
         if isinstance(file.spec, Refusal):  # a silent refusal: what it holds is not known
-            return Cdi(Verdict.UNKNOWN, f"{file.path} was not read ({file.spec})", "CdiUnknown", in_use=in_use)
-    specs = [(f.path, f.spec.value) for f in toolkit.specs.value if isinstance(f.spec, Seen) and f.spec.value]
+            return Cdi(
+                Verdict.UNKNOWN,
+                f"{file.path} was not read ({file.spec})",
+                "CdiUnknown",
+                in_use=in_use,
+            )
+    specs = [
+        (f.path, f.spec.value)
+        for f in toolkit.specs.value
+        if isinstance(f.spec, Seen) and f.spec.value
+    ]
     if not specs:
-        return Cdi(Verdict.HOLDS, "no CDI spec: the runtime's own hook gives containers their GPUs", in_use=in_use)
+        return Cdi(
+            Verdict.HOLDS,
+            "no CDI spec: the runtime's own hook gives containers their GPUs",
+            in_use=in_use,
+        )
     if isinstance(toolkit.absent, Refusal):
-        return Cdi(Verdict.UNKNOWN, f"whether what the CDI specs name is there was not read ({toolkit.absent})",
-                   "CdiUnknown", in_use=in_use)
-    return Cdi(Verdict.HOLDS, "; ".join(f"{path}: {s.kind}, {len(s.devices)} devices"
-                                        + (f", driver {'/'.join(s.versions)}" if s.versions else "")
-                                        for path, s in specs), in_use=in_use)
+        return Cdi(
+            Verdict.UNKNOWN,
+            f"whether what the CDI specs name is there was not read ({toolkit.absent})",
+            "CdiUnknown",
+            in_use=in_use,
+        )
+    return Cdi(
+        Verdict.HOLDS,
+        "; ".join(
+            f"{path}: {s.kind}, {len(s.devices)} devices"
+            + (f", driver {'/'.join(s.versions)}" if s.versions else "")
+            for path, s in specs
+        ),
+        in_use=in_use,
+    )
 
 
 def _in_use(scene: Scene, toolkit: Toolkit) -> str:
-    """Only what makes containers depend on a spec; that one is there, or that the runtime could use it, does not."""
+    """Only what makes containers depend on a spec; that one is there, or that the runtime could use
+    it, does not."""
     for sight in scene.plugins:
         if isinstance(sight.detail, Seen):
-            words = [sight.detail.value.env.get("DEVICE_LIST_STRATEGY", ""), *sight.detail.value.args]
+            words = [
+                sight.detail.value.env.get("DEVICE_LIST_STRATEGY", ""),
+                *sight.detail.value.args,
+            ]
             if any("cdi-annotations" in w or "cdi-cri" in w for w in words):
                 return "the device plugin hands out CDI names"
     if isinstance(toolkit.mode, Seen) and toolkit.mode.value == "cdi":
@@ -88,16 +136,26 @@ Fault = tuple[str, str, tuple[str, ...], str]
 """(what was seen, reason word, what is missing, the file)"""
 
 
-def _faults(scene: Scene, toolkit: Toolkit, files: tuple[CdiFile, ...], judged: Judged,
-            in_use: bool) -> Iterator[Fault]:
+def _faults(
+    scene: Scene, toolkit: Toolkit, files: tuple[CdiFile, ...], judged: Judged, in_use: bool
+) -> Iterator[Fault]:
     """The first one counts: what comes first explains what comes after it."""
     for file in files:
         if isinstance(file.spec, Refusal) and file.spec.is_telling and not file.spec.is_missing:
             yield f"{file.path}: {file.spec.detail}", "CdiUnreadable", (file.path,), file.path
     specs = [(f.path, f.spec.value) for f in files if isinstance(f.spec, Seen) and f.spec.value]
     is_whole = all(isinstance(f.spec, Seen) for f in files)
-    if is_whole and not any(s.kind == cdi.KIND for _, s in specs) and (_unit(scene) or (in_use and not specs)):
-        yield f"no CDI spec of kind {cdi.KIND} in {' or '.join(SPEC_FOLDERS)}", "CdiMissing", (OUTPUT,), ""
+    if (
+        is_whole
+        and not any(s.kind == cdi.KIND for _, s in specs)
+        and (_unit(scene) or (in_use and not specs))
+    ):
+        yield (
+            f"no CDI spec of kind {cdi.KIND} in {' or '.join(SPEC_FOLDERS)}",
+            "CdiMissing",
+            (OUTPUT,),
+            "",
+        )
     yield from _conflicts(specs)
     for path, spec in specs:
         if not _is_shadowed(path, spec, specs):
@@ -105,23 +163,48 @@ def _faults(scene: Scene, toolkit: Toolkit, files: tuple[CdiFile, ...], judged: 
     lacking = _lacking([s for _, s in specs if s.kind == cdi.KIND], scene, judged)
     if lacking:
         where = ", ".join(p for p, s in specs if s.kind == cdi.KIND)
-        yield f"{where} lacks {', '.join(lacking)}, which NVML shows", "CdiLacksGpu", lacking, where.split(",")[0]
+        yield (
+            f"{where} lacks {', '.join(lacking)}, which NVML shows",
+            "CdiLacksGpu",
+            lacking,
+            where.split(",")[0],
+        )
 
 
 def _spec_faults(scene: Scene, toolkit: Toolkit, path: str, spec: CdiSpec) -> Iterator[Fault]:
     loaded = scene.driver_version.value_or("")
     if spec.versions and loaded and loaded not in spec.versions:
-        yield (f"{path} names driver {'/'.join(spec.versions)}, loaded is {loaded}", "CdiOlderDriver", spec.versions,
-               path)
+        yield (
+            f"{path} names driver {'/'.join(spec.versions)}, loaded is {loaded}",
+            "CdiOlderDriver",
+            spec.versions,
+            path,
+        )
     absent = toolkit.absent.value_or(())
     gone = tuple(p for p in spec.paths if p in absent)
     if gone:
         more = f" and {len(gone) - SHOWN} more" if len(gone) > SHOWN else ""
-        yield f"{path} names what is not there: {', '.join(gone[:SHOWN])}{more}", "CdiPathsMissing", gone, path
-    nodes = {n.path: (n.major, n.minor) for n in scene.nodes.value} if isinstance(scene.nodes, Seen) else {}
-    other = tuple(p for p, major, minor in spec.numbers if p in nodes and nodes[p] != (major, minor))
+        yield (
+            f"{path} names what is not there: {', '.join(gone[:SHOWN])}{more}",
+            "CdiPathsMissing",
+            gone,
+            path,
+        )
+    nodes = (
+        {n.path: (n.major, n.minor) for n in scene.nodes.value}
+        if isinstance(scene.nodes, Seen)
+        else {}
+    )
+    other = tuple(
+        p for p, major, minor in spec.numbers if p in nodes and nodes[p] != (major, minor)
+    )
     if other:
-        yield f"{path} names other device numbers than {', '.join(other)} has now", "CdiOtherNumbers", other, path
+        yield (
+            f"{path} names other device numbers than {', '.join(other)} has now",
+            "CdiOtherNumbers",
+            other,
+            path,
+        )
 
 
 def _is_shadowed(path: str, spec: CdiSpec, specs: list[tuple[str, CdiSpec]]) -> bool:
@@ -136,13 +219,21 @@ def _rank(path: str) -> int:
 
 
 def _conflicts(specs: list[tuple[str, CdiSpec]]) -> Iterator[Fault]:
-    """Two files of one folder that define one device: the runtime then knows neither (cdi pkg/cdi/cache.go)."""
+    """Two files of one folder that define one device: the runtime then knows neither (cdi
+    pkg/cdi/cache.go)."""
     owners = Counter((_rank(p), f"{s.kind}={d}") for p, s in specs for d in set(s.devices))
     twice = sorted({(rank, name) for (rank, name), n in owners.items() if n > 1})
     if twice:
-        files = sorted({p for p, s in specs for d in s.devices if (_rank(p), f"{s.kind}={d}") in twice})
+        files = sorted(
+            {p for p, s in specs for d in s.devices if (_rank(p), f"{s.kind}={d}") in twice}
+        )
         names = tuple(name for _, name in twice)
-        yield f"{' and '.join(files)} both define {names[0]}", "CdiConflict", names[:SHOWN], files[0]
+        yield (
+            f"{' and '.join(files)} both define {names[0]}",
+            "CdiConflict",
+            names[:SHOWN],
+            files[0],
+        )
 
 
 def _lacking(specs: list[CdiSpec], scene: Scene, judged: Judged) -> tuple[str, ...]:
@@ -160,13 +251,22 @@ def _is_offered(index: int, gpu: Gpu, names: set[str]) -> bool:
 
 
 def _unit(scene: Scene) -> Unit | None:
-    """The unit that writes the spec, where it is installed and its owner has not switched it off."""
+    """The unit that writes the spec, where it is installed and its owner has not switched it
+    off."""
     units = scene.units.value_or(())
-    return next((u for u in units if u.name == CDI_UNIT and u.load == "loaded" and u.file_state != "disabled"), None)
+    return next(
+        (
+            u
+            for u in units
+            if u.name == CDI_UNIT and u.load == "loaded" and u.file_state != "disabled"
+        ),
+        None,
+    )
 
 
 def refresh(scene: Scene, judged: Cdi | None) -> Refresh | None:
-    """What the toolkit's own unit may mend; None where nothing is broken, or it is not installed."""
+    """What the toolkit's own unit may mend; None where nothing is broken, or it is not
+    installed."""
     unit = _unit(scene)
     if judged is None or not judged.mendable or unit is None:
         return None
@@ -177,13 +277,31 @@ def findings(scene: Scene, judged: Cdi | None) -> tuple[Finding, ...]:
     if judged is None:
         return ()
     used = f" ({judged.in_use})" if judged.in_use and judged.verdict is not Verdict.HOLDS else ""
-    found = [Finding(6, "CdiSpec", judged.verdict, judged.because + used, judged.reason, missing=judged.missing,
-                     heals=Heals.SOON if judged.mendable else Heals.CONFIGURATION, next_step=judged.next_step,
-                     blocks=bool(judged.in_use))]
+    found = [
+        Finding(
+            6,
+            "CdiSpec",
+            judged.verdict,
+            judged.because + used,
+            judged.reason,
+            missing=judged.missing,
+            heals=Heals.SOON if judged.mendable else Heals.CONFIGURATION,
+            next_step=judged.next_step,
+            blocks=bool(judged.in_use),
+        )
+    ]
     found += _handler(scene.toolkit)
     if isinstance(scene.runtime, Seen):
-        found.append(Finding(6, "RuntimeAnswers", Verdict.HOLDS, f"{scene.runtime_socket} answers: "
-                             f"{containers.number(len(scene.runtime.value.containers))}", blocks=False))
+        found.append(
+            Finding(
+                6,
+                "RuntimeAnswers",
+                Verdict.HOLDS,
+                f"{scene.runtime_socket} answers: "
+                f"{containers.number(len(scene.runtime.value.containers))}",
+                blocks=False,
+            )
+        )
     return tuple(found)
 
 
@@ -191,8 +309,11 @@ def _handler(toolkit: Toolkit | None) -> list[Finding]:
     """A hint: what the runtime read at its start may be older than its files."""
     if toolkit is None or not (isinstance(toolkit.mode, Seen) or toolkit.handlers):
         return []
-    mode = f"the NVIDIA runtime's mode is {toolkit.mode.value}" if isinstance(toolkit.mode, Seen) \
+    mode = (
+        f"the NVIDIA runtime's mode is {toolkit.mode.value}"
+        if isinstance(toolkit.mode, Seen)
         else f"no configuration of the NVIDIA runtime ({toolkit.mode})"
+    )
     if toolkit.handlers:
         said = f"{mode}; handler nvidia in {', '.join(toolkit.handlers)}"
     elif toolkit.cdi_enabled:
@@ -201,6 +322,16 @@ def _handler(toolkit: Toolkit | None) -> list[Finding]:
         said = ""
     if said:
         return [Finding(6, "RuntimeHandler", Verdict.HOLDS, said, blocks=False)]
-    return [Finding(6, "RuntimeHandler", Verdict.FAILS, f"{mode}; no file of the runtime's configuration that we "
-                    "know names a handler nvidia", "NoRuntimeHandler", blocks=False, heals=Heals.CONFIGURATION,
-                    next_step="nvidia-ctk runtime configure --runtime=containerd; systemctl restart containerd")]
+    return [
+        Finding(
+            6,
+            "RuntimeHandler",
+            Verdict.FAILS,
+            f"{mode}; no file of the runtime's configuration that we know names a handler nvidia",
+            "NoRuntimeHandler",
+            blocks=False,
+            heals=Heals.CONFIGURATION,
+            next_step="nvidia-ctk runtime configure --runtime=containerd; systemctl restart "
+            "containerd",
+        )
+    ]

@@ -1,4 +1,5 @@
-"""CDI specs and the toolkit's configuration: bytes to parts. A spec comes as JSON, whatever its file was."""
+"""CDI specs and the toolkit's configuration: bytes to parts. A spec comes as JSON, whatever its
+file was."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from ..common.parse import json_object
 
 KIND = "nvidia.com/gpu"
 MOST = 4096
-"""Devices, or host paths, of one spec that are looked at. A node with 8 GPUs and MIG names some 150."""
+"""Devices, or host paths, of one spec that are looked at. A node with 8 GPUs and MIG names some
+150."""
 _VERSION = re.compile(r"/lib(?:cuda|nvidia-ml|nvidia-ptxjitcompiler)\.so\.(\d{3,4}(?:\.\d+){1,2})$")
 _SECTION = re.compile(r"^\s*\[([^\]]+)\]\s*(?:#.*)?$")
 _MODE = re.compile(r'^\s*mode\s*=\s*"([\w-]{1,40})"')
@@ -22,7 +24,8 @@ _ENABLED = re.compile(r"^\s*enable_cdi\s*=\s*true\b", re.M)
 
 @functools.lru_cache(maxsize=32)
 def spec(data: bytes) -> CdiSpec | None:
-    """The spec a file holds; ValueError with a sentence where it is none. None: a spec of another kind of device."""
+    """The spec a file holds; ValueError with a sentence where it is none. None: a spec of another
+    kind of device."""
     found = json_object(data)
     if found is None:
         raise ValueError("it holds no object")
@@ -34,14 +37,22 @@ def spec(data: bytes) -> CdiSpec | None:
     devices = found.get("devices")
     if not isinstance(devices, list) or not devices:
         raise ValueError("it defines no device")
-    edits = [found.get("containerEdits"), *(d.get("containerEdits") for d in devices if isinstance(d, dict))]
+    edits = [
+        found.get("containerEdits"),
+        *(d.get("containerEdits") for d in devices if isinstance(d, dict)),
+    ]
     paths = dict.fromkeys(p for e in edits for p in _paths(e))
     if len(devices) > MOST or len(paths) > MOST:
         raise ValueError(f"it names more than {MOST} devices or paths")
     names = tuple(str(d["name"])[:120] for d in devices if isinstance(d, dict) and "name" in d)
     versions = {m.group(1) for p in paths if (m := _VERSION.search(p))}
-    return CdiSpec(kind, names, tuple(sorted(versions)), tuple(sorted(paths)),
-                   tuple(sorted({n for e in edits for n in _numbers(e)})))
+    return CdiSpec(
+        kind,
+        names,
+        tuple(sorted(versions)),
+        tuple(sorted(paths)),
+        tuple(sorted({n for e in edits for n in _numbers(e)})),
+    )
 
 
 def _items(edits: Any, part: str) -> Iterator[dict[str, Any]]:
@@ -52,7 +63,8 @@ def _items(edits: Any, part: str) -> Iterator[dict[str, Any]]:
 
 
 def _paths(edits: Any) -> Iterator[str]:
-    """Every path of the host; of a device node it is the container's where no other is given (SPEC.md, hostPath)."""
+    """Every path of the host; of a device node it is the container's where no other is given
+    (SPEC.md, hostPath)."""
     named = [n.get("hostPath") or n.get("path") for n in _items(edits, "deviceNodes")]
     named += [m.get("hostPath") for m in _items(edits, "mounts")]
     named += [h.get("path") for h in _items(edits, "hooks")]
@@ -63,13 +75,18 @@ def _paths(edits: Any) -> Iterator[str]:
 
 def _numbers(edits: Any) -> Iterator[tuple[str, int, int]]:
     for node in _items(edits, "deviceNodes"):
-        path, major, minor = node.get("hostPath") or node.get("path"), node.get("major"), node.get("minor")
+        path, major, minor = (
+            node.get("hostPath") or node.get("path"),
+            node.get("major"),
+            node.get("minor"),
+        )
         if isinstance(path, str) and type(major) is int and type(minor) is int and major > 0:
             yield path, major, minor
 
 
 def runtime_mode(data: bytes) -> str | None:
-    """mode= of [nvidia-container-runtime] in the toolkit's config.toml; "auto" where it says none (1.9 and later)."""
+    """mode= of [nvidia-container-runtime] in the toolkit's config.toml; "auto" where it says none
+    (1.9 and later)."""
     text = data.decode("utf-8", "replace")
     if "\0" in text:
         return None

@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 
 def parsed(reading: Reading[bytes], parser: Callable[[bytes], T | None], what: str) -> Reading[T]:
-    """The part a file holds; a file that holds something else is a failed reading, not a missing one."""
+    """The part a file holds; a file that holds something else is a failed reading, not a missing
+    one."""
     if isinstance(reading, Refusal):
         return reading
     value = parser(reading.value)
@@ -23,6 +24,7 @@ def parsed(reading: Reading[bytes], parser: Callable[[bytes], T | None], what: s
     return Seen(value, reading.at)
 
 
-async def parsed_file(host: Host, path: str, parser: Callable[[bytes], T | None],
-                       limit: int = 65536) -> Reading[T]:
+async def parsed_file(
+    host: Host, path: str, parser: Callable[[bytes], T | None], limit: int = 65536
+) -> Reading[T]:
     return parsed(await host.file(path, limit), parser, path)

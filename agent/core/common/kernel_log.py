@@ -1,10 +1,11 @@
 """The kernel's log lines about GPUs, to parts.
 
 Forms: open-gpu-kernel-modules 570, kernel-open/nvidia/nv.c and src/nvidia (NVRM, Xid), the kernel's
-kernel/module/signing.c (5.4 names the module, 5.10 and later do not), main.c and version.c (version magic, symbols),
-drivers/pci/probe.c (pci_setup_device), pci.c (power state) and pcie/err.c (AER), nvidia-nvswitch (SXid); and field
-reports: NVIDIA/gpu-operator #492 (a region), negativo17/nvidia-driver #97 (version magic), AOSC-Dev/aosc-os-abbs
-#2594 (a symbol), system76/firmware-open #259 (D3cold), open-gpu-kernel-modules #1229 (AER).
+kernel/module/signing.c (5.4 names the module, 5.10 and later do not), main.c and version.c (version
+magic, symbols), drivers/pci/probe.c (pci_setup_device), pci.c (power state) and pcie/err.c (AER),
+nvidia-nvswitch (SXid); and field reports: NVIDIA/gpu-operator #492 (a region),
+negativo17/nvidia-driver #97 (version magic), AOSC-Dev/aosc-os-abbs #2594 (a symbol),
+system76/firmware-open #259 (D3cold), open-gpu-kernel-modules #1229 (AER).
 """
 
 from __future__ import annotations
@@ -17,38 +18,79 @@ from . import parse, xids
 
 _BUS = r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}(?: GPU-C?I:\d+)*\): (\d+)", re.I)
-"""In MIG mode it names the GPU instance, and the compute instance, as well (krc, "Xid (PCI:… GPU-I:… GPU-CI:…)")."""
+"""In MIG mode it names the GPU instance, and the compute instance, as well (krc, "Xid (PCI:…
+GPU-I:… GPU-CI:…)")."""
 _VERSION = r"has the version '?(\d+(?:\.\d+)+)"
 _UNFIT = re.compile(
-    r"(?:^|insert (?:module )?')(nvidia(?![\w-]*(?:drm|modeset|peermem|fs|vgpu))[\w-]*)(?:: (?:version magic '.*' "
+    r"(?:^|insert (?:module )?')(nvidia(?![\w-]*(?:drm|modeset|peermem|fs|vgpu))[\w-]*)(?:: "
+    r"(?:version magic '.*' "
     r"should be|disagrees about version of symbol|Unknown symbol \w+ \(err)"
-    r"|': (?:Exec format error|Unknown symbol in module))")
+    r"|': (?:Exec format error|Unknown symbol in module))"
+)
 """Of the two modules that GPU work needs; what nvidia-drm lacks is a display's trouble."""
 _FORMS: tuple[tuple[Tells, re.Pattern[str]], ...] = (
     (Tells.FOUND, re.compile(rf"\bpci {_BUS}: \[10de:[0-9a-f]{{4}}\] type \S+ class 0x030[02]")),
     (Tells.LOADED, re.compile(r"NVRM: loading NVIDIA ")),
     (Tells.LOST, re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BUS}\b.*fallen off the bus", re.I)),
     (Tells.DEAD, re.compile(rf"NVRM: The NVIDIA GPU {_BUS}\b.*fallen off the bus", re.I | re.S)),
-    (Tells.LOST, re.compile(rf"\bnvidia {_BUS}: (?:Unable to|can't) change power state from D3cold to D0", re.I)),
+    (
+        Tells.LOST,
+        re.compile(
+            rf"\bnvidia {_BUS}: (?:Unable to|can't) change power state from D3cold to D0", re.I
+        ),
+    ),
     (Tells.REGION, re.compile(rf"NVIDIA device is invalid:.*\(PCI:{_BUS}\)", re.I | re.S)),
-    (Tells.POWER, re.compile(rf"NVRM: GPU {_BUS}: GPU does not have the necessary power cables", re.I)),
+    (
+        Tells.POWER,
+        re.compile(rf"NVRM: GPU {_BUS}: GPU does not have the necessary power cables", re.I),
+    ),
     (Tells.UNFIT, _UNFIT),
-    (Tells.FIRMWARE, re.compile(rf"{_BUS}: (?:Direct firmware load for |loading \S*/)nvidia/[\w.-]+/"
-                                r"gsp(?!_log)\w*\.bin failed with error -2\b")),
-    (Tells.INIT_FAILED, re.compile(rf"NVRM: GPU {_BUS}: (?:RmInitAdapter|rm_init_adapter) failed", re.I)),
-    (Tells.UNSUPPORTED, re.compile(
-        rf"NVRM: The NVIDIA GPU {_BUS}\b.*(?:not supported by|is supported through|requires use of)", re.I | re.S)),
+    (
+        Tells.FIRMWARE,
+        re.compile(
+            rf"{_BUS}: (?:Direct firmware load for |loading \S*/)nvidia/[\w.-]+/"
+            r"gsp(?!_log)\w*\.bin failed with error -2\b"
+        ),
+    ),
+    (
+        Tells.INIT_FAILED,
+        re.compile(rf"NVRM: GPU {_BUS}: (?:RmInitAdapter|rm_init_adapter) failed", re.I),
+    ),
+    (
+        Tells.UNSUPPORTED,
+        re.compile(
+            rf"NVRM: The NVIDIA GPU {_BUS}\b.*(?:not supported by|is supported "
+            r"through|requires use of)",
+            re.I | re.S,
+        ),
+    ),
     # An older branch's GPU: it names its model, and no bus id.
-    (Tells.UNSUPPORTED, re.compile(
-        r"NVRM: The NVIDIA .*GPU installed in this system is\s+(?:NVRM:\s+)?supported through")),
-    (Tells.REJECTED, re.compile(
-        r"(?:^|\b(nvidia)[\w-]*: )loading of (?:unsigned module|module with \w+ \w+) is rejected"
-        r"|Lockdown: \S+ unsigned module loading is restricted"
-        r"|insert (?:module )?'?nvidia\b.*(?:Key was rejected by service|Required key not available)", re.I)),
+    (
+        Tells.UNSUPPORTED,
+        re.compile(
+            r"NVRM: The NVIDIA .*GPU installed in this system is\s+(?:NVRM:\s+)?supported through"
+        ),
+    ),
+    (
+        Tells.REJECTED,
+        re.compile(
+            r"(?:^|\b(nvidia)[\w-]*: )loading of (?:unsigned module|module with \w+ \w+) is "
+            r"rejected"
+            r"|Lockdown: \S+ unsigned module loading is restricted"
+            r"|insert (?:module )?'?nvidia\b.*(?:Key was rejected by service|Required key not "
+            r"available)",
+            re.I,
+        ),
+    ),
     (Tells.MISMATCH, re.compile(rf"NVRM: API mismatch: .*?{_VERSION}")),
     (Tells.XID, re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_BUS}\): \d+, Fatal", re.I)),
-    (Tells.XID, re.compile(
-        rf"\bnvidia {_BUS}: (?:AER: can't recover|PCIe Bus Error: (?:severity=)?Uncorrect)", re.I)),
+    (
+        Tells.XID,
+        re.compile(
+            rf"\bnvidia {_BUS}: (?:AER: can't recover|PCIe Bus Error: (?:severity=)?Uncorrect)",
+            re.I,
+        ),
+    ),
 )
 _OF_XID = {79: Tells.LOST, 119: Tells.GSP, 120: Tells.GSP, 143: Tells.INIT_FAILED}
 
@@ -66,7 +108,9 @@ def word(line: KernelLine) -> KernelWord | None:
         number = int(xid.group(2)[:4])
         if number in xids.APPLICATIONS:
             return None
-        return KernelWord(line.at, _OF_XID.get(number, Tells.XID), line.text, _bus_id(xid.group(1)), xid=number)
+        return KernelWord(
+            line.at, _OF_XID.get(number, Tells.XID), line.text, _bus_id(xid.group(1)), xid=number
+        )
     for tells, form in _FORMS:
         found = form.search(line.text)
         if found:

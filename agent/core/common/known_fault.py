@@ -1,6 +1,8 @@
-"""What a known fault is made of: words for a page of docs/faults, and a judge that looks for its mark.
+"""What a known fault is made of: words for a page of docs/faults, and a judge that looks for its
+mark.
 
-A judge makes no second judgement of the node: it refers to the reason words of the findings and to what was read.
+A judge makes no second judgement of the node: it refers to the reason words of the findings and to
+what was read.
 """
 
 from __future__ import annotations
@@ -26,17 +28,29 @@ class Evidence:
 
     def finding(self, *reasons: str) -> Finding | None:
         """The first finding that fails for one of these reasons. What is unknown marks nothing."""
-        return next((f for f in self.diagnosis.findings
-                     if f.reason in reasons and f.verdict is Verdict.FAILS), None)
+        return next(
+            (
+                f
+                for f in self.diagnosis.findings
+                if f.reason in reasons and f.verdict is Verdict.FAILS
+            ),
+            None,
+        )
 
     def journal(self, says: Says, since: float = 0.0, source: str = "") -> JournalWord | None:
-        """The newest line of this boot that says so; boottime, seconds. `source`: of this unit only."""
+        """The newest line of this boot that says so; boottime, seconds. `source`: of this unit
+        only."""
         lines = self.witness.journal.value_or(())
-        return max((w for w in lines if w.says is says and w.at >= since and source in ("", w.source)),
-                   key=lambda w: w.at, default=None)
+        return max(
+            (w for w in lines if w.says is says and w.at >= since and source in ("", w.source)),
+            key=lambda w: w.at,
+            default=None,
+        )
 
     def lost(self, cause: LossCause) -> GpuContainer | None:
-        return next((c for c in self.diagnosis.gpu_containers if c.denied and c.loss is cause), None)
+        return next(
+            (c for c in self.diagnosis.gpu_containers if c.denied and c.loss is cause), None
+        )
 
     @property
     def plugin(self) -> PluginSight | None:
@@ -53,7 +67,9 @@ class Evidence:
         """The unit of the host that is the device plugin, where something is wrong with it."""
         fault = self.diagnosis.mending.fault if self.diagnosis.mending else None
         units = self.scene.units.value_or(())
-        return next((u for u in units if fault and fault.sight is None and u.name == fault.unit), None)
+        return next(
+            (u for u in units if fault and fault.sight is None and u.name == fault.unit), None
+        )
 
     @property
     def kubelet_socket(self) -> Entry | None:
@@ -97,7 +113,8 @@ class KnownFault:
     decide: str = ""
     "what would confirm it, or rule it out"
     capture: str = ""
-    "the command that captures that. {plugin}: the plugin's container; {unit}: its unit, where it is one"
+    """the command that captures that. {plugin}: the plugin's container; {unit}: its unit, where it
+    is one"""
     do: str = ""
     "the remedy as a command"
     is_not: str = ""
@@ -108,6 +125,7 @@ class KnownFault:
 
 def when(*reasons: str) -> Judge:
     """Confirmed by a finding: its reason is the mark."""
+
     def judge(evidence: Evidence) -> Mark | None:
         found = evidence.finding(*reasons)
         return Mark(True, found.because) if found else None
@@ -117,6 +135,7 @@ def when(*reasons: str) -> Judge:
 
 def said(says: Says) -> Judge:
     """Confirmed by a line of the journal."""
+
     def judge(evidence: Evidence) -> Mark | None:
         line = evidence.journal(says)
         return Mark(True, cited(evidence, line)) if line else None

@@ -36,8 +36,8 @@ async def marks(host: Host, settings: Settings) -> dict[str, Any]:
 
 
 async def manifest_dir(host: Host, settings: Settings, kubelet: str) -> str:
-    """The folder of the kubelet's static pods, where the plugin is to be launched as one; `kubelet`: the unit whose
-    layout this node has."""
+    """The folder of the kubelet's static pods, where the plugin is to be launched as one;
+    `kubelet`: the unit whose layout this node has."""
     for path in manifest_folders(settings, kubelet) if settings.launch == "manifest" else ():
         if isinstance(await host.folder(path), Seen):
             return path
@@ -46,9 +46,13 @@ async def manifest_dir(host: Host, settings: Settings, kubelet: str) -> str:
 
 async def _milestones(host: Host) -> dict[str, Any]:
     files = await host.folder(RUN)
-    names = [e.name for e in files.value if e.name.startswith(FIRST)] if isinstance(files, Seen) else []
-    found = {name.removeprefix(FIRST): await parsed_file(host, f"{RUN}/{name}", parse.mark)
-             for name in names[:MILESTONES]}
+    names = (
+        [e.name for e in files.value if e.name.startswith(FIRST)] if isinstance(files, Seen) else []
+    )
+    found = {
+        name.removeprefix(FIRST): await parsed_file(host, f"{RUN}/{name}", parse.mark)
+        for name in names[:MILESTONES]
+    }
     return {"run_files": files, "milestones": found}
 
 
@@ -58,7 +62,8 @@ async def _boot_id(host: Host) -> str:
 
 
 async def _ledger(host: Host) -> Reading[tuple[LedgerEntry, ...]]:
-    """The disruptive actions of this node. No ledger yet is an empty one; a torn one is a refusal."""
+    """The disruptive actions of this node. No ledger yet is an empty one; a torn one is a
+    refusal."""
     found = parsed(await host.tail(f"{STATE}/ledger.jsonl", 1 << 20), ledger.read, "the ledger")
     if isinstance(found, Refusal) and found.is_missing:
         return Seen((), 0.0)
@@ -66,7 +71,8 @@ async def _ledger(host: Host) -> Reading[tuple[LedgerEntry, ...]]:
 
 
 async def _learned(host: Host) -> Reading[tuple[str, ...]]:
-    """What this very machine showed before. Keyed, so that a node image carries no other machine's set."""
+    """What this very machine showed before. Keyed, so that a node image carries no other machine's
+    set."""
     stored = await parsed_file(host, f"{STATE}/learned.json", parse.json_object)
     if isinstance(stored, Refusal):
         return stored

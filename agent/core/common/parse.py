@@ -1,4 +1,5 @@
-"""Bytes to parts. Each function takes what a file held and returns a part, or None where it cannot be one."""
+"""Bytes to parts. Each function takes what a file held and returns a part, or None where it cannot
+be one."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ from typing import Any
 from ...model.mark import Mark
 
 _KERNEL_MODULE = re.compile(r"Kernel Module\b.*?\s(\d{3,4}(?:\.\d+){1,2})\b")
-# nvidia.ko; nvidia-current.ko, nvidia-current-open.ko, nvidia-tesla-535.ko (Debian); not its relatives.
+# nvidia.ko; nvidia-current.ko, nvidia-current-open.ko, nvidia-tesla-535.ko (Debian); not its
+# relatives.
 _MODULE_FILE = re.compile(
     r"^(?!\S*-(?:uvm|modeset|drm|peermem|vgpu-vfio)\.ko)"
-    r"(\S*/nvidia(?:-(?:current|open|tesla|legacy)[\w.-]*)?\.ko(?:\.(?:gz|xz|zst))?):", re.M)
+    r"(\S*/nvidia(?:-(?:current|open|tesla|legacy)[\w.-]*)?\.ko(?:\.(?:gz|xz|zst))?):",
+    re.M,
+)
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.A)
 _LIBRARY = re.compile(r"\.so\.(\d{3,4}(?:\.\d+){1,2})$")
 _BUS_ID = re.compile(r"^([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])$")
@@ -36,7 +40,8 @@ def driver_version(data: bytes) -> str | None:
 
 
 def library_version(path: str) -> str:
-    """The version in a library's own file name, libnvidia-ml.so.550.90.07; "" where it carries none."""
+    """The version in a library's own file name, libnvidia-ml.so.550.90.07; "" where it carries
+    none."""
     found = _LIBRARY.search(path)
     return found.group(1) if found else ""
 
@@ -66,7 +71,8 @@ def hex_number(data: bytes) -> int | None:
 
 
 def bus_id(written: str) -> str | None:
-    """A PCI bus id in sysfs's form; NVML writes an 8-digit domain (00000000:07:00.0), in capitals."""
+    """A PCI bus id in sysfs's form; NVML writes an 8-digit domain (00000000:07:00.0), in
+    capitals."""
     found = _BUS_ID.match(written.strip().lower())
     if not found:
         return None
@@ -102,19 +108,24 @@ def json_object(data: bytes) -> dict[str, Any] | None:
 
 
 def mark(data: bytes) -> Mark | None:
-    """A mark of /run/gpu-gate: {"reason": "…", "at": boottime seconds, "until": the same}. A file that is empty, or
-    holds something else, is a mark as well: somebody made it, and it does not end by itself."""
+    """A mark of /run/gpu-gate: {"reason": "…", "at": boottime seconds, "until": the same}. A file
+    that is empty, or holds something else, is a mark as well: somebody made it, and it does not end
+    by itself."""
     if not data.strip():
         return Mark("set by hand", 0.0)
     found = json_object(data)
     if found is None:
         return Mark(text(data)[:200], 0.0)
-    return Mark(str(found.get("reason") or "no reason given")[:200], number(found.get("at")),
-                number(found.get("until")))
+    return Mark(
+        str(found.get("reason") or "no reason given")[:200],
+        number(found.get("at")),
+        number(found.get("until")),
+    )
 
 
 def number(value: object) -> float:
-    """A finite number, 0.0 in the place of anything else: JSON may hold NaN, 1e999 and integers of 400 digits."""
+    """A finite number, 0.0 in the place of anything else: JSON may hold NaN, 1e999 and integers of
+    400 digits."""
     try:
         found = float(value) if isinstance(value, (int, float)) else 0.0
     except OverflowError:
@@ -123,9 +134,11 @@ def number(value: object) -> float:
 
 
 def checkpoint(data: bytes) -> dict[str, int] | None:
-    """Devices by resource in RegisteredDevices of kubelet_internal_checkpoint, in any of its shapes.
+    """Devices by resource in RegisteredDevices of kubelet_internal_checkpoint, in any of its
+    shapes.
 
-    Its checksum is not checked: the file is a hint that outlives plugin, kubelet and boot, whatever it says.
+    Its checksum is not checked: the file is a hint that outlives plugin, kubelet and boot, whatever
+    it says.
     """
     stored = json_object(data)
     inner = stored.get("Data") if stored else None
@@ -137,4 +150,3 @@ def checkpoint(data: bytes) -> dict[str, int] | None:
     if not isinstance(registered, dict):
         return None
     return {str(name): len(ids) if isinstance(ids, list) else 0 for name, ids in registered.items()}
-

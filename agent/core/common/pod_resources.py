@@ -1,4 +1,5 @@
-"""The kubelet's pod-resources API: of the places where its socket may be, the one that is there is asked."""
+"""The kubelet's pod-resources API: of the places where its socket may be, the one that is there is
+asked."""
 
 from __future__ import annotations
 
@@ -14,9 +15,13 @@ from .watched import running_kubelet
 T = TypeVar("T")
 
 
-async def asked(ask: Callable[[str], Awaitable[Reading[T]]], units: Reading[tuple[Unit, ...]],
-                settings: Settings) -> Reading[T]:
-    """By the first socket that is there; where none is, what is said of this kubelet's own place."""
+async def asked(
+    ask: Callable[[str], Awaitable[Reading[T]]],
+    units: Reading[tuple[Unit, ...]],
+    settings: Settings,
+) -> Reading[T]:
+    """By the first socket that is there; where none is, what is said of this kubelet's own
+    place."""
     own, *others = pod_resources_sockets(settings, running_kubelet(units, settings))
     first = found = await ask(own)
     for socket in others:

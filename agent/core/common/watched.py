@@ -21,8 +21,14 @@ CDI_UNIT = "nvidia-cdi-refresh.service"
 
 def watched_units(settings: Settings) -> tuple[str, ...]:
     """The units whose state and InvocationID matter."""
-    return DRIVER_UNITS + RUNTIME_UNITS + (CDI_UNIT, IMEX_UNIT) + settings.pause_while + kubelet_units(settings) \
+    return (
+        DRIVER_UNITS
+        + RUNTIME_UNITS
+        + (CDI_UNIT, IMEX_UNIT)
+        + settings.pause_while
+        + kubelet_units(settings)
         + plugin_units(settings)
+    )
 
 
 def plugin_units(settings: Settings) -> tuple[str, ...]:
@@ -43,7 +49,11 @@ def kubelet_units(settings: Settings) -> tuple[str, ...]:
 def running_kubelet(units: Reading[tuple[Unit, ...]], settings: Settings) -> str:
     """The unit whose layout this node has; "" where none is seen to run."""
     names = kubelet_units(settings)
-    found = [u.name for u in units.value if u.is_active and u.name in names] if isinstance(units, Seen) else []
+    found = (
+        [u.name for u in units.value if u.is_active and u.name in names]
+        if isinstance(units, Seen)
+        else []
+    )
     return min(found, key=names.index, default="")
 
 
@@ -55,7 +65,8 @@ def scope_folder(scope: str) -> str:
 def watched_folders(settings: Settings) -> dict[str, tuple[str, ...]]:
     """Folders to be woken by, each with the name prefixes that matter there (none: every name).
 
-    The driver makes no uevent for /dev/nvidia*, so /dev is watched; the kubelet's folders come and go.
+    The driver makes no uevent for /dev/nvidia*, so /dev is watched; the kubelet's folders come and
+    go.
     """
     return {
         "/dev": ("nvidia",),

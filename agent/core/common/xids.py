@@ -1,8 +1,8 @@
 """What an Xid wants, in the words of a person who has to do it.
 
-Numbers and what they want: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, analyzing-xid-catalog, its
-column of immediate actions, for Ampere and later). Xid 154 says itself what the driver wants of a person (driver 565
-and later).
+Numbers and what they want: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors,
+analyzing-xid-catalog, its column of immediate actions, for Ampere and later). Xid 154 says itself
+what the driver wants of a person (driver 565 and later).
 """
 
 from __future__ import annotations
@@ -10,14 +10,31 @@ from __future__ import annotations
 import re
 
 APPLICATIONS = frozenset({13, 31, 43, 45, 68, 109})
-"""Of a program's own making; NVIDIA's device plugin leaves out the same (k8s-device-plugin 0.17, health.go)."""
+"""Of a program's own making; NVIDIA's device plugin leaves out the same (k8s-device-plugin 0.17,
+health.go)."""
 RECOVERY = 154
 RESET = frozenset({46, 48, 62, 64, 95, 110, 136, 140, 150, 155, 156, 158})
 """After these a GPU is to be reset before other work runs on it."""
 LINKS = frozenset({74, 144, 145, 146, 147, 148, 149})
 """Of an NVLink: what a line wants depends on the error bits in it."""
-_PROGRAMS = frozenset({8, 32, 39, 40, 41, 44, 60, 69, *range(70, 73), *range(75, 78), *range(80, 90), *range(96, 106),
-                       *range(126, 136), 139})
+_PROGRAMS = frozenset(
+    {
+        8,
+        32,
+        39,
+        40,
+        41,
+        44,
+        60,
+        69,
+        *range(70, 73),
+        *range(75, 78),
+        *range(80, 90),
+        *range(96, 106),
+        *range(126, 136),
+        139,
+    }
+)
 _OTHERS = {
     63: "the row is remapped at the next reset, the GPU works until then",
     79: "reboot the drained node",
@@ -35,14 +52,15 @@ _ACTION = re.compile(r"changed from .*? to \S+ \((?!None)([^)]+)\)")
 
 
 def recovery(line: str) -> str:
-    """What an Xid 154 says that the driver wants: "Node Reboot Required"; "" where it wants nothing."""
+    """What an Xid 154 says that the driver wants: "Node Reboot Required"; "" where it wants
+    nothing."""
     found = _ACTION.search(line)
     return found.group(1) if found else ""
 
 
 def wants(number: int, line: str) -> str:
-    """What a person is to do; "" where the number alone does not say. Of 0, which is no Xid, an NVSwitch's fatal
-    SXid."""
+    """What a person is to do; "" where the number alone does not say. Of 0, which is no Xid, an
+    NVSwitch's fatal SXid."""
     if number == 0:
         return "an NVSwitch: reset every GPU of it, or reboot" if ": SXid (" in line else ""
     if number == RECOVERY:
@@ -56,5 +74,8 @@ def wants(number: int, line: str) -> str:
 
 def is_reset(number: int, line: str) -> bool:
     """No other work should run on this GPU before a reset or a reboot."""
-    return number in RESET or bool(number == RECOVERY and recovery(line)) \
+    return (
+        number in RESET
+        or bool(number == RECOVERY and recovery(line))
         or (number in LINKS and bool(_FATAL.search(line)))
+    )

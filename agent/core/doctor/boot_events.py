@@ -1,7 +1,7 @@
 """The instants of this boot that a scene tells of, on one clock.
 
-What others stamped in realtime is converted by the scene's own clock; one that was set meanwhile is found by our
-marks, which hold boottime inside and realtime outside.
+What others stamped in realtime is converted by the scene's own clock; one that was set meanwhile is
+found by our marks, which hold boottime inside and realtime outside.
 """
 
 from __future__ import annotations
@@ -22,14 +22,21 @@ from ..plugin import ledger
 SET_S = 1.0
 """A clock that moved by more was set; less is what NTP slews."""
 _MILESTONES = {
-    "look": "gpu-gate first looked", "seen": "NVML first showed every GPU, to gpu-gate", "stable": "NVML was stable",
-    "open": "the gate opened", "registered": "the kubelet listed every GPU",
+    "look": "gpu-gate first looked",
+    "seen": "NVML first showed every GPU, to gpu-gate",
+    "stable": "NVML was stable",
+    "open": "the gate opened",
+    "registered": "the kubelet listed every GPU",
 }
 _ORDER = {name: number for number, name in enumerate(_MILESTONES)}
 """Of one cycle's milestones: each follows from the one before it."""
 _TOLD = {
-    PluginSays.INIT_FAILED: "said", PluginSays.NO_DEVICES: "said", PluginSays.NOT_REGISTERED: "said",
-    PluginSays.REGISTERED: "said (a hint)", PluginSays.UNHEALTHY: "said", PluginSays.WAITING: "said",
+    PluginSays.INIT_FAILED: "said",
+    PluginSays.NO_DEVICES: "said",
+    PluginSays.NOT_REGISTERED: "said",
+    PluginSays.REGISTERED: "said (a hint)",
+    PluginSays.UNHEALTHY: "said",
+    PluginSays.WAITING: "said",
     PluginSays.UNWATCHED: "said",
 }
 
@@ -41,7 +48,8 @@ class Moment:
     at: float
     "boottime, seconds"
     what: str
-    "a word for programs: pci, module, persistenced, nodes, seen, stable, open, released, kubelet, created, started …"
+    """a word for programs: pci, module, persistenced, nodes, seen, stable, open, released, kubelet,
+    created, started …"""
     text: str
     source: str
     "who stamped it: kernel, systemd, mark, inode, runtime, log, ledger"
@@ -52,7 +60,8 @@ class Moment:
 
 
 def clock_set(scene: Scene) -> tuple[float, float] | None:
-    """(by how many seconds the clock was set forward, boottime of the newest mark from before), if it was."""
+    """(by how many seconds the clock was set forward, boottime of the newest mark from before), if
+    it was."""
     if not isinstance(scene.run_files, Seen):
         return None
     offset, found = scene.clock.realtime - scene.clock.boottime, None
@@ -73,7 +82,16 @@ def moments(scene: Scene, settings: Settings) -> tuple[Moment, ...]:
     found = [*_kernel(scene), *_units(scene, settings), *_nodes(scene), *_marks(scene)]
     offset = scene.clock.realtime - scene.clock.boottime
     for theirs in (*_plugins(scene), *_sockets(scene), *_ledger(scene)):
-        found.append(Moment(theirs.at - offset, theirs.what, theirs.text, theirs.source, theirs.of, is_theirs=True))
+        found.append(
+            Moment(
+                theirs.at - offset,
+                theirs.what,
+                theirs.text,
+                theirs.source,
+                theirs.of,
+                is_theirs=True,
+            )
+        )
     here = [m for m in found if 0 < m.at <= scene.clock.boottime + SET_S]
     return tuple(sorted(here, key=lambda m: (m.at, _ORDER.get(m.what, 0))))
 
@@ -93,28 +111,45 @@ def _kernel(scene: Scene) -> Iterator[Moment]:
 
 
 def _units(scene: Scene, settings: Settings) -> Iterator[Moment]:
-    kinds = {**dict.fromkeys(kubelet_units(settings), "kubelet"), **dict.fromkeys(RUNTIME_UNITS, "runtime"),
-             **dict.fromkeys(plugin_units(settings), "started"),
-             **dict(zip(DRIVER_UNITS, ("persistenced", "fabric"), strict=True))}
+    kinds = {
+        **dict.fromkeys(kubelet_units(settings), "kubelet"),
+        **dict.fromkeys(RUNTIME_UNITS, "runtime"),
+        **dict.fromkeys(plugin_units(settings), "started"),
+        **dict(zip(DRIVER_UNITS, ("persistenced", "fabric"), strict=True)),
+    }
     for unit in scene.units.value_or(()):
         if unit.name in kinds and unit.active_since is not None and unit.is_active:
             of = unit.name if kinds[unit.name] == "started" else ""
-            yield Moment(unit.active_since, kinds[unit.name], f"{unit.name} was active", "systemd", of)
+            yield Moment(
+                unit.active_since, kinds[unit.name], f"{unit.name} was active", "systemd", of
+            )
     manager = scene.manager.value_or(None)
     if manager is not None and manager.last_reload_at is not None:
-        yield Moment(manager.last_reload_at, "reload", "systemd last loaded its units (boot or daemon-reload)",
-                     "systemd")
+        yield Moment(
+            manager.last_reload_at,
+            "reload",
+            "systemd last loaded its units (boot or daemon-reload)",
+            "systemd",
+        )
 
 
 def _nodes(scene: Scene) -> Iterator[Moment]:
     offset = scene.clock.realtime - scene.clock.boottime
     nodes = scene.nodes.value_or(())
-    made = sorted((n for n in nodes if n.made_at > 0 and "/nvidia-caps/" not in n.path), key=lambda n: n.made_at)
+    made = sorted(
+        (n for n in nodes if n.made_at > 0 and "/nvidia-caps/" not in n.path),
+        key=lambda n: n.made_at,
+    )
     if not made:
         return
     if made[-1].made_at - made[0].made_at > SET_S:
-        yield Moment(made[0].made_at - offset, "first-node", f"the first device node, {made[0].path}", "inode",
-                     is_theirs=True)
+        yield Moment(
+            made[0].made_at - offset,
+            "first-node",
+            f"the first device node, {made[0].path}",
+            "inode",
+            is_theirs=True,
+        )
     last = f"the last of {_count(len(made), 'device node')}, {made[-1].path}"
     yield Moment(made[-1].made_at - offset, "nodes", last, "inode", is_theirs=True)
 
@@ -123,8 +158,11 @@ def _marks(scene: Scene) -> Iterator[Moment]:
     for name, mark in scene.milestones.items():
         if isinstance(mark, Seen) and name in _MILESTONES:
             yield Moment(mark.value.at, name, _MILESTONES[name], "mark")
-    for name, text in (("waiting", "the kubelet's start began to wait for the gate"),
-                       ("released", "the kubelet was released"), ("launched", "gpu-gate launched the plugin")):
+    for name, text in (
+        ("waiting", "the kubelet's start began to wait for the gate"),
+        ("released", "the kubelet was released"),
+        ("launched", "gpu-gate launched the plugin"),
+    ):
         mark = getattr(scene, name)
         if isinstance(mark, Seen) and mark.value.at > 0:
             why = f": {mark.value.reason}" if name == "released" and mark.value.reason else ""
@@ -142,14 +180,28 @@ def _plugins(scene: Scene) -> Iterator[Moment]:
         detail = sight.detail.value_or(None)
         started = detail.started_at if detail else 0.0
         if started <= 0 or started - sight.container.created_at > SET_S:
-            yield Moment(sight.container.created_at, "created", f"{name}'s container was created", "runtime", of)
+            yield Moment(
+                sight.container.created_at,
+                "created",
+                f"{name}'s container was created",
+                "runtime",
+                of,
+            )
         if detail and started > 0:
             yield Moment(started, "started", f"{name} started", "runtime", of)
         if detail and detail.finished_at > started > 0:
-            yield Moment(detail.finished_at, "ended", f"{name} ended, status {detail.exit_code}", "runtime", of)
+            yield Moment(
+                detail.finished_at,
+                "ended",
+                f"{name} ended, status {detail.exit_code}",
+                "runtime",
+                of,
+            )
         log = sight.log.value_or(None)
         if log is not None and log.at > 0 and log.says in _TOLD:
-            yield Moment(log.at, f"said-{log.says.value}", f"{name} {_TOLD[log.says]}: {log.line}", "log", of)
+            yield Moment(
+                log.at, f"said-{log.says.value}", f"{name} {_TOLD[log.says]}: {log.line}", "log", of
+            )
 
 
 def _sockets(scene: Scene) -> Iterator[Moment]:
@@ -158,7 +210,9 @@ def _sockets(scene: Scene) -> Iterator[Moment]:
         if entry.kind != "socket":
             continue
         if entry.name == "kubelet.sock":
-            yield Moment(entry.mtime, "kubelet-socket", "the kubelet opened its plugin socket", "inode")
+            yield Moment(
+                entry.mtime, "kubelet-socket", "the kubelet opened its plugin socket", "inode"
+            )
         elif matches(entry.name, patterns):
             yield Moment(entry.mtime, "socket", f"the plugin's socket {entry.name}", "inode")
 
@@ -169,10 +223,22 @@ def _ledger(scene: Scene) -> Iterator[Moment]:
         if entry.boot_id != scene.boot_id:
             continue
         if entry.what == ledger.OUTCOME:
-            yield Moment(entry.at, "outcome", f"repair {entry.number}: {entry.outcome}", "ledger", str(entry.number))
+            yield Moment(
+                entry.at,
+                "outcome",
+                f"repair {entry.number}: {entry.outcome}",
+                "ledger",
+                str(entry.number),
+            )
         else:
-            yield Moment(entry.at, "repair", f"repair {entry.number} begins: {entry.what} {entry.target[:12]}, for "
-                         f"{entry.cause.split(' ')[0]}", "ledger", str(entry.number))
+            yield Moment(
+                entry.at,
+                "repair",
+                f"repair {entry.number} begins: {entry.what} {entry.target[:12]}, for "
+                f"{entry.cause.split(' ')[0]}",
+                "ledger",
+                str(entry.number),
+            )
 
 
 def _count(number: int, what: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...model.finding import Finding, Verdict
 
 EXPLAINS = ("KubeletActive", "PluginWell", "WorkloadAccess")
-"""Conditions that close no gate by themselves, and are broken links all the same: what comes later follows."""
+"""Conditions that close no gate by themselves, and are broken links all the same: what comes later
+follows."""
 NOT_BROKEN = ("NoKubelet", "PluginUnread")
 """A node without a kubelet, and a plugin of which nothing is known."""
 
@@ -21,6 +22,9 @@ def first_broken(found: tuple[Finding, ...]) -> Finding | None:
 
 
 def first_unknown(found: tuple[Finding, ...]) -> Finding | None:
-    """The first link that would have to hold, and could not be looked at; else the first that may explain one."""
-    unknown = [f for f in found if f.verdict is Verdict.UNKNOWN and (f.blocks or f.condition in EXPLAINS)]
+    """The first link that would have to hold, and could not be looked at; else the first that may
+    explain one."""
+    unknown = [
+        f for f in found if f.verdict is Verdict.UNKNOWN and (f.blocks or f.condition in EXPLAINS)
+    ]
     return min(unknown, key=lambda f: not f.blocks, default=None)

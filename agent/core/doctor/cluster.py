@@ -1,5 +1,6 @@
-"""Links 13 and 14: what the metric chain says of this node, and whether its alert agrees. Asked only by
-`gpu-gate doctor --cluster`; the recovery of the GPUs and that of the alert are told apart."""
+"""Links 13 and 14: what the metric chain says of this node, and whether its alert agrees. Asked
+only by `gpu-gate doctor --cluster`; the recovery of the GPUs and that of the alert are told
+apart."""
 
 from __future__ import annotations
 
@@ -14,14 +15,16 @@ from ...model.snapshot import Scene
 from ..common.layouts import PREFERRED, matches
 
 
-def findings(word: ClusterWord, scene: Scene, settings: Settings, registered: Finding | None) -> tuple[Finding, ...]:
+def findings(
+    word: ClusterWord, scene: Scene, settings: Settings, registered: Finding | None
+) -> tuple[Finding, ...]:
     """`registered`: link 10 of the same look."""
     return _metric(word.samples, scene, settings), _alert(word, settings, registered)
 
 
 def label_of(resource: str) -> str:
-    """A resource's name as kube-state-metrics writes it into a label: nvidia.com/gpu becomes nvidia_com_gpu
-    (kube-state-metrics, internal/store/utils.go, SanitizeLabelName)."""
+    """A resource's name as kube-state-metrics writes it into a label: nvidia.com/gpu becomes
+    nvidia_com_gpu (kube-state-metrics, internal/store/utils.go, SanitizeLabelName)."""
     return "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in resource)
 
 
@@ -29,27 +32,52 @@ def _metric(samples: Reading[Sequence[Sample]], scene: Scene, settings: Settings
     if isinstance(samples, Refusal):
         if not samples.is_telling:
             return _unknown(13, "MetricAgrees", f"not asked: {samples.detail}", "MetricNotAsked")
-        return _unknown(13, "MetricAgrees", f"the metric store gave no answer ({samples})", "MetricStoreSilent",
-                        "curl the address in [Cluster] Prometheus=")
+        return _unknown(
+            13,
+            "MetricAgrees",
+            f"the metric store gave no answer ({samples})",
+            "MetricStoreSilent",
+            "curl the address in [Cluster] Prometheus=",
+        )
     if not isinstance(scene.allocatable, Seen):
-        return _unknown(13, "MetricAgrees", "the kubelet was not heard, so there is nothing to compare with",
-                        "KubeletNotHeard")
-    listed = {label_of(d.resource): len(d.ids) for d in scene.allocatable.value
-              if matches(d.resource, settings.resources or PREFERRED)}
+        return _unknown(
+            13,
+            "MetricAgrees",
+            "the kubelet was not heard, so there is nothing to compare with",
+            "KubeletNotHeard",
+        )
+    listed = {
+        label_of(d.resource): len(d.ids)
+        for d in scene.allocatable.value
+        if matches(d.resource, settings.resources or PREFERRED)
+    }
     ours = [s for s in samples.value if s.resource in listed or s.resource == "nvidia_com_gpu"]
     if not ours:
-        return _unknown(13, "MetricAgrees", "no series kube_node_status_allocatable of this node's GPUs: "
-                        "kube-state-metrics is not scraped, or the node has another name there ([Node] Name=)",
-                        "MetricMissing")
+        return _unknown(
+            13,
+            "MetricAgrees",
+            "no series kube_node_status_allocatable of this node's GPUs: "
+            "kube-state-metrics is not scraped, or the node has another name there ([Node] Name=)",
+            "MetricMissing",
+        )
     age_s = max(scene.clock.realtime - s.at for s in ours)
     said = {s.resource: int(s.value) for s in ours}
     seen = f"{_counted(said)} allocatable, scraped {max(0.0, age_s):.0f} s ago"
     if {r: n for r, n in said.items() if n} != {r: n for r, n in listed.items() if n}:
-        return Finding(13, "MetricAgrees", Verdict.FAILS,
-                       f"the metric says {seen}; the kubelet lists {_counted(listed)}", "MetricDiffers",
-                       blocks=False, age_s=age_s, next_step="kubectl get node -o yaml: where .status.allocatable is "
-                       "right, it is kube-state-metrics or its scrape")
-    return Finding(13, "MetricAgrees", Verdict.HOLDS, f"the metric says {seen}", blocks=False, age_s=age_s)
+        return Finding(
+            13,
+            "MetricAgrees",
+            Verdict.FAILS,
+            f"the metric says {seen}; the kubelet lists {_counted(listed)}",
+            "MetricDiffers",
+            blocks=False,
+            age_s=age_s,
+            next_step="kubectl get node -o yaml: where .status.allocatable is "
+            "right, it is kube-state-metrics or its scrape",
+        )
+    return Finding(
+        13, "MetricAgrees", Verdict.HOLDS, f"the metric says {seen}", blocks=False, age_s=age_s
+    )
 
 
 def _counted(by_resource: dict[str, int]) -> str:
@@ -61,24 +89,54 @@ def _alert(word: ClusterWord, settings: Settings, registered: Finding | None) ->
     if isinstance(alerts, Refusal):
         if not alerts.is_telling:
             return _unknown(14, "AlertAgrees", f"not asked: {alerts.detail}", "AlertNotAsked")
-        return _unknown(14, "AlertAgrees", f"the alert manager gave no answer ({alerts})", "AlertManagerSilent",
-                        "curl the address in [Cluster] Alertmanager= or N9e=")
+        return _unknown(
+            14,
+            "AlertAgrees",
+            f"the alert manager gave no answer ({alerts})",
+            "AlertManagerSilent",
+            "curl the address in [Cluster] Alertmanager= or N9e=",
+        )
     ours = [a for a in alerts.value if any(fnmatchcase(a.name, p) for p in settings.alert_names)]
     names = ", ".join(f"{a.name} since {a.since}" for a in ours[:5])
     if registered is None or registered.verdict is Verdict.UNKNOWN:
-        return _unknown(14, "AlertAgrees", f"firing: {names or 'none'}; whether that is right is not known: "
-                        "the kubelet was not heard", "KubeletNotHeard")
+        return _unknown(
+            14,
+            "AlertAgrees",
+            f"firing: {names or 'none'}; whether that is right is not known: "
+            "the kubelet was not heard",
+            "KubeletNotHeard",
+        )
     if registered.verdict is Verdict.HOLDS and ours:
-        return Finding(14, "AlertAgrees", Verdict.FAILS, f"the GPUs are back, and the alert still fires: {names}",
-                       "AlertNotResolved", blocks=False,
-                       next_step="wait for its next evaluation; then look whether the rule's metric is link 13's")
+        return Finding(
+            14,
+            "AlertAgrees",
+            Verdict.FAILS,
+            f"the GPUs are back, and the alert still fires: {names}",
+            "AlertNotResolved",
+            blocks=False,
+            next_step="wait for its next evaluation; then look whether the rule's metric is "
+            "link 13's",
+        )
     if registered.verdict is Verdict.FAILS and not ours:
-        return Finding(14, "AlertAgrees", Verdict.FAILS, "the GPUs are not listed, and no alert of theirs fires",
-                       "AlertSilent", blocks=False, next_step="is there a rule, and is it evaluated? "
-                       "/usr/share/doc/gpu-gate/alerts.md")
-    return Finding(14, "AlertAgrees", Verdict.HOLDS,
-                   f"firing, as it should: {names}" if ours else "no alert of this node's GPUs fires", blocks=False)
+        return Finding(
+            14,
+            "AlertAgrees",
+            Verdict.FAILS,
+            "the GPUs are not listed, and no alert of theirs fires",
+            "AlertSilent",
+            blocks=False,
+            next_step="is there a rule, and is it evaluated? /usr/share/doc/gpu-gate/alerts.md",
+        )
+    return Finding(
+        14,
+        "AlertAgrees",
+        Verdict.HOLDS,
+        f"firing, as it should: {names}" if ours else "no alert of this node's GPUs fires",
+        blocks=False,
+    )
 
 
 def _unknown(link: int, condition: str, because: str, reason: str, next_step: str = "") -> Finding:
-    return Finding(link, condition, Verdict.UNKNOWN, because, reason, blocks=False, next_step=next_step)
+    return Finding(
+        link, condition, Verdict.UNKNOWN, because, reason, blocks=False, next_step=next_step
+    )

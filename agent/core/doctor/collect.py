@@ -1,4 +1,5 @@
-"""What a doctor asks besides a look: how the boot went, versions, sockets. The daemon's cycle asks none of it."""
+"""What a doctor asks besides a look: how the boot went, versions, sockets. The daemon's cycle asks
+none of it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MOST_SOCKETS = 8
 
 
 async def examine(host: Examined, settings: Settings, scene: Scene) -> Witness:
-    """Ask everything a doctor wants to know of this node and this boot, once; what takes longest comes last."""
+    """Ask everything a doctor wants to know of this node and this boot, once; what takes longest
+    comes last."""
     quick = Witness(
         kernel=await parsed_file(host, "/proc/sys/kernel/osrelease", parse.text),
         cgroup=await _cgroup(host),
@@ -32,7 +34,8 @@ async def examine(host: Examined, settings: Settings, scene: Scene) -> Witness:
     )
     versions = await host.versions(PROGRAMS)
     lines = await host.journal(
-        (*DRIVER_UNITS, *RUNTIME_UNITS, CDI_UNIT, *kubelet_units(settings), *plugin_units(settings)))
+        (*DRIVER_UNITS, *RUNTIME_UNITS, CDI_UNIT, *kubelet_units(settings), *plugin_units(settings))
+    )
     found = lines if isinstance(lines, Refusal) else Seen(journal.words(lines.value), lines.at)
     return replace(quick, versions=versions, journal=found)
 
@@ -49,11 +52,20 @@ async def _cgroup(host: Examined) -> str:
 
 async def _cpu_policy(host: Examined) -> Reading[str]:
     state = await parsed_file(host, CPU_MANAGER, parse.json_object)
-    return state if isinstance(state, Refusal) else Seen(str(state.value.get("policyName", ""))[:40], state.at)
+    return (
+        state
+        if isinstance(state, Refusal)
+        else Seen(str(state.value.get("policyName", ""))[:40], state.at)
+    )
 
 
 async def _sockets(host: Examined, settings: Settings, scene: Scene) -> tuple[SocketSight, ...]:
     """By connecting: a socket file outlives whoever listened on it."""
     entries = scene.plugin_sockets.value_or(())
     names = [e.name for e in entries if e.kind == "socket"][:MOST_SOCKETS]
-    return tuple([SocketSight(name, await host.listener(f"{settings.device_plugins_dir}/{name}")) for name in names])
+    return tuple(
+        [
+            SocketSight(name, await host.listener(f"{settings.device_plugins_dir}/{name}"))
+            for name in names
+        ]
+    )

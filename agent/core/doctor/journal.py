@@ -1,8 +1,9 @@
 """Lines of the journal that tell something about a node's GPUs, and what they tell.
 
-Forms: kubernetes v1.20 to v1.34 (pkg/kubelet/cm/devicemanager, pkg/kubelet/lifecycle/predicate.go; what a kubelet at
-its default verbosity says of a pod it turns away differs by version, so its silence tells nothing), systemd
-src/core/manager.c (v255 and later name who asked), containerd 1.6 to 2.1, CRI-O 1.28, nvidia-persistenced 550.
+Forms: kubernetes v1.20 to v1.34 (pkg/kubelet/cm/devicemanager, pkg/kubelet/lifecycle/predicate.go;
+what a kubelet at its default verbosity says of a pod it turns away differs by version, so its
+silence tells nothing), systemd src/core/manager.c (v255 and later name who asked), containerd 1.6
+to 2.1, CRI-O 1.28, nvidia-persistenced 550.
 """
 
 from __future__ import annotations
@@ -20,43 +21,106 @@ SYSTEMD, KERNEL = "systemd", "kernel"
 LINE, END = 600, 240
 """Characters of a line that are kept, and of its end: a kubelet names the pod there."""
 FAR, BEFORE, HEAD, WHY = 80, 40, 60, 130
-"""Characters before a mark: so many are too many for a sentence that cites the line's beginning; so many are kept;
-of a mark that says why, so many of its beginning, and so many of why, whose end tells most."""
-REQUEST = re.compile(r"Re(?:load(?:ing)?|execut(?:e|ing|ion)) requested from (client PID \d+.*?)\.*$")
+"""Characters before a mark: so many are too many for a sentence that cites the line's beginning; so
+many are kept; of a mark that says why, so many of its beginning, and so many of why, whose end
+tells most."""
+REQUEST = re.compile(
+    r"Re(?:load(?:ing)?|execut(?:e|ing|ion)) requested from (client PID \d+.*?)\.*$"
+)
 """log_caller(): v255 and later; 252 tells nobody's name."""
 _RELOAD = re.compile(r"^(?:Reloading|Reexecuting)\.")
 _NAMES_GPU = r"(?:nvidia\.com/|\bGPU\b|nvml)"
-_POD = (r"[\"/ ](?!\S*(?:sandbox-device|mps-control|feature-discovery|amd|intel))"
-        r"[\w.-]*(?:nvidia|hami|gpu|volcano)[\w.-]*device-plugin")
-"""A pod by its name, which stands behind its namespace, a quotation mark or a space: one of a plugin of GPUs."""
+_POD = (
+    r"[\"/ ](?!\S*(?:sandbox-device|mps-control|feature-discovery|amd|intel))"
+    r"[\w.-]*(?:nvidia|hami|gpu|volcano)[\w.-]*device-plugin"
+)
+"""A pod by its name, which stands behind its namespace, a quotation mark or a space: one of a
+plugin of GPUs."""
 _FORMS: tuple[tuple[Says, re.Pattern[str]], ...] = (
     (Says.OUT_OF, re.compile(r"OutOf\w*nvidia\.com/|enough resource: \S*nvidia\.com/", re.I)),
-    (Says.NOT_WRITTEN, re.compile(r"writ(?:e|ing) checkpoint.*?(?:kubelet_internal_|/device-plugins/)", re.I)),
-    (Says.UNEXPECTED, re.compile(
-        rf"(?:UnexpectedAdmissionError|Allocate failed due to|Update plugin resources failed).*{_NAMES_GPU}", re.I)),
+    (
+        Says.NOT_WRITTEN,
+        re.compile(r"writ(?:e|ing) checkpoint.*?(?:kubelet_internal_|/device-plugins/)", re.I),
+    ),
+    (
+        Says.UNEXPECTED,
+        re.compile(
+            r"(?:UnexpectedAdmissionError|Allocate failed due to|Update plugin resources "
+            rf"failed).*{_NAMES_GPU}",
+            re.I,
+        ),
+    ),
     (Says.REGISTERED, re.compile(r"Got registration request from device plugin.*nvidia", re.I)),
-    (Says.LIST_ENDED, re.compile(r"ListAndWatch ended unexpectedly for device plugin.*nvidia", re.I)),
-    (Says.CHECKPOINT, re.compile(r"after failing to read checkpoint file|cannot unmarshal .*DevicesPerNUMA")),
-    (Says.NO_HANDLER, re.compile(r"no runtime for \\*\"nvidia|runtime handler \\*\"?nvidia\S* (?:not|is not)"
-                                 r"|find runtime handler nvidia", re.I)),
+    (
+        Says.LIST_ENDED,
+        re.compile(r"ListAndWatch ended unexpectedly for device plugin.*nvidia", re.I),
+    ),
+    (
+        Says.CHECKPOINT,
+        re.compile(r"after failing to read checkpoint file|cannot unmarshal .*DevicesPerNUMA"),
+    ),
+    (
+        Says.NO_HANDLER,
+        re.compile(
+            r"no runtime for \\*\"nvidia|runtime handler \\*\"?nvidia\S* (?:not|is not)"
+            r"|find runtime handler nvidia",
+            re.I,
+        ),
+    ),
     (Says.NO_CDI_DEVICE, re.compile(r"unresolvable CDI devices|CDI device injection failed", re.I)),
     (Says.HOOK_FAILED, re.compile(r"nvidia-container-cli(?:\.real)?: (?:[a-z ]+ )?error", re.I)),
-    (Says.NOT_REACHED, re.compile(r"(?:Unable to connect to device plugin client|failed to dial device plugin"
-                                  r"|Bad registration request from device plugin).*nvidia", re.I)),
-    (Says.NOT_STARTED, re.compile(
-        r'StartContainer\\*" for \\*"(?:[\w.-]*device-plugin[\w.-]*\\*" with (?!CrashLoop)\w+'
-        rf'|[\w.-]+\\*" with (?!CrashLoop).*{_POD})')),
-    (Says.NO_SANDBOX, re.compile(
-        r"(?:CreatePodSandbox|create sandbox for pod|network is not ready|unmounted volumes=|MountVolume\.SetUp fail)"
-        rf".*?{_POD}(?:.*?(?P<why>(?:desc = |\) ?: ).*?)(?:\\*\"+ pod=.*)?$)?", re.I)),
-    (Says.TURNED_OUT, re.compile(
-        r"(?:pod is evicted successfully|Failed to admit pod|Predicate failed on Pod|Pod admission denied).*" + _POD
-        + rf"|eviction manager: .*{_POD}.* is evicted", re.I)),
-    (Says.FABRIC_VERSION, re.compile(r"fabric manager .*version [\d.]+ do\S+ match with driver version", re.I)),
+    (
+        Says.NOT_REACHED,
+        re.compile(
+            r"(?:Unable to connect to device plugin client|failed to dial device plugin"
+            r"|Bad registration request from device plugin).*nvidia",
+            re.I,
+        ),
+    ),
+    (
+        Says.NOT_STARTED,
+        re.compile(
+            r'StartContainer\\*" for \\*"(?:[\w.-]*device-plugin[\w.-]*\\*" with (?!CrashLoop)\w+'
+            rf'|[\w.-]+\\*" with (?!CrashLoop).*{_POD})'
+        ),
+    ),
+    (
+        Says.NO_SANDBOX,
+        re.compile(
+            r"(?:CreatePodSandbox|create sandbox for pod|network is not ready|unmounted "
+            r"volumes=|MountVolume\.SetUp fail)"
+            rf".*?{_POD}(?:.*?(?P<why>(?:desc = |\) ?: ).*?)(?:\\*\"+ pod=.*)?$)?",
+            re.I,
+        ),
+    ),
+    (
+        Says.TURNED_OUT,
+        re.compile(
+            r"(?:pod is evicted successfully|Failed to admit pod|Predicate failed on Pod|Pod "
+            r"admission denied).*" + _POD + rf"|eviction manager: .*{_POD}.* is evicted",
+            re.I,
+        ),
+    ),
+    (
+        Says.FABRIC_VERSION,
+        re.compile(r"fabric manager .*version [\d.]+ do\S+ match with driver version", re.I),
+    ),
     (Says.GPU_UP, re.compile(r"^device \S+ - persistence mode enabled")),
 )
-_HINTS = ("nvidia", "nvml", "NVML", "No devices found", "NVRM", "checkpoint", "CDI", "oad", "xecut", "persistence",
-          "fabric manager", "device-plugin")
+_HINTS = (
+    "nvidia",
+    "nvml",
+    "NVML",
+    "No devices found",
+    "NVRM",
+    "checkpoint",
+    "CDI",
+    "oad",
+    "xecut",
+    "persistence",
+    "fabric manager",
+    "device-plugin",
+)
 """One of them is in every line that tells something: a busy journal is to cost little."""
 
 
@@ -71,26 +135,31 @@ def word(line: JournalLine) -> JournalWord | None:
     if line.source == SYSTEMD:
         asked = REQUEST.search(text)
         if asked or _RELOAD.search(text):
-            return JournalWord(line.at, Says.RELOAD, SYSTEMD, text, asked.group(1)[:200] if asked else "")
+            return JournalWord(
+                line.at, Says.RELOAD, SYSTEMD, text, asked.group(1)[:200] if asked else ""
+            )
         return None
     for says, form in _FORMS:
         if found := form.search(text):
             return JournalWord(line.at, says, line.source, _about(text, found))
-    if plugin_log.read(text.encode("utf-8", "replace")).says in (PluginSays.INIT_FAILED, PluginSays.NO_DEVICES):
+    if plugin_log.read(text.encode("utf-8", "replace")).says in (
+        PluginSays.INIT_FAILED,
+        PluginSays.NO_DEVICES,
+    ):
         return JournalWord(line.at, Says.PLUGIN_FAILED, line.source, text)
     return None
 
 
 def cut(text: str) -> str:
     """A long line without its middle."""
-    return text if len(text) <= LINE else f"{text[:LINE - END - 3]} … {text[-END:]}"
+    return text if len(text) <= LINE else f"{text[: LINE - END - 3]} … {text[-END:]}"
 
 
 def _about(text: str, found: re.Match[str]) -> str:
     """A line is cited by its beginning: what of a long one tells something is brought there."""
     if why := found.groupdict().get("why"):
-        return f"… {text[found.start():found.start('why')][:HEAD]} … {why[-WHY:]}"
-    return text if found.start() < FAR else f"… {text[max(0, found.start() - BEFORE):]}"
+        return f"… {text[found.start() : found.start('why')][:HEAD]} … {why[-WHY:]}"
+    return text if found.start() < FAR else f"… {text[max(0, found.start() - BEFORE) :]}"
 
 
 def words(lines: Iterable[JournalLine]) -> tuple[JournalWord, ...]:

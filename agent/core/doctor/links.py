@@ -1,4 +1,5 @@
-"""The chain as a doctor tells it: what a look found, what was asked besides, and what nobody asked."""
+"""The chain as a doctor tells it: what a look found, what was asked besides, and what nobody
+asked."""
 
 from __future__ import annotations
 
@@ -11,12 +12,17 @@ from ..access.faults import KEPT_AWAY
 from ..gpu.faults import SYSTEM_NOT_READY
 from .broken import explains
 
-ELSEWHERE = {11: "gpu-gate-node.service does not run here; kubectl describe node shows it",
-             13: "kube_node_status_allocatable is Prometheus's to say",
-             14: "Alertmanager's to say, and recovered apart from link 13"}
+ELSEWHERE = {
+    11: "gpu-gate-node.service does not run here; kubectl describe node shows it",
+    13: "kube_node_status_allocatable is Prometheus's to say",
+    14: "Alertmanager's to say, and recovered apart from link 13",
+}
 NEVER_RAN = ("NoPlugin", "PluginPodWaits", "PluginNeverStarted")
-NOBODY = {6: "nothing of the runtime's configuration was read", 8: "no container and no unit looks like the plugin",
-          12: "the runtime's containers were not seen"}
+NOBODY = {
+    6: "nothing of the runtime's configuration was read",
+    8: "no container and no unit looks like the plugin",
+    12: "the runtime's containers were not seen",
+}
 
 
 def links(scene: Scene, diagnosis: Diagnosis, witness: Witness) -> tuple[Finding, ...]:
@@ -28,25 +34,49 @@ def links(scene: Scene, diagnosis: Diagnosis, witness: Witness) -> tuple[Finding
         found.append(_no_holder(scene, diagnosis))
     asked = {f.link for f in found}
     found.sort(key=lambda f: f.link)
-    found += [Finding(link, "NotAsked", Verdict.UNKNOWN, f"not asked: {_why_not(link, scene, found)}", blocks=False)
-              for link in range(1, 15) if link not in asked]
+    found += [
+        Finding(
+            link,
+            "NotAsked",
+            Verdict.UNKNOWN,
+            f"not asked: {_why_not(link, scene, found)}",
+            blocks=False,
+        )
+        for link in range(1, 15)
+        if link not in asked
+    ]
     return tuple(sorted(found, key=lambda f: f.link))
 
 
 def _no_holder(scene: Scene, diagnosis: Diagnosis) -> Finding:
     """Of a kubelet that did not say whom it allocated GPUs to, nobody knows that it was no one."""
     if isinstance(scene.allocations, Refusal) and diagnosis.registered is not None:
-        return Finding(12, "WorkloadAccess", Verdict.UNKNOWN, "the kubelet did not say whom it allocated GPUs to "
-                       f"({scene.allocations})", "AccessUnknown", next_step="gpu-gate access", blocks=False)
-    return Finding(12, "WorkloadAccess", Verdict.HOLDS, "no running container holds a GPU", blocks=False)
+        return Finding(
+            12,
+            "WorkloadAccess",
+            Verdict.UNKNOWN,
+            f"the kubelet did not say whom it allocated GPUs to ({scene.allocations})",
+            "AccessUnknown",
+            next_step="gpu-gate access",
+            blocks=False,
+        )
+    return Finding(
+        12, "WorkloadAccess", Verdict.HOLDS, "no running container holds a GPU", blocks=False
+    )
 
 
 def _why_not(link: int, scene: Scene, found: list[Finding]) -> str:
-    """Why a link has no word at all: it is others' to say, an answer is lacking, or one before it is broken."""
+    """Why a link has no word at all: it is others' to say, an answer is lacking, or one before it
+    is broken."""
     if link in ELSEWHERE:
         return ELSEWHERE[link]
-    lacks = {3: scene.nodes, 8: scene.runtime, 9: scene.plugin_sockets, 10: scene.allocatable,
-             12: scene.processes}.get(link)
+    lacks = {
+        3: scene.nodes,
+        8: scene.runtime,
+        9: scene.plugin_sockets,
+        10: scene.allocatable,
+        12: scene.processes,
+    }.get(link)
     earlier = next((f for f in found if f.link < link and explains(f)), None)
     if earlier:
         return f"link {earlier.link} comes before it ({earlier.reason})"
@@ -60,24 +90,53 @@ def _cuda(witness: Witness, expected: int) -> tuple[Finding, ...]:
     if isinstance(cuda, Refusal):
         if not cuda.is_telling:
             return ()
-        return (Finding(5, "CudaAnswers", Verdict.FAILS if cuda.why.value == "timed-out" else Verdict.UNKNOWN,
-                        f"CUDA gave no answer ({cuda})", "CudaSilent", blocks=cuda.why.value == "timed-out",
-                        next_step="dmesg | grep -E 'NVRM|Xid'"),)
+        return (
+            Finding(
+                5,
+                "CudaAnswers",
+                Verdict.FAILS if cuda.why.value == "timed-out" else Verdict.UNKNOWN,
+                f"CUDA gave no answer ({cuda})",
+                "CudaSilent",
+                blocks=cuda.why.value == "timed-out",
+                next_step="dmesg | grep -E 'NVRM|Xid'",
+            ),
+        )
     return (_counted(cuda.value, expected),)
 
 
 def _counted(cuda: CudaReport, expected: int) -> Finding:
     if cuda.code == SYSTEM_NOT_READY:
-        return Finding(4, "CudaAnswers", Verdict.FAILS, f"{cuda.call} says 802 (system not ready): the fabric",
-                       "CudaNotReady",
-                       next_step="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric")
+        return Finding(
+            4,
+            "CudaAnswers",
+            Verdict.FAILS,
+            f"{cuda.call} says 802 (system not ready): the fabric",
+            "CudaNotReady",
+            next_step="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric",
+        )
     if cuda.code:
-        return Finding(5, "CudaAnswers", Verdict.FAILS, f"{cuda.call} says {cuda.code} ({cuda.library})",
-                       "CudaFailed", heals=Heals.CONFIGURATION, next_step="gpu-gate probe; dmesg | grep NVRM")
+        return Finding(
+            5,
+            "CudaAnswers",
+            Verdict.FAILS,
+            f"{cuda.call} says {cuda.code} ({cuda.library})",
+            "CudaFailed",
+            heals=Heals.CONFIGURATION,
+            next_step="gpu-gate probe; dmesg | grep NVRM",
+        )
     if cuda.count < expected:
-        return Finding(5, "CudaAnswers", Verdict.FAILS, f"CUDA counts {cuda.count} of {expected} GPUs", "CudaFewer",
-                       blocks=False, next_step="nvidia-smi -q | grep -E 'Compute Mode|MIG Mode'")
-    return Finding(5, "CudaAnswers", Verdict.HOLDS, f"CUDA counts {cuda.count} devices", blocks=False)
+        return Finding(
+            5,
+            "CudaAnswers",
+            Verdict.FAILS,
+            f"CUDA counts {cuda.count} of {expected} GPUs",
+            "CudaFewer",
+            blocks=False,
+            next_step="nvidia-smi -q | grep -E 'Compute Mode|MIG Mode'",
+        )
+    return Finding(
+        5, "CudaAnswers", Verdict.HOLDS, f"CUDA counts {cuda.count} devices", blocks=False
+    )
 
 
 def _sockets(witness: Witness) -> tuple[Finding, ...]:
@@ -85,23 +144,39 @@ def _sockets(witness: Witness) -> tuple[Finding, ...]:
     dead = [s.name for s in witness.sockets if isinstance(s.pid, Refusal) and s.pid.is_telling]
     heard = [f"{s.name} (pid {s.pid.value})" for s in witness.sockets if isinstance(s.pid, Seen)]
     if dead:
-        return (Finding(9, "SocketsAnswer", Verdict.FAILS, f"nobody listens on {', '.join(dead)}"
-                        + (f"; {', '.join(heard)} answers" if heard else ""), "SocketDead", tuple(dead),
-                        blocks=False),)
+        return (
+            Finding(
+                9,
+                "SocketsAnswer",
+                Verdict.FAILS,
+                f"nobody listens on {', '.join(dead)}"
+                + (f"; {', '.join(heard)} answers" if heard else ""),
+                "SocketDead",
+                tuple(dead),
+                blocks=False,
+            ),
+        )
     if heard:
-        return (Finding(9, "SocketsAnswer", Verdict.HOLDS, f"connected: {', '.join(heard)}", blocks=False),)
+        return (
+            Finding(
+                9, "SocketsAnswer", Verdict.HOLDS, f"connected: {', '.join(heard)}", blocks=False
+            ),
+        )
     return ()
 
 
 def causes(broken: Finding, found: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
-    """The faults that explain the first broken link, the likeliest first: whose mark is this very finding, whatever
-    their link; its own link's; for a plugin that may not open its devices also that of link 12, which says why; for a
-    registration of which nothing is known, an earlier link's that was confirmed."""
+    """The faults that explain the first broken link, the likeliest first: whose mark is this very
+    finding, whatever their link; its own link's; for a plugin that may not open its devices also
+    that of link 12, which says why; for a registration of which nothing is known, an earlier link's
+    that was confirmed."""
     own = [s for s in found if s.link == broken.link and s.is_cause]
     if broken.reason in NEVER_RAN:  # the runtime would not even make it
         own = [s for s in found if s.id in KEPT_AWAY and s.strength is Strength.CONFIRMED] + own
     own = [s for s in found if s not in own and s.is_cause and s.seen == broken.because] + own
     kin = [s for s in found if s.link == 12 and broken.link == 8 and s.is_cause]
-    if broken.link == 10 and not own:  # nothing is known of the plugin: what comes before it was seen to fail
+    if (
+        broken.link == 10 and not own
+    ):  # nothing is known of the plugin: what comes before it was seen to fail
         kin = [s for s in found if s.link < 10 and s.is_cause and s.strength is Strength.CONFIRMED]
     return tuple(sorted(own + kin, key=lambda s: s.strength is not Strength.CONFIRMED))

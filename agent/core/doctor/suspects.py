@@ -1,4 +1,5 @@
-"""Known faults: small rules in one place, pure. docs/faults is written from them (tests/tools/fault_pages.py)."""
+"""Known faults: small rules in one place, pure. docs/faults is written from them
+(tests/tools/fault_pages.py)."""
 
 from __future__ import annotations
 
@@ -14,11 +15,17 @@ from ..plugin import faults as plugin
 from ..plugin import pod_faults as pod
 from ..plugin.candidates import short_id
 
-FAULTS: tuple[KnownFault, ...] = tuple(sorted(
-    (*hardware.FAULTS, *access.FAULTS, *plugin.FAULTS, *pod.FAULTS, *kubelet.FAULTS), key=lambda f: f.link))
+FAULTS: tuple[KnownFault, ...] = tuple(
+    sorted(
+        (*hardware.FAULTS, *access.FAULTS, *plugin.FAULTS, *pod.FAULTS, *kubelet.FAULTS),
+        key=lambda f: f.link,
+    )
+)
 
 
-def suspects(scene: Scene, diagnosis: Diagnosis, witness: Witness = NO_WITNESS) -> tuple[Suspect, ...]:
+def suspects(
+    scene: Scene, diagnosis: Diagnosis, witness: Witness = NO_WITNESS
+) -> tuple[Suspect, ...]:
     """Every known fault that this look shows, those that were confirmed first, then by link."""
     evidence = Evidence(scene, diagnosis, witness)
     found = [_suspect(fault, mark, evidence) for fault in FAULTS if (mark := fault.judge(evidence))]
@@ -27,14 +34,29 @@ def suspects(scene: Scene, diagnosis: Diagnosis, witness: Witness = NO_WITNESS) 
 
 def _suspect(fault: KnownFault, mark: Mark, evidence: Evidence) -> Suspect:
     sight, unit = evidence.plugin, evidence.plugin_unit
-    container, service = short_id(sight.container) if sight else "CONTAINER", unit.name if unit else "UNIT"
+    container, service = (
+        short_id(sight.container) if sight else "CONTAINER",
+        unit.name if unit else "UNIT",
+    )
 
     def filled(words: str) -> str:
         if unit:  # what is said of a container is done to its unit
-            words = words.replace(plugin.REBUILD, plugin.RESTART).replace(plugin.AGAIN, "restart its unit")
+            words = words.replace(plugin.REBUILD, plugin.RESTART).replace(
+                plugin.AGAIN, "restart its unit"
+            )
         return words.replace("{plugin}", container).replace("{unit}", service)
 
     return Suspect(
-        fault.id, fault.link, fault.title, Strength.CONFIRMED if mark.is_confirmed else Strength.CONSISTENT,
-        mark.seen, "" if mark.is_confirmed else fault.decide, "" if mark.is_confirmed else filled(fault.capture),
-        filled(fault.remedy), filled(fault.do), fault.is_not, fault.source, fault.is_cause)
+        fault.id,
+        fault.link,
+        fault.title,
+        Strength.CONFIRMED if mark.is_confirmed else Strength.CONSISTENT,
+        mark.seen,
+        "" if mark.is_confirmed else fault.decide,
+        "" if mark.is_confirmed else filled(fault.capture),
+        filled(fault.remedy),
+        filled(fault.do),
+        fault.is_not,
+        fault.source,
+        fault.is_cause,
+    )

@@ -1,4 +1,5 @@
-"""This boot as a race is read: its moments, the gaps that matter as sentences, and what is not known."""
+"""This boot as a race is read: its moments, the gaps that matter as sentences, and what is not
+known."""
 
 from __future__ import annotations
 
@@ -49,11 +50,21 @@ class _Race:
     def sentences(self) -> Iterator[str]:
         for sight in self.scene.plugins:
             yield from self._plugin(sight)
-        kubelet, stable, release = self.last.get("kubelet"), self.first.get("stable"), self.first.get("released")
+        kubelet, stable, release = (
+            self.last.get("kubelet"),
+            self.first.get("stable"),
+            self.first.get("released"),
+        )
         if kubelet and stable and self._was_watched:
             yield f"the kubelet was up {_between(kubelet, stable, 'NVML was stable')}" + (
-                f"; it was released {_between(release, stable, 'that')}" if release else "")
-        if kubelet and not self._was_watched and (look := self.first.get("look")) and kubelet.at < look.at:
+                f"; it was released {_between(release, stable, 'that')}" if release else ""
+            )
+        if (
+            kubelet
+            and not self._was_watched
+            and (look := self.first.get("look"))
+            and kubelet.at < look.at
+        ):
             late = _span(look.at - kubelet.at)
             yield f"nothing held the kubelet back: gpu-gate first looked {late} after it was up"
         yield from self._repairs()
@@ -65,12 +76,17 @@ class _Race:
         return bool(look and seen and seen.at - look.at > FIRST_PROBE_S)
 
     def _plugin(self, sight: PluginSight) -> Iterator[str]:
-        start = self.by.get(("started", sight.container.id)) or self.by.get(("created", sight.container.id))
+        start = self.by.get(("started", sight.container.id)) or self.by.get(
+            ("created", sight.container.id)
+        )
         if start is None:
             return
         stable, parts = self.first.get("stable"), []
-        for word, name in (("persistenced", "nvidia-persistenced"), ("module", "the module was loaded"),
-                           ("nodes", "its last device node was made")):
+        for word, name in (
+            ("persistenced", "nvidia-persistenced"),
+            ("module", "the module was loaded"),
+            ("nodes", "its last device node was made"),
+        ):
             other = self.first.get(word)
             if other and (word == "persistenced" or start.at < other.at):
                 parts.append(_between(start, other, name))
@@ -86,7 +102,10 @@ class _Race:
             yield f"{name} said{when}: {log.line.rstrip('.')}; it has said nothing better since"
         kubelet = self.last.get("kubelet")
         if kubelet and kubelet.at > start.at:
-            yield f"the kubelet was up {_span(kubelet.at - start.at)} after {name} started, and had to be told anew"
+            yield (
+                f"the kubelet was up {_span(kubelet.at - start.at)} after {name} "
+                "started, and had to be told anew"
+            )
         reload = self.first.get("reload")
         if reload and reload.at > start.at:
             yield f"the last daemon-reload came {_span(reload.at - start.at)} after {name} started"
@@ -95,19 +114,28 @@ class _Race:
         for (what, number), begun in self.by.items():
             ended = self.by.get(("outcome", number)) if what == "repair" else None
             if ended:
-                yield f"repair {number} took {_span(ended.at - begun.at)} until it was known what came of it"
+                yield (
+                    f"repair {number} took {_span(ended.at - begun.at)} until it was "
+                    "known what came of it"
+                )
 
 
 def _unknown(scene: Scene, race: _Race) -> Iterator[str]:
     moved = clock_set(scene)
     if moved is not None:
         way = "forward" if moved[0] > 0 else "back"
-        yield (f"the clock was set {way} by {_span(abs(moved[0]))} after {moved[1]:.1f} s: what others stamped "
-               "before (marked *) is off by that")
+        yield (
+            f"the clock was set {way} by {_span(abs(moved[0]))} after {moved[1]:.1f} s: what "
+            "others stamped "
+            "before (marked *) is off by that"
+        )
     if "pci" not in race.first:
         yield f"when the GPUs appeared on PCI: {_why(scene.kernel, 'the kernel log does not say')}"
     if "module" not in race.first:
-        yield f"when the module was loaded: {_why(scene.kernel, 'the kernel log does not go back so far')}"
+        yield (
+            "when the module was loaded: "
+            f"{_why(scene.kernel, 'the kernel log does not go back so far')}"
+        )
     if isinstance(scene.units, Refusal):
         yield f"when units started: {scene.units}"
     if isinstance(scene.nodes, Refusal):
@@ -119,7 +147,10 @@ def _unknown(scene: Scene, race: _Race) -> Iterator[str]:
         yield "when the plugin started: no container or unit of it was seen"
     for sight in scene.plugins:
         if not {("started", sight.container.id), ("created", sight.container.id)} & race.by.keys():
-            yield f"when {label(scene, sight)} started: its stamp is of another boot, or the clock was set since"
+            yield (
+                f"when {label(scene, sight)} started: its stamp is of another boot, or "
+                "the clock was set since"
+            )
     if "registered" not in race.first:
         yield f"when the kubelet listed every GPU: {_registration(scene, race)}"
 

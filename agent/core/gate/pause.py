@@ -17,7 +17,9 @@ def find(scene: Scene, settings: Settings) -> Pause | None:
         if scene.clock.boottime < mark.value.until:
             return Pause(f"paused: {mark.value.reason}", mark.value.until, True)
     elif isinstance(mark, Refusal) and mark.is_telling and not mark.is_missing:
-        return Pause(f"paused: /run/gpu-gate/paused is there and could not be read ({mark})", None, True)
+        return Pause(
+            f"paused: /run/gpu-gate/paused is there and could not be read ({mark})", None, True
+        )
     units = scene.units.value_or(())
     working = [u.name for u in units if u.name in settings.pause_while and u.active == "activating"]
     return Pause(f"paused while {working[0]} is starting", None, False) if working else None
@@ -26,7 +28,17 @@ def find(scene: Scene, settings: Settings) -> Pause | None:
 def findings(scene: Scene, pause: Pause | None) -> tuple[Finding, ...]:
     if pause is None:
         return ()
-    left = f" for {pause.until - scene.clock.boottime:.0f} s more" if pause.until is not None else ""
-    return (Finding(5, "NotPaused", Verdict.FAILS, f"{pause.why}{left}: no probe, no action",
-                    "Paused" if pause.by_person else "PausedForWork", blocks=False,
-                    next_step="gpu-gate resume" if pause.by_person else ""),)
+    left = (
+        f" for {pause.until - scene.clock.boottime:.0f} s more" if pause.until is not None else ""
+    )
+    return (
+        Finding(
+            5,
+            "NotPaused",
+            Verdict.FAILS,
+            f"{pause.why}{left}: no probe, no action",
+            "Paused" if pause.by_person else "PausedForWork",
+            blocks=False,
+            next_step="gpu-gate resume" if pause.by_person else "",
+        ),
+    )

@@ -1,4 +1,5 @@
-"""What is said of a plugin that does not come: in the line why the node is not ready, and once in the journal."""
+"""What is said of a plugin that does not come: in the line why the node is not ready, and once in
+the journal."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from .states import Gate, Phase
 
 
 def why_not(registered: Finding, diagnosis: Diagnosis) -> str:
-    """What the kubelet lists, and what is known of the plugin; a next step only where the mender takes none."""
+    """What the kubelet lists, and what is known of the plugin; a next step only where the mender
+    takes none."""
     trouble = _trouble(diagnosis)
     if trouble is None or trouble.verdict is Verdict.HOLDS:
         return registered.because
@@ -22,12 +24,15 @@ def why_not(registered: Finding, diagnosis: Diagnosis) -> str:
 
 
 def told(gate: Gate, before: Gate, diagnosis: Diagnosis, now: float) -> Gate:
-    """Since when it is not ready, and each trouble of a plugin that does not come soon, once: a crash loop is told
-    once."""
+    """Since when it is not ready, and each trouble of a plugin that does not come soon, once: a
+    crash loop is told once."""
     if gate.ready:
         return replace(gate, troubles=())
     since = now if before.ready or not before.unready_since else gate.unready_since
-    trouble, kubelet = _trouble(diagnosis), diagnosis.mending.kubelet_since if diagnosis.mending else 0.0
+    trouble, kubelet = (
+        _trouble(diagnosis),
+        diagnosis.mending.kubelet_since if diagnosis.mending else 0.0,
+    )
     is_late = now >= max(since, kubelet) + mending.QUICK_S
     is_told = (before.phase, before.reason, before.ready) != (gate.phase, gate.reason, gate.ready)
     word = trouble.reason if trouble and gate.phase is Phase.OPEN and (is_late or is_told) else ""

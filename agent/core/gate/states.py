@@ -29,7 +29,8 @@ class Phase(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The gate's memory. Dropped with the agent: the next one begins anew and ends at the same place."""
+    """The gate's memory. Dropped with the agent: the next one begins anew and ends at the same
+    place."""
 
     started_at: float
     phase: Phase = Phase.WAITING
@@ -44,7 +45,8 @@ class Gate:
     unready_since: float = 0.0
     "boottime"
     troubles: tuple[str, ...] = ()
-    "reason words of what was wrong with the plugin or its runtime since then, not counting its first moments"
+    """reason words of what was wrong with the plugin or its runtime since then, not counting its
+    first moments"""
     answered_at: float = 0.0
     "boottime of the kubelet's answer that the last look saw"
     counted: int = 0

@@ -1,7 +1,7 @@
 """The gate: phases, and the one function that moves between them.
 
-Everything that affects a phase, the release of the kubelet or readiness is in this file, and the rest of the
-program may not know it. step() is pure: `now` comes in, deadlines go out as `wake_at`.
+Everything that affects a phase, the release of the kubelet or readiness is in this file, and the
+rest of the program may not know it. step() is pure: `now` comes in, deadlines go out as `wake_at`.
 
 Three values, never one:
 * phase     where the host's GPUs stand;
@@ -35,7 +35,8 @@ from .schedule import (
 from .states import Gate, Phase, Step
 
 STALE_S = 150.0
-"the kubelet's answer is good for so long: a quiet node asks every fourth heartbeat, one whose looks stall never"
+"""the kubelet's answer is good for so long: a quiet node asks every fourth heartbeat, one whose
+looks stall never"""
 
 
 def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
@@ -44,7 +45,9 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     moved = replace(moved, deadline_at=_deadline(moved, diagnosis, now, settings))
     phase, why, reason = _phase(moved, diagnosis, settings, now)
     moved, mended = _mend(moved, diagnosis, phase, now, settings)
-    launched = launching.step(moved.launch, diagnosis, moved.open_since if phase is Phase.OPEN else None, now)
+    launched = launching.step(
+        moved.launch, diagnosis, moved.open_since if phase is Phase.OPEN else None, now
+    )
     phase, why, reason = _with_mend(moved, bool(gate.mend.acting), phase, why, reason)
     if phase is not moved.phase:
         moved = replace(moved, phase=phase, since=now)
@@ -53,24 +56,38 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     moved = replace(moved, released=released)
     ready, ready_why = _ready(moved, diagnosis, now, settings)
     pause = diagnosis.paused
-    moved = replace(moved, ready=ready, ready_why=f"{ready_why}; {pause.why}" if pause else ready_why,
-                    paused=pause.why if pause else "", paused_until=pause.until if pause else None)
+    moved = replace(
+        moved,
+        ready=ready,
+        ready_why=f"{ready_why}; {pause.why}" if pause else ready_why,
+        paused=pause.why if pause else "",
+        paused_until=pause.until if pause else None,
+    )
     moved = told(moved, gate, diagnosis, now)
     actions = _actions(moved, diagnosis, now, settings, word) + launched.actions + mended.actions
-    wakes = [wake_at(moved, diagnosis, now, settings),
-             *(max(now, w) for w in (mended.wake_at, launched.wake_at) if w is not None)]
+    wakes = [
+        wake_at(moved, diagnosis, now, settings),
+        *(max(now, w) for w in (mended.wake_at, launched.wake_at) if w is not None),
+    ]
     if any(isinstance(action, StartProbe) for action in actions):
         moved = replace(moved, asked_for=diagnosis.mig_instances)
     return Step(replace(moved, answered_at=diagnosis.registered_at), actions, min(wakes))
 
 
-def _mend(gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float,
-          settings: Settings) -> tuple[Gate, mending.Mended]:
-    """Count the kubelet's answers, then let the mender decide, who may act only while NVML is stable."""
+def _mend(
+    gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float, settings: Settings
+) -> tuple[Gate, mending.Mended]:
+    """Count the kubelet's answers, then let the mender decide, who may act only while NVML is
+    stable."""
     stable = gate.good >= settings.stable_probes
-    gate = replace(gate, open_since=(gate.open_since if gate.open_since is not None else now) if stable else None)
+    gate = replace(
+        gate,
+        open_since=(gate.open_since if gate.open_since is not None else now) if stable else None,
+    )
     registered, fault = diagnosis.registered, diagnosis.mending.fault if diagnosis.mending else None
-    if fault is not None and fault.access_denied:  # what it offers is of no use, and no later look may count it
+    if (
+        fault is not None and fault.access_denied
+    ):  # what it offers is of no use, and no later look may count it
         gate = replace(gate, listed=0, listed_at=diagnosis.registered_at)
     elif registered is None or registered.verdict is not Verdict.HOLDS:
         gate = replace(gate, listed=0)
@@ -79,19 +96,33 @@ def _mend(gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float,
     open_since = gate.open_since if phase is Phase.OPEN else None
     mended = mending.step(gate.mend, diagnosis, open_since, gate.listed, now, settings)
     report = diagnosis.report
-    if mended.mend.acting and not gate.mend.acting and report is not None and report.ended_at < now - DOUBT_S:
+    if (
+        mended.mend.acting
+        and not gate.mend.acting
+        and report is not None
+        and report.ended_at < now - DOUBT_S
+    ):
         # NVML itself may be the plugin's trouble, and was asked long ago.
-        gate, mended = replace(gate, probe_after=now), mending.Mended(gate.mend, wake_at=now + mending.AGREE_S)
+        gate, mended = (
+            replace(gate, probe_after=now),
+            mending.Mended(gate.mend, wake_at=now + mending.AGREE_S),
+        )
     return replace(gate, mend=mended.mend), mended
 
 
-def _with_mend(gate: Gate, was_acting: bool, phase: Phase, why: str, reason: str) -> tuple[Phase, str, str]:
+def _with_mend(
+    gate: Gate, was_acting: bool, phase: Phase, why: str, reason: str
+) -> tuple[Phase, str, str]:
     """REPAIRING is said once the hand did begin: it may refuse."""
     if phase not in (Phase.OPEN, Phase.REVALIDATING):
         return phase, why, reason
     if gate.mend.acting and was_acting:
-        return Phase.REPAIRING, f"the device plugin is being started afresh ({gate.mend.acting}); the kubelet's " \
-            "word is awaited", "Repairing"
+        return (
+            Phase.REPAIRING,
+            f"the device plugin is being started afresh ({gate.mend.acting}); the kubelet's "
+            "word is awaited",
+            "Repairing",
+        )
     if gate.mend.held and phase is Phase.OPEN:
         return Phase.HELD, gate.mend.held, gate.mend.held_reason
     return phase, why, reason
@@ -106,24 +137,48 @@ def _notice(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
         return replace(gate, fabric_since=None)
     if gate.fabric_since is not None:
         return gate
-    waited = diagnosis.released_before and gate.validated_at is None  # by an earlier agent of this boot
+    waited = (
+        diagnosis.released_before and gate.validated_at is None
+    )  # by an earlier agent of this boot
     return replace(gate, fabric_since=0.0 if waited else now)
 
 
 def _forget(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
-    """What earlier probes said does not outlive the driver they asked, nor the readings they were made of."""
+    """What earlier probes said does not outlive the driver they asked, nor the readings they were
+    made of."""
     if gate.paused and not diagnosis.paused:  # whatever was done meanwhile was done to be seen
         gate = replace(gate, probe_after=now)
-    reloaded = gate.loaded_at < diagnosis.driver_loaded_at  # unloaded and loaded again between two looks
-    asked_before = diagnosis.report is not None and diagnosis.report.started_at < diagnosis.driver_loaded_at
+    reloaded = (
+        gate.loaded_at < diagnosis.driver_loaded_at
+    )  # unloaded and loaded again between two looks
+    asked_before = (
+        diagnosis.report is not None and diagnosis.report.started_at < diagnosis.driver_loaded_at
+    )
     gate = replace(gate, loaded_at=diagnosis.driver_loaded_at)
     if gate.good == gate.hopeless == gate.failures == 0:
         return gate
-    differs = bool(diagnosis.fingerprint) and bool(gate.fingerprint) and diagnosis.fingerprint != gate.fingerprint
-    if diagnosis.may_probe and diagnosis.scope is not Scope.NONE and not differs and not (reloaded and asked_before):
+    differs = (
+        bool(diagnosis.fingerprint)
+        and bool(gate.fingerprint)
+        and diagnosis.fingerprint != gate.fingerprint
+    )
+    if (
+        diagnosis.may_probe
+        and diagnosis.scope is not Scope.NONE
+        and not differs
+        and not (reloaded and asked_before)
+    ):
         return gate
-    return replace(gate, good=0, fingerprint="", validated_at=None, hopeless=0, failures=0, failing_since=None,
-                   probe_after=now)
+    return replace(
+        gate,
+        good=0,
+        fingerprint="",
+        validated_at=None,
+        hopeless=0,
+        failures=0,
+        failing_since=None,
+        probe_after=now,
+    )
 
 
 def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Gate:
@@ -131,7 +186,9 @@ def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     report = diagnosis.report
     if report is None or report.number == gate.counted:
         return gate
-    in_a_row = report.number == gate.counted + 1  # else a look was missed, and with it a probe nobody judged
+    in_a_row = (
+        report.number == gate.counted + 1
+    )  # else a look was missed, and with it a probe nobody judged
     gate = replace(gate, counted=report.number)
     if report.end is ProbeEnd.ANSWERED:
         gate = replace(gate, slowest_s=max(gate.slowest_s, report.ended_at - report.started_at))
@@ -140,24 +197,43 @@ def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
         good = gate.good + 1 if same else 1
         done = good >= settings.stable_probes
         return replace(
-            gate, good=good, fingerprint=diagnosis.fingerprint, hopeless=0, failures=0, failing_since=None,
+            gate,
+            good=good,
+            fingerprint=diagnosis.fingerprint,
+            hopeless=0,
+            failures=0,
+            failing_since=None,
             validated_at=report.started_at if done else None,
-            probe_after=now + settings.probe_interval_s if done
-            else report.started_at + settings.stable_interval_s)
+            probe_after=now + settings.probe_interval_s
+            if done
+            else report.started_at + settings.stable_interval_s,
+        )
     failures = gate.failures + 1
     since = gate.failing_since if gate.failing_since is not None else now
     hopeless = gate.hopeless + 1 if _is_hopeless(diagnosis) else 0
     nvml = _of_link(diagnosis, 5)
-    if diagnosis.mending is not None and nvml is not None and nvml.verdict is Verdict.FAILS:  # not a /dev unread
+    if (
+        diagnosis.mending is not None and nvml is not None and nvml.verdict is Verdict.FAILS
+    ):  # not a /dev unread
         gate = replace(gate, mend=replace(gate.mend, bad_probe_at=now))
     pause = backoff(settings, failures, now - since, report.end is ProbeEnd.HUNG, hopeless)
-    return replace(gate, good=0, fingerprint="", validated_at=None, failures=failures, failing_since=since,
-                   hopeless=hopeless, probe_after=now + pause)
+    return replace(
+        gate,
+        good=0,
+        fingerprint="",
+        validated_at=None,
+        failures=failures,
+        failing_since=since,
+        hopeless=hopeless,
+        probe_after=now + pause,
+    )
 
 
 def _is_hopeless(diagnosis: Diagnosis) -> bool:
     finding = _of_link(diagnosis, 5)
-    return finding is not None and finding.verdict is Verdict.FAILS and finding.heals is not Heals.SOON
+    return (
+        finding is not None and finding.verdict is Verdict.FAILS and finding.heals is not Heals.SOON
+    )
 
 
 def _of_link(diagnosis: Diagnosis, link: int) -> Finding | None:
@@ -165,26 +241,43 @@ def _of_link(diagnosis: Diagnosis, link: int) -> Finding | None:
 
 
 def _deadline(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
-    """When the kubelet starts whatever is known; counted from the wait unit's start, or from ours. A mark that
-    does not lie in the past is none: it must not hold anybody longer."""
+    """When the kubelet starts whatever is known; counted from the wait unit's start, or from ours.
+    A mark that does not lie in the past is none: it must not hold anybody longer."""
     waiting = diagnosis.waiting_since
     origin = waiting if waiting is not None and 0.0 < waiting <= now else gate.started_at
     return origin + hold_limit_s(settings, diagnosis.control_plane)
 
 
-def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> tuple[Phase, str, str]:
+def _phase(
+    gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float
+) -> tuple[Phase, str, str]:
     """The table: the first line that fits."""
     if diagnosis.held and now >= gate.doubt_since + HOLD_AFTER_S:
         return Phase.HELD, _with_remedy(diagnosis.held), diagnosis.held.reason
     if diagnosis.scope is Scope.NONE:
         return Phase.NOT_APPLICABLE, diagnosis.scope_because, "NoGpuForContainers"
     if not diagnosis.may_probe:
-        first = next((f for f in diagnosis.findings if f.link <= 2 and f.blocks
-                      and f.verdict is not Verdict.HOLDS), None)
-        return (Phase.WAITING, first.because if first else diagnosis.scope_because,
-                first.reason if first else "DriverUnknown")
-    earlier = next((f for f in diagnosis.findings
-                    if f.link == 1 and f.blocks and f.verdict is not Verdict.HOLDS), None)
+        first = next(
+            (
+                f
+                for f in diagnosis.findings
+                if f.link <= 2 and f.blocks and f.verdict is not Verdict.HOLDS
+            ),
+            None,
+        )
+        return (
+            Phase.WAITING,
+            first.because if first else diagnosis.scope_because,
+            first.reason if first else "DriverUnknown",
+        )
+    earlier = next(
+        (
+            f
+            for f in diagnosis.findings
+            if f.link == 1 and f.blocks and f.verdict is not Verdict.HOLDS
+        ),
+        None,
+    )
     if earlier and gate.hopeless < AGREE:
         return Phase.WAITING, earlier.because, earlier.reason
     nvml = _of_link(diagnosis, 5)
@@ -194,7 +287,11 @@ def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> 
     if gate.good >= settings.stable_probes:
         return _stable_phase(gate, diagnosis, settings, now)
     if gate.good > 0:
-        return (Phase.SETTLING, f"{because}: {gate.good} of {settings.stable_probes} equal probes", "Settling")
+        return (
+            Phase.SETTLING,
+            f"{because}: {gate.good} of {settings.stable_probes} equal probes",
+            "Settling",
+        )
     nodes = _of_link(diagnosis, 3)
     if nvml and nvml.verdict is Verdict.HOLDS:
         if nodes and nodes.verdict is not Verdict.HOLDS:
@@ -203,13 +300,21 @@ def _phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> 
     return Phase.PROBING, because, reason or "Probing"
 
 
-def _stable_phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float) -> tuple[Phase, str, str]:
+def _stable_phase(
+    gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float
+) -> tuple[Phase, str, str]:
     """Of a set that enough probes saw: what may still stand between it and OPEN."""
     nvml = _of_link(diagnosis, 5)
     because, reason = (nvml.because, nvml.reason) if nvml else ("NVML was not asked", "NotProbed")
     disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
-    nodes = next((f for f in diagnosis.findings if f.link == 3 and f.blocks
-                  and f.verdict is not Verdict.HOLDS), None)
+    nodes = next(
+        (
+            f
+            for f in diagnosis.findings
+            if f.link == 3 and f.blocks and f.verdict is not Verdict.HOLDS
+        ),
+        None,
+    )
     if nodes:
         return Phase.WAITING, nodes.because, nodes.reason
     if nvml and nvml.verdict is Verdict.FAILS:
@@ -220,8 +325,12 @@ def _stable_phase(gate: Gate, diagnosis: Diagnosis, settings: Settings, now: flo
         if diagnosis.fabric.blocks:
             return Phase.HELD, _with_remedy(diagnosis.fabric), diagnosis.fabric.reason
     if disturbed:
-        return Phase.REVALIDATING, f"{diagnosis.disturbed_by} {now - diagnosis.disturbed_at:.0f} s ago is newer " \
-            "than the last validation", "Revalidating"
+        return (
+            Phase.REVALIDATING,
+            f"{diagnosis.disturbed_by} {now - diagnosis.disturbed_at:.0f} s ago is newer "
+            "than the last validation",
+            "Revalidating",
+        )
     return Phase.OPEN, because, ""
 
 
@@ -230,8 +339,8 @@ def _with_remedy(finding: Finding) -> str:
 
 
 def _released(gate: Gate, diagnosis: Diagnosis, now: float, holds: str) -> tuple[str, str]:
-    """(word, sentence) of why the kubelet may start; ("", "") while it may not. `holds`: what an open gate still
-    waits for, for some seconds."""
+    """(word, sentence) of why the kubelet may start; ("", "") while it may not. `holds`: what an
+    open gate still waits for, for some seconds."""
     if gate.released:
         return "Before", gate.released
     if diagnosis.released_before:
@@ -262,7 +371,11 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
         if diagnosis.paused:
             return False, f"not validated since {diagnosis.disturbed_by}"
         if now > diagnosis.disturbed_at + stands_for_s(gate, settings):
-            return False, f"no verdict for {now - diagnosis.disturbed_at:.0f} s after {diagnosis.disturbed_by}"
+            return (
+                False,
+                f"no verdict for {now - diagnosis.disturbed_at:.0f} s after "
+                f"{diagnosis.disturbed_by}",
+            )
     elif gate.phase is not Phase.OPEN:
         return False, gate.why
     broken, registered = diagnosis.first_broken(own=True), diagnosis.registered
@@ -273,12 +386,16 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     if registered and gate.listed < AGREE:
         return False, f"{registered.because}, once so far"
     if registered and now - diagnosis.registered_at > STALE_S:
-        return False, f"{registered.because}, but that was {now - diagnosis.registered_at:.0f} s ago"
+        return (
+            False,
+            f"{registered.because}, but that was {now - diagnosis.registered_at:.0f} s ago",
+        )
     return True, registered.because if registered else gate.why
 
 
-def _actions(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings,
-             word: str) -> tuple[Action, ...]:
+def _actions(
+    gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings, word: str
+) -> tuple[Action, ...]:
     actions: list[Action] = []
     if not diagnosis.paused:
         actions += diagnosis.additive
@@ -293,6 +410,10 @@ def _actions(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings,
     known = tuple(sorted({*diagnosis.learned, *diagnosis.expected}))
     if gate.phase is Phase.OPEN and known != diagnosis.learned:
         actions.append(Learn(known))
-    if wants_probe(gate, diagnosis) and not diagnosis.probe_busy and now >= probe_due(gate, diagnosis, settings):
+    if (
+        wants_probe(gate, diagnosis)
+        and not diagnosis.probe_busy
+        and now >= probe_due(gate, diagnosis, settings)
+    ):
         actions.append(StartProbe(overlap=not gate.released and gate.good < settings.stable_probes))
     return tuple(actions)

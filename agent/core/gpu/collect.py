@@ -27,8 +27,8 @@ MOST_NAMED = 3
 
 
 async def pci(host: Host) -> Reading[tuple[PciFunction, ...]]:
-    """NVIDIA's functions on the PCI bus. One unreadable function makes the whole reading fail: a set with a
-    hole is not a set."""
+    """NVIDIA's functions on the PCI bus. One unreadable function makes the whole reading fail: a
+    set with a hole is not a set."""
     folder = await host.folder(PCI)
     if isinstance(folder, Refusal):
         return folder
@@ -44,7 +44,9 @@ async def pci(host: Host) -> Reading[tuple[PciFunction, ...]]:
             if isinstance(function, Refusal):
                 # A function that goes away while it is read is not a host without a PCI bus.
                 why = Why.FAILED if function.is_missing else function.why
-                return Refusal(why, f"{PCI}/{entry.name} could not be read whole: {function.detail}")
+                return Refusal(
+                    why, f"{PCI}/{entry.name} could not be read whole: {function.detail}"
+                )
             functions.append(function)
     return Seen(tuple(functions), folder.at)
 
@@ -64,7 +66,8 @@ async def _pci_function(host: Host, name: str) -> PciFunction | Refusal:
 
 
 async def tegra(host: Host, pci: Reading[tuple[PciFunction, ...]]) -> dict[str, Any]:
-    """Where PCI shows no GPU of NVIDIA's, it may be a part of the SoC. The SoC's PCI bridges are NVIDIA's, too."""
+    """Where PCI shows no GPU of NVIDIA's, it may be a part of the SoC. The SoC's PCI bridges are
+    NVIDIA's, too."""
     if any(f.is_gpu for f in pci.value) if isinstance(pci, Seen) else not pci.is_missing:
         return {}
     soc = await parsed_file(host, SOC_FAMILY, parse.text)
@@ -85,8 +88,11 @@ async def driver(host: Host) -> dict[str, Any]:
         found["driver_building"] = await _driver_building(host)
     else:
         gpus = await host.folder(DRIVER_GPUS)
-        found["proc_gpus"] = gpus if isinstance(gpus, Refusal) else Seen(
-            tuple(parse.bus_id(e.name) or e.name for e in gpus.value), gpus.at)
+        found["proc_gpus"] = (
+            gpus
+            if isinstance(gpus, Refusal)
+            else Seen(tuple(parse.bus_id(e.name) or e.name for e in gpus.value), gpus.at)
+        )
     return found
 
 
@@ -110,7 +116,8 @@ async def _module_installed(host: Host) -> Reading[str]:
 
 
 async def _driver_building(host: Host) -> Reading[str]:
-    """dkms keeps a module's build folder only while it builds (dkms(8), /var/lib/dkms/MODULE/VERSION/build)."""
+    """dkms keeps a module's build folder only while it builds (dkms(8),
+    /var/lib/dkms/MODULE/VERSION/build)."""
     modules, kept = await host.folder("/var/lib/dkms", "nvidia*"), []
     if isinstance(modules, Refusal):
         return modules
@@ -125,14 +132,18 @@ async def _driver_building(host: Host) -> Reading[str]:
             build = await host.folder(f"/var/lib/dkms/{module.name}/{version.name}", "build")
             if isinstance(build, Seen) and build.value:
                 return Seen(f"{module.name} {version.name}", build.at)
-    return Refusal(Why.MISSING, f"dkms has {', '.join(kept[:MOST_NAMED])}, and does not build it now" if kept
-                   else "dkms builds no nvidia module now")
+    return Refusal(
+        Why.MISSING,
+        f"dkms has {', '.join(kept[:MOST_NAMED])}, and does not build it now"
+        if kept
+        else "dkms builds no nvidia module now",
+    )
 
 
 async def mig_instances(host: Host, probe: Reading[ProbeState]) -> Reading[tuple[str, ...]]:
-    """MIG instances, by the folders that the driver keeps of each (NVIDIA's MIG User Guide, /proc based
-    nvidia-capabilities): to list them asks no GPU, and where they are others than before, NVML is asked again. Where
-    NVML says of no GPU whether it is in MIG mode, there are none."""
+    """MIG instances, by the folders that the driver keeps of each (NVIDIA's MIG User Guide, /proc
+    based nvidia-capabilities): to list them asks no GPU, and where they are others than before,
+    NVML is asked again. Where NVML says of no GPU whether it is in MIG mode, there are none."""
     last = probe.value.last if isinstance(probe, Seen) else None
     if last is None or all(gpu.state.mig is None for gpu in last.gpus):
         return NOT_ASKED
@@ -170,8 +181,9 @@ async def device_nodes(host: Host) -> dict[str, Any]:
     return {
         "majors": majors,
         "nodes": nodes,
-        "char_links": links if isinstance(links, Refusal) else Seen(
-            {e.name: e.target for e in links.value if e.kind == "link"}, links.at),
+        "char_links": links
+        if isinstance(links, Refusal)
+        else Seen({e.name: e.target for e in links.value if e.kind == "link"}, links.at),
     }
 
 

@@ -1,7 +1,9 @@
-"""Link 3: the device nodes under /dev and the links under /dev/char, and what may be added where they lack.
+"""Link 3: the device nodes under /dev and the links under /dev/char, and what may be added where
+they lack.
 
 The driver's character devices get no device model entry, so neither devtmpfs nor udev makes these
-(open-gpu-kernel-modules 595, nv.c: register_chrdev_region and cdev_add, no device_create); nvidia-modprobe does.
+(open-gpu-kernel-modules 595, nv.c: register_chrdev_region and cdev_add, no device_create);
+nvidia-modprobe does.
 """
 
 from __future__ import annotations
@@ -29,14 +31,18 @@ def _uvm_loaded(scene: Scene) -> bool:
 
 
 def missing_nodes(scene: Scene, gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """Device nodes that GPU work needs and that are not there, or carry a major that is not their driver's: only 195
-    is fixed, nvidia-uvm's is another after a load, and what was made before it leads nowhere."""
+    """Device nodes that GPU work needs and that are not there, or carry a major that is not their
+    driver's: only 195 is fixed, nvidia-uvm's is another after a load, and what was made before it
+    leads nowhere."""
     if not isinstance(scene.nodes, Seen):
         return ("/dev/nvidia*",)
     majors = nvidia_majors(scene)
     uvm = scene.majors.value.get("nvidia-uvm") if isinstance(scene.majors, Seen) else None
-    there = {n.path for n in scene.nodes.value
-             if (n.major == uvm if uvm and n.path in UVM else not majors or n.major in majors)}
+    there = {
+        n.path
+        for n in scene.nodes.value
+        if (n.major == uvm if uvm and n.path in UVM else not majors or n.major in majors)
+    }
     wanted = [CONTROL, *(UVM if _uvm_loaded(scene) else ())]
     wanted += [f"/dev/nvidia{g.minor}" for g in gpus if g.minor >= 0]
     return tuple(path for path in wanted if path not in there)
@@ -45,7 +51,11 @@ def missing_nodes(scene: Scene, gpus: Sequence[Gpu]) -> tuple[str, ...]:
 def _as_found(scene: Scene, path: str) -> str:
     """A path, with the numbers that it carries where it is there."""
     found = next((n for n in scene.nodes.value_or(()) if n.path == path), None)
-    return f"{path} (it is there as {found.major}:{found.minor}, which is not its driver's)" if found else path
+    return (
+        f"{path} (it is there as {found.major}:{found.minor}, which is not its driver's)"
+        if found
+        else path
+    )
 
 
 def missing_links(scene: Scene) -> tuple[tuple[str, str], ...]:
@@ -54,8 +64,11 @@ def missing_links(scene: Scene) -> tuple[tuple[str, str], ...]:
         return ()
     majors = nvidia_majors(scene)
     links = scene.char_links.value
-    wanted = [(f"{n.major}:{n.minor}", "../" + n.path.removeprefix("/dev/"))
-              for n in scene.nodes.value if n.major in majors]
+    wanted = [
+        (f"{n.major}:{n.minor}", "../" + n.path.removeprefix("/dev/"))
+        for n in scene.nodes.value
+        if n.major in majors
+    ]
     return tuple(sorted((name, target) for name, target in wanted if name not in links))
 
 
@@ -63,40 +76,85 @@ def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, .
     if gpus.scope is Scope.NONE or not driver.is_live(scene) or gpus.bound == (TEGRA,):
         return ()
     if isinstance(scene.nodes, Refusal):
-        return (Finding(3, "DeviceNodes", Verdict.UNKNOWN, f"/dev was not read ({scene.nodes})", "DevUnreadable",
-                        missing=("/dev/nvidia*",), next_step="ls -l /dev/nvidia*"),)
+        return (
+            Finding(
+                3,
+                "DeviceNodes",
+                Verdict.UNKNOWN,
+                f"/dev was not read ({scene.nodes})",
+                "DevUnreadable",
+                missing=("/dev/nvidia*",),
+                next_step="ls -l /dev/nvidia*",
+            ),
+        )
     lacking = missing_nodes(scene, judged.gpus)
     if lacking:
         seen = ", ".join(_as_found(scene, path) for path in lacking)
-        found = [Finding(3, "DeviceNodes", Verdict.FAILS, f"missing: {seen}", "DeviceNodesMissing",
-                         missing=lacking, next_step="nvidia-modprobe -c 0 -u; ls -l /dev/nvidia*")]
+        found = [
+            Finding(
+                3,
+                "DeviceNodes",
+                Verdict.FAILS,
+                f"missing: {seen}",
+                "DeviceNodesMissing",
+                missing=lacking,
+                next_step="nvidia-modprobe -c 0 -u; ls -l /dev/nvidia*",
+            )
+        ]
     else:
-        found = [Finding(3, "DeviceNodes", Verdict.HOLDS, f"{len(scene.nodes.value)} device nodes under /dev")]
+        found = [
+            Finding(
+                3, "DeviceNodes", Verdict.HOLDS, f"{len(scene.nodes.value)} device nodes under /dev"
+            )
+        ]
     found += _closed(scene.nodes.value)
     links = missing_links(scene)
     if links:
-        found.append(Finding(
-            3, "DevCharLinks", Verdict.FAILS, "no /dev/char link for " + ", ".join(name for name, _ in links),
-            "DevCharLinksMissing", missing=tuple(f"/dev/char/{name}" for name, _ in links), blocks=False,
-            next_step="runc 1.1.3-1.1.6 drops such devices at daemon-reload: nvidia-ctk system "
-                      "create-dev-char-symlinks --create-all"))
+        found.append(
+            Finding(
+                3,
+                "DevCharLinks",
+                Verdict.FAILS,
+                "no /dev/char link for " + ", ".join(name for name, _ in links),
+                "DevCharLinksMissing",
+                missing=tuple(f"/dev/char/{name}" for name, _ in links),
+                blocks=False,
+                next_step="runc 1.1.3-1.1.6 drops such devices at daemon-reload: nvidia-ctk system "
+                "create-dev-char-symlinks --create-all",
+            )
+        )
     if not _uvm_loaded(scene) and isinstance(scene.majors, Seen):
         found.append(_no_uvm(scene))
     return tuple(found)
 
 
 def _closed(nodes: Sequence[DeviceNode]) -> list[Finding]:
-    """Device nodes that others than root and a group may not open: the driver's parameters NVreg_DeviceFileMode, UID
-    and GID make them so. A container that runs as another user sees no GPU."""
-    shut = [f"{n.path} ({n.mode:04o})" for n in nodes if n.mode and n.mode & 0o006 != 0o006
-            and (n.path in (CONTROL, *UVM) or n.path.removeprefix("/dev/nvidia").isdigit())]
+    """Device nodes that others than root and a group may not open: the driver's parameters
+    NVreg_DeviceFileMode, UID and GID make them so. A container that runs as another user sees no
+    GPU."""
+    shut = [
+        f"{n.path} ({n.mode:04o})"
+        for n in nodes
+        if n.mode
+        and n.mode & 0o006 != 0o006
+        and (n.path in (CONTROL, *UVM) or n.path.removeprefix("/dev/nvidia").isdigit())
+    ]
     if not shut:
         return []
     more = " …" if len(shut) > SHOWN else ""
-    return [Finding(
-        3, "DeviceNodesOpen", Verdict.FAILS, f"only their owner and group may open {', '.join(shut[:SHOWN])}{more}",
-        "DeviceNodesClosed", blocks=False, heals=Heals.CONFIGURATION,
-        next_step="if that is not on purpose: grep DeviceFile /proc/driver/nvidia/params; chmod 666 /dev/nvidia*")]
+    return [
+        Finding(
+            3,
+            "DeviceNodesOpen",
+            Verdict.FAILS,
+            f"only their owner and group may open {', '.join(shut[:SHOWN])}{more}",
+            "DeviceNodesClosed",
+            blocks=False,
+            heals=Heals.CONFIGURATION,
+            next_step="if that is not on purpose: grep DeviceFile /proc/driver/nvidia/params; "
+            "chmod 666 /dev/nvidia*",
+        )
+    ]
 
 
 def _no_uvm(scene: Scene) -> Finding:
@@ -104,17 +162,39 @@ def _no_uvm(scene: Scene) -> Finding:
     unfit = kernel_log.unfit(scene, is_uvm=True)
     if unfit:
         return Finding(
-            3, "UvmLoaded", Verdict.FAILS, f"the kernel refused {unfit.client}, without which no CUDA program starts"
-            + kernel_log.cited(scene, unfit), "UvmUnfit", missing=UVM, heals=Heals.NEVER,
-            next_step=f"{driver.REBUILD}; then modprobe nvidia-uvm")
-    return Finding(3, "UvmLoaded", Verdict.FAILS, "nvidia-uvm is not loaded: CUDA loads it at its first use",
-                   "UvmNotLoaded", missing=UVM, blocks=False, next_step="nvidia-modprobe -u -c 0")
+            3,
+            "UvmLoaded",
+            Verdict.FAILS,
+            f"the kernel refused {unfit.client}, without which no CUDA program starts"
+            + kernel_log.cited(scene, unfit),
+            "UvmUnfit",
+            missing=UVM,
+            heals=Heals.NEVER,
+            next_step=f"{driver.REBUILD}; then modprobe nvidia-uvm",
+        )
+    return Finding(
+        3,
+        "UvmLoaded",
+        Verdict.FAILS,
+        "nvidia-uvm is not loaded: CUDA loads it at its first use",
+        "UvmNotLoaded",
+        missing=UVM,
+        blocks=False,
+        next_step="nvidia-modprobe -u -c 0",
+    )
 
 
-def additive(scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged) -> tuple[Action, ...]:
-    """What may be added. Nodes only through nvidia-modprobe and only for modules that are loaded, so that
-    asking for a node never loads one."""
-    if not settings.additive or gpus.scope is not Scope.GPUS or not driver.is_live(scene) or gpus.bound == (TEGRA,):
+def additive(
+    scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged
+) -> tuple[Action, ...]:
+    """What may be added. Nodes only through nvidia-modprobe and only for modules that are loaded,
+    so that asking for a node never loads one."""
+    if (
+        not settings.additive
+        or gpus.scope is not Scope.GPUS
+        or not driver.is_live(scene)
+        or gpus.bound == (TEGRA,)
+    ):
         return ()
     actions: list[Action] = []
     lacking = missing_nodes(scene, judged.gpus)
@@ -126,4 +206,3 @@ def additive(scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged)
     if links:
         actions.append(LinkDevChar(links))
     return tuple(actions)
-

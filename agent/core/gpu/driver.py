@@ -27,15 +27,19 @@ def is_live(scene: Scene) -> bool:
 def disturbed_at(scene: Scene) -> float:
     """When a reload or restart last happened that asks for a new validation; boottime, seconds.
 
-    Of units only the driver's own count: NVML on the host does not care for a kubelet's start, and whether the
-    plugin registered with it is judged apart. Without persistence a probe more wakes every GPU.
+    Of units only the driver's own count: NVML on the host does not care for a kubelet's start, and
+    whether the plugin registered with it is judged apart. Without persistence a probe more wakes
+    every GPU.
     """
     instants = [0.0]
     if isinstance(scene.manager, Seen) and scene.manager.value.last_reload_at is not None:
         instants.append(scene.manager.value.last_reload_at)
     if isinstance(scene.units, Seen):
-        instants += [u.active_since for u in scene.units.value
-                     if u.name in DRIVER_UNITS and u.is_active and u.active_since is not None]
+        instants += [
+            u.active_since
+            for u in scene.units.value
+            if u.name in DRIVER_UNITS and u.is_active and u.active_since is not None
+        ]
     return max(instants)
 
 
@@ -44,90 +48,188 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
         return ()
     if isinstance(scene.driver_version, Seen):
         if not is_live(scene):
-            return (_fails("the nvidia module is still loading (initstate is not live)", "DriverLoading"),)
-        return (Finding(2, "DriverLoaded", Verdict.HOLDS,
-                        f"driver {scene.driver_version.value} (/proc/driver/nvidia/version)"),)
+            return (
+                _fails(
+                    "the nvidia module is still loading (initstate is not live)", "DriverLoading"
+                ),
+            )
+        return (
+            Finding(
+                2,
+                "DriverLoaded",
+                Verdict.HOLDS,
+                f"driver {scene.driver_version.value} (/proc/driver/nvidia/version)",
+            ),
+        )
     if isinstance(scene.nvgpu, Seen):
         return (Finding(2, "DriverLoaded", Verdict.HOLDS, f"driver nvgpu ({NVGPU})"),)
     if not scene.driver_version.is_telling:
-        return (Finding(2, "DriverLoaded", Verdict.UNKNOWN, gpus.because, "DriverUnreadable",
-                        missing=("/proc/driver/nvidia/version",), next_step="cat /proc/driver/nvidia/version"),)
+        return (
+            Finding(
+                2,
+                "DriverLoaded",
+                Verdict.UNKNOWN,
+                gpus.because,
+                "DriverUnreadable",
+                missing=("/proc/driver/nvidia/version",),
+                next_step="cat /proc/driver/nvidia/version",
+            ),
+        )
     if not scene.driver_version.is_missing:
         return (_fails(str(scene.driver_version), "DriverUnreadable"),)
     if isinstance(scene.module_state, Seen):
-        return (_fails(f"the nvidia module is still loading ({scene.module_state.value})", "DriverLoading"),)
+        return (
+            _fails(
+                f"the nvidia module is still loading ({scene.module_state.value})", "DriverLoading"
+            ),
+        )
     return (_refused(scene, gpus) or _not_loaded(scene, gpus),)
 
 
 def _refused(scene: Scene, gpus: SortedGpus) -> Finding | None:
     """Why the module was not loaded, as the kernel's log says it: no waiting mends that."""
     refused, built = kernel_log.rejected(scene), isinstance(scene.driver_building, Seen)
-    if refused and not built and (isinstance(scene.module_installed, Seen) or "nvidia" in refused.line.lower()):
-        return replace(_fails(
-            f"the kernel refused a module for its signature{kernel_log.cited(scene, refused)}", "ModuleRejected",
-            "sign the nvidia module with a key that Secure Boot knows (mokutil --test-key), or switch Secure Boot "
-            "off; then modprobe nvidia"), heals=Heals.NEVER)
+    if (
+        refused
+        and not built
+        and (isinstance(scene.module_installed, Seen) or "nvidia" in refused.line.lower())
+    ):
+        return replace(
+            _fails(
+                f"the kernel refused a module for its signature{kernel_log.cited(scene, refused)}",
+                "ModuleRejected",
+                "sign the nvidia module with a key that Secure Boot knows (mokutil "
+                "--test-key), or switch Secure Boot "
+                "off; then modprobe nvidia",
+            ),
+            heals=Heals.NEVER,
+        )
     unfit = kernel_log.unfit(scene, is_uvm=False)
     if unfit and not built:
-        return replace(_fails(
-            f"the kernel refused {unfit.client}: it was built for another kernel{kernel_log.cited(scene, unfit)}",
-            "ModuleUnfit", f"{REBUILD}; then modprobe nvidia"), heals=Heals.NEVER)
+        return replace(
+            _fails(
+                f"the kernel refused {unfit.client}: it was built for another "
+                f"kernel{kernel_log.cited(scene, unfit)}",
+                "ModuleUnfit",
+                f"{REBUILD}; then modprobe nvidia",
+            ),
+            heals=Heals.NEVER,
+        )
     foreign = kernel_log.unsupported(scene, gpus.candidates)
     if foreign:
         which = foreign.bus_id or "a GPU of this host"
-        return replace(_fails(
-            f"the driver does not support {which}{kernel_log.cited(scene, foreign)}", "GpuUnsupported",
-            "install a driver that supports this GPU: another branch, or the open modules"), heals=Heals.NEVER)
+        return replace(
+            _fails(
+                f"the driver does not support {which}{kernel_log.cited(scene, foreign)}",
+                "GpuUnsupported",
+                "install a driver that supports this GPU: another branch, or the open modules",
+            ),
+            heals=Heals.NEVER,
+        )
     return None
 
 
 def _not_loaded(scene: Scene, gpus: SortedGpus) -> Finding:
     if gpus.scope is Scope.LATE_DRIVER:
-        return _fails(gpus.because + kernel_log.cited(scene, kernel_log.rejected(scene)), "DriverNotInstalled",
-                      "the GPU Operator, cloud-init or a person installs it; gpu-gate watches for it")
-    none_bound = kernel_log.dead(scene, gpus.candidates) or kernel_log.no_region(scene, gpus.candidates)
-    return _fails(gpus.because + kernel_log.cited(scene, none_bound), "DriverNotLoaded",
-                  "modprobe nvidia; dmesg | grep -i -E 'nvidia|NVRM'")
+        return _fails(
+            gpus.because + kernel_log.cited(scene, kernel_log.rejected(scene)),
+            "DriverNotInstalled",
+            "the GPU Operator, cloud-init or a person installs it; gpu-gate watches for it",
+        )
+    none_bound = kernel_log.dead(scene, gpus.candidates) or kernel_log.no_region(
+        scene, gpus.candidates
+    )
+    return _fails(
+        gpus.because + kernel_log.cited(scene, none_bound),
+        "DriverNotLoaded",
+        "modprobe nvidia; dmesg | grep -i -E 'nvidia|NVRM'",
+    )
 
 
 def _fails(because: str, reason: str, next_step: str = "dmesg | grep -i nvidia") -> Finding:
-    return Finding(2, "DriverLoaded", Verdict.FAILS, because, reason, missing=("/proc/driver/nvidia/version",),
-                   heals=Heals.SOON, next_step=next_step)
+    return Finding(
+        2,
+        "DriverLoaded",
+        Verdict.FAILS,
+        because,
+        reason,
+        missing=("/proc/driver/nvidia/version",),
+        heals=Heals.SOON,
+        next_step=next_step,
+    )
 
 
 def service_findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
-    """nvidia-persistenced is a hint to probe now, never a condition: some hosts run none, and its "active"
-    comes before any device is open."""
+    """nvidia-persistenced is a hint to probe now, never a condition: some hosts run none, and its
+    "active" comes before any device is open."""
     if gpus.scope is Scope.NONE:
         return ()
     if isinstance(scene.units, Refusal):
-        return (Finding(4, "PersistenceActive", Verdict.UNKNOWN, f"systemd was not read ({scene.units})",
-                        "SystemdUnreadable", missing=("nvidia-persistenced.service",), blocks=False,
-                        next_step="systemctl status dbus"),)
+        return (
+            Finding(
+                4,
+                "PersistenceActive",
+                Verdict.UNKNOWN,
+                f"systemd was not read ({scene.units})",
+                "SystemdUnreadable",
+                missing=("nvidia-persistenced.service",),
+                blocks=False,
+                next_step="systemctl status dbus",
+            ),
+        )
     found = []
     for unit in scene.units.value:
         if unit.name == "nvidia-persistenced.service":
             holds = unit.is_active
-            found.append(Finding(
-                4, "PersistenceActive", Verdict.HOLDS if holds else Verdict.FAILS,
-                f"{unit.name} is {unit.load if unit.load != 'loaded' else unit.active}",
-                "" if holds else "PersistenceInactive", blocks=False,
-                next_step="" if holds else "without persistence every probe and pod start wakes the GPUs: "
-                                           "systemctl enable --now nvidia-persistenced"))
+            found.append(
+                Finding(
+                    4,
+                    "PersistenceActive",
+                    Verdict.HOLDS if holds else Verdict.FAILS,
+                    f"{unit.name} is {unit.load if unit.load != 'loaded' else unit.active}",
+                    "" if holds else "PersistenceInactive",
+                    blocks=False,
+                    next_step=""
+                    if holds
+                    else "without persistence every probe and pod start wakes the GPUs: "
+                    "systemctl enable --now nvidia-persistenced",
+                )
+            )
         elif unit.name == FABRIC_MANAGER and unit.load == "loaded" and unit.active == "failed":
-            found.append(Finding(
-                4, "FabricManagerActive", Verdict.FAILS, f"{unit.name} has failed", "FabricManagerFailed",
-                blocks=False, next_step="journalctl -u nvidia-fabricmanager"))
+            found.append(
+                Finding(
+                    4,
+                    "FabricManagerActive",
+                    Verdict.FAILS,
+                    f"{unit.name} has failed",
+                    "FabricManagerFailed",
+                    blocks=False,
+                    next_step="journalctl -u nvidia-fabricmanager",
+                )
+            )
         elif unit.name == IMEX_UNIT and unit.load == "loaded" and unit.active == "failed":
-            found.append(Finding(
-                4, "ImexActive", Verdict.FAILS, f"{unit.name} has failed: jobs over several hosts' NVLink cannot "
-                "start; this host's own GPUs do without it", "ImexFailed", blocks=False,
-                next_step=f"journalctl -u {IMEX_UNIT}; cat /etc/nvidia-imex/nodes_config.cfg"))
+            found.append(
+                Finding(
+                    4,
+                    "ImexActive",
+                    Verdict.FAILS,
+                    f"{unit.name} has failed: jobs over several hosts' NVLink cannot "
+                    "start; this host's own GPUs do without it",
+                    "ImexFailed",
+                    blocks=False,
+                    next_step=f"journalctl -u {IMEX_UNIT}; cat /etc/nvidia-imex/nodes_config.cfg",
+                )
+            )
     return tuple(found)
 
 
 def additive(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Action, ...]:
-    wanted = (settings.load_driver == "auto" and gpus.scope is Scope.GPUS
-              and isinstance(scene.driver_version, Refusal) and isinstance(scene.module_state, Refusal)
-              and isinstance(scene.module_installed, Seen) and not is_live(scene))
+    wanted = (
+        settings.load_driver == "auto"
+        and gpus.scope is Scope.GPUS
+        and isinstance(scene.driver_version, Refusal)
+        and isinstance(scene.module_state, Refusal)
+        and isinstance(scene.module_installed, Seen)
+        and not is_live(scene)
+    )
     return (LoadModule(),) if wanted else ()

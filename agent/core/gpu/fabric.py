@@ -1,5 +1,5 @@
-"""Link 4: is the NVSwitch fabric ready for each GPU that is part of one? Each GPU's own state is asked, never a unit:
-on GB200 the fabric manager's unit is inactive and the fabric complete."""
+"""Link 4: is the NVSwitch fabric ready for each GPU that is part of one? Each GPU's own state is
+asked, never a unit: on GB200 the fabric manager's unit is inactive and the fabric complete."""
 
 from __future__ import annotations
 
@@ -29,21 +29,38 @@ def _has_switches(scene: Scene) -> bool:
 
 
 def unmanaged(scene: Scene, settings: Settings, judged: Judged) -> Finding | None:
-    """NVSwitches on PCI want a fabric manager on this very host (GB200 has none on PCI; a host that shares them runs
-    it as well). A GPU whose fabric is complete proves that there is one."""
-    if settings.fabric == "ignore" or not isinstance(scene.units, Seen) or not judged.gpus \
-            or not _has_switches(scene) or any(g.state.fabric == DONE for g in judged.gpus):
+    """NVSwitches on PCI want a fabric manager on this very host (GB200 has none on PCI; a host that
+    shares them runs it as well). A GPU whose fabric is complete proves that there is one."""
+    if (
+        settings.fabric == "ignore"
+        or not isinstance(scene.units, Seen)
+        or not judged.gpus
+        or not _has_switches(scene)
+        or any(g.state.fabric == DONE for g in judged.gpus)
+    ):
         return None
     last = scene.probe.value_or(ProbeState()).last
     unit = next((u for u in scene.units.value if u.name == FABRIC_MANAGER), None)
-    if unit is None or unit.active != "inactive" or (last and last.library.startswith(DRIVER_CONTAINER)):
+    if (
+        unit is None
+        or unit.active != "inactive"
+        or (last and last.library.startswith(DRIVER_CONTAINER))
+    ):
         return None
     is_here = unit.load == "loaded"
     lacks = f"{FABRIC_MANAGER} does not run" if is_here else f"no {FABRIC_MANAGER} is installed"
-    return Finding(4, "FabricManagerActive", Verdict.FAILS,
-                   f"NVSwitches are on the PCI bus, and {lacks}: CUDA would say 802", "FabricManagerInactive",
-                   blocks=False, heals=Heals.SOON, next_step=f"systemctl enable --now {FABRIC_MANAGER}" if is_here
-                   else "install nvidia-fabricmanager in the version of the driver")
+    return Finding(
+        4,
+        "FabricManagerActive",
+        Verdict.FAILS,
+        f"NVSwitches are on the PCI bus, and {lacks}: CUDA would say 802",
+        "FabricManagerInactive",
+        blocks=False,
+        heals=Heals.SOON,
+        next_step=f"systemctl enable --now {FABRIC_MANAGER}"
+        if is_here
+        else "install nvidia-fabricmanager in the version of the driver",
+    )
 
 
 def find(settings: Settings, judged: Judged) -> Finding | None:
@@ -55,13 +72,22 @@ def find(settings: Settings, judged: Judged) -> Finding | None:
     done = sum(g.state.fabric == DONE for g in judged.gpus) - len(failed)
     if failed:
         codes = {g.state.fabric_status for g in judged.gpus if g.bus_id in failed}
-        return _fails(settings, f"the fabric of {', '.join(failed)} failed (NVML "
-                      f"{', '.join(map(str, sorted(codes)))})", "FabricFailed", failed)
+        return _fails(
+            settings,
+            f"the fabric of {', '.join(failed)} failed (NVML {', '.join(map(str, sorted(codes)))})",
+            "FabricFailed",
+            failed,
+        )
     if pending:
         states = " and ".join(sorted({g.state.fabric for g in pending}))
         others = f", that of {done} is complete" if done else ""
-        return _fails(settings, f"the fabric of {len(pending)} of {len(judged.gpus)} GPUs is {states}{others}: CUDA "
-                      "would say 802", "FabricPending", [g.bus_id for g in pending])
+        return _fails(
+            settings,
+            f"the fabric of {len(pending)} of {len(judged.gpus)} GPUs is {states}{others}: CUDA "
+            "would say 802",
+            "FabricPending",
+            [g.bus_id for g in pending],
+        )
     if done:
         return Finding(4, "FabricReady", Verdict.HOLDS, f"the fabric of {done} GPUs is complete")
     return None
@@ -69,7 +95,15 @@ def find(settings: Settings, judged: Judged) -> Finding | None:
 
 def _fails(settings: Settings, because: str, reason: str, missing: list[str]) -> Finding:
     return Finding(
-        4, "FabricReady", Verdict.FAILS, because, reason, tuple(missing),
-        heals=Heals.SOON, blocks=settings.fabric == "require",
-        next_step="nvidia-smi -q | grep -A2 Fabric; journalctl -u nvidia-fabricmanager; where NVSwitches are shared "
-                  "this is their rest: [Gate] Fabric=prefer")
+        4,
+        "FabricReady",
+        Verdict.FAILS,
+        because,
+        reason,
+        tuple(missing),
+        heals=Heals.SOON,
+        blocks=settings.fabric == "require",
+        next_step="nvidia-smi -q | grep -A2 Fabric; journalctl -u nvidia-fabricmanager; where "
+        "NVSwitches are shared "
+        "this is their rest: [Gate] Fabric=prefer",
+    )

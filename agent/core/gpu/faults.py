@@ -24,13 +24,18 @@ def _vfio(evidence: Evidence) -> Mark | None:
     given = [f for f in functions if f.is_gpu and is_passthrough(f.driver)]
     if not given or evidence.diagnosis.expected:
         return None
-    return Mark(True, f"bound to {' and '.join(sorted({f.driver for f in given}))}: "
-                f"{', '.join(f.bus_id for f in given)}, and no GPU is left for containers")
+    return Mark(
+        True,
+        f"bound to {' and '.join(sorted({f.driver for f in given}))}: "
+        f"{', '.join(f.bus_id for f in given)}, and no GPU is left for containers",
+    )
 
 
 def _no_region(evidence: Evidence) -> Mark | None:
     found, pci = evidence.finding("GpuUnbound", "DriverNotLoaded"), evidence.scene.pci.value_or(())
-    line = kernel_log.no_region(evidence.scene, [f.bus_id for f in pci if f.is_gpu and not f.driver])
+    line = kernel_log.no_region(
+        evidence.scene, [f.bus_id for f in pci if f.is_gpu and not f.driver]
+    )
     return Mark(True, found.because) if found and line else None
 
 
@@ -40,15 +45,24 @@ def _fabric(evidence: Evidence) -> Mark | None:
     may_be = fabric.may_have_one(evidence.scene, report.gpus if report else ())
     if isinstance(cuda, Seen) and cuda.value.code == SYSTEM_NOT_READY:
         said = f"{cuda.value.call} says 802 (system not ready)"
-        return Mark(True, said + (f"; {found.because}" if found else "")) if may_be else Mark(
-            False, f"{said}, and every GPU says that it is part of no fabric: a guest whose host has the NVSwitches, "
-            "or confidential computing before its ready state")
+        return (
+            Mark(True, said + (f"; {found.because}" if found else ""))
+            if may_be
+            else Mark(
+                False,
+                f"{said}, and every GPU says that it is part of no fabric: a guest whose host "
+                "has the NVSwitches, "
+                "or confidential computing before its ready state",
+            )
+        )
     if isinstance(cuda, Seen) and cuda.value.code == 0:
         return None
     manager = evidence.finding("FabricManagerFailed", "FabricManagerInactive")
     if found is None:
         return Mark(False, manager.because) if manager and may_be else None
-    return Mark(found.reason == "FabricFailed", found.because + (f"; {manager.because}" if manager else ""))
+    return Mark(
+        found.reason == "FabricFailed", found.because + (f"; {manager.because}" if manager else "")
+    )
 
 
 def _other_fabric_manager(evidence: Evidence) -> Mark | None:
@@ -78,17 +92,26 @@ def _mismatch(evidence: Evidence) -> Mark | None:
     if found:
         return Mark(True, found.because)
     kernel = evidence.scene.kernel
-    line = next((w for w in reversed(kernel.value) if w.tells is Tells.MISMATCH), None) \
-        if isinstance(kernel, Seen) else None
+    line = (
+        next((w for w in reversed(kernel.value) if w.tells is Tells.MISMATCH), None)
+        if isinstance(kernel, Seen)
+        else None
+    )
     if line is None:
         return None
-    return Mark(False, f"the kernel refused a client, {evidence.ago(line.at)}: {line.line[:160]}; it may have been "
-                "any container's, and NVML on the host answers")
+    return Mark(
+        False,
+        f"the kernel refused a client, {evidence.ago(line.at)}: {line.line[:160]}; it may have "
+        "been "
+        "any container's, and NVML on the host answers",
+    )
 
 
 def _fell_off(evidence: Evidence) -> Mark | None:
     unbound, scene = evidence.finding("GpuUnbound"), evidence.scene
-    found = unbound if unbound and dead(scene, unbound.missing) else evidence.finding("GpuFellOffBus")
+    found = (
+        unbound if unbound and dead(scene, unbound.missing) else evidence.finding("GpuFellOffBus")
+    )
     if found:
         return Mark(True, found.because)
     lost = evidence.finding("NvmlGpuIsLost", "GpuMissing")
@@ -115,13 +138,19 @@ def _init_failed(evidence: Evidence) -> Mark | None:
 def _no_firmware(evidence: Evidence) -> Mark | None:
     missing = evidence.finding("GpuMissing")
     line = newest(evidence.scene, missing.missing, Tells.FIRMWARE) if missing else None
-    return Mark(True, f"{line.bus_id} is on PCI and absent from NVML; {line.line[:160]}") if line else None
+    return (
+        Mark(True, f"{line.bus_id} is on PCI and absent from NVML; {line.line[:160]}")
+        if line
+        else None
+    )
 
 
 def _absent(evidence: Evidence) -> Mark | None:
     """Of a GPU that nobody has bound, NVML cannot know."""
     missing, pci = evidence.finding("GpuMissing"), evidence.scene.pci
-    bound = {f.bus_id for f in pci.value if f.driver == "nvidia"} if isinstance(pci, Seen) else set()
+    bound = (
+        {f.bus_id for f in pci.value if f.driver == "nvidia"} if isinstance(pci, Seen) else set()
+    )
     return Mark(True, missing.because) if missing and bound.intersection(missing.missing) else None
 
 
@@ -139,155 +168,288 @@ def _hang(evidence: Evidence) -> Mark | None:
 
 
 def _early_host(evidence: Evidence) -> Mark | None:
-    found = evidence.finding("NvmlUnknown", "NvmlDriverNotLoaded", "NvmlNotReady", "NvmlUninitialized")
-    return Mark(True, f"{found.because}; nothing that cannot heal by waiting was seen") if found else None
+    found = evidence.finding(
+        "NvmlUnknown", "NvmlDriverNotLoaded", "NvmlNotReady", "NvmlUninitialized"
+    )
+    return (
+        Mark(True, f"{found.because}; nothing that cannot heal by waiting was seen")
+        if found
+        else None
+    )
 
 
 REBOOT = "systemctl reboot"
 FAULTS = (
     KnownFault(
-        "GpuNotOnBus", 1, "A GPU is not on the PCI bus", "aws/eks-node-monitoring-agent PR 121",
-        "fewer NVIDIA GPUs on PCI than ExpectedGPUs= says", judge=when("PciShort"),
-        remedy="power-cycle the machine (a warm reboot often does not do it); if it stays away, its vendor",
-        do="lspci -d 10de:", is_not="a driver's fault: nothing in software puts a function on the bus"),
+        "GpuNotOnBus",
+        1,
+        "A GPU is not on the PCI bus",
+        "aws/eks-node-monitoring-agent PR 121",
+        "fewer NVIDIA GPUs on PCI than ExpectedGPUs= says",
+        judge=when("PciShort"),
+        remedy="power-cycle the machine (a warm reboot often does not do it); if it stays "
+        "away, its vendor",
+        do="lspci -d 10de:",
+        is_not="a driver's fault: nothing in software puts a function on the bus",
+    ),
     KnownFault(
-        "Nouveau", 1, "GPUs are bound to nouveau, or another driver of the kernel's own", "NVIDIA/gpu-operator #8",
-        "a GPU whose bound driver is nouveau, nova_core, nvidiafb or rivafb", judge=when("NouveauBound"),
+        "Nouveau",
+        1,
+        "GPUs are bound to nouveau, or another driver of the kernel's own",
+        "NVIDIA/gpu-operator #8",
+        "a GPU whose bound driver is nouveau, nova_core, nvidiafb or rivafb",
+        judge=when("NouveauBound"),
         remedy="blacklist that driver, rebuild the initramfs, and reboot",
         do="printf 'blacklist nouveau\\nblacklist nova_core\\noptions nouveau modeset=0\\n' "
-           ">/etc/modprobe.d/nouveau.conf && update-initramfs -u"),
+        ">/etc/modprobe.d/nouveau.conf && update-initramfs -u",
+    ),
     KnownFault(
-        "VfioBound", 1, "Every GPU is given to virtual machines (vfio-pci)", "NVIDIA/gpu-operator #551",
-        "GPUs bound to vfio-pci, a variant of it, pciback or pci-stub, and none left for containers", judge=_vfio,
+        "VfioBound",
+        1,
+        "Every GPU is given to virtual machines (vfio-pci)",
+        "NVIDIA/gpu-operator #551",
+        "GPUs bound to vfio-pci, a variant of it, pciback or pci-stub, and none left for "
+        "containers",
+        judge=_vfio,
         remedy="nothing, where that is meant; else take them back from that driver and reboot",
-        do="lspci -k -d 10de:", is_not="a lost GPU: somebody asked for this binding"),
+        do="lspci -k -d 10de:",
+        is_not="a lost GPU: somebody asked for this binding",
+    ),
     KnownFault(
-        "GpuNoRegion", 1, "The machine's firmware gave a GPU no memory window (BAR)", "NVIDIA/gpu-operator #492",
-        "the kernel's line that a region assigned to a GPU is invalid, and no driver has bound it", judge=_no_region,
-        remedy="in the firmware's setup: Above 4G Decoding (and Resizable BAR); of a virtual machine: a larger "
-               "64-bit MMIO window; kernel argument pci=realloc where neither can be had",
+        "GpuNoRegion",
+        1,
+        "The machine's firmware gave a GPU no memory window (BAR)",
+        "NVIDIA/gpu-operator #492",
+        "the kernel's line that a region assigned to a GPU is invalid, and no driver has bound it",
+        judge=_no_region,
+        remedy="in the firmware's setup: Above 4G Decoding (and Resizable BAR); of a virtual "
+        "machine: a larger "
+        "64-bit MMIO window; kernel argument pci=realloc where neither can be had",
         do="lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'; dmesg | grep -E 'BAR|NVRM'",
-        is_not="a broken GPU, nor a driver's fault: another driver version changes nothing"),
+        is_not="a broken GPU, nor a driver's fault: another driver version changes nothing",
+    ),
     KnownFault(
-        "NoDriver", 2, "No NVIDIA driver is installed for this kernel", "NVIDIA/gpu-operator #707",
-        "no nvidia module of the running kernel, none loaded, none being built", judge=when("DriverNotInstalled"),
-        remedy="whoever brings the driver here (GPU Operator, image, a person) has not; a new kernel wants a new one "
-               "(dkms autoinstall)",
-        do="dkms status; ls /lib/modules/$(uname -r)"),
+        "NoDriver",
+        2,
+        "No NVIDIA driver is installed for this kernel",
+        "NVIDIA/gpu-operator #707",
+        "no nvidia module of the running kernel, none loaded, none being built",
+        judge=when("DriverNotInstalled"),
+        remedy="whoever brings the driver here (GPU Operator, image, a person) has not; a new "
+        "kernel wants a new one "
+        "(dkms autoinstall)",
+        do="dkms status; ls /lib/modules/$(uname -r)",
+    ),
     KnownFault(
-        "DriverNotLoaded", 2, "The NVIDIA driver is installed and not loaded", "NVIDIA/gpu-operator #8",
-        "a module file for this kernel, and no /proc/driver/nvidia/version", judge=when("DriverNotLoaded"),
-        remedy="load it; where it refuses, the kernel's log says why", do="modprobe nvidia; dmesg | tail"),
+        "DriverNotLoaded",
+        2,
+        "The NVIDIA driver is installed and not loaded",
+        "NVIDIA/gpu-operator #8",
+        "a module file for this kernel, and no /proc/driver/nvidia/version",
+        judge=when("DriverNotLoaded"),
+        remedy="load it; where it refuses, the kernel's log says why",
+        do="modprobe nvidia; dmesg | tail",
+    ),
     KnownFault(
-        "SecureBoot", 2, "The kernel refuses the module for its signature", "NVIDIA/gpu-operator #1726, #266",
-        "the kernel's line that a module was rejected, and no load since", judge=when("ModuleRejected"),
+        "SecureBoot",
+        2,
+        "The kernel refuses the module for its signature",
+        "NVIDIA/gpu-operator #1726, #266",
+        "the kernel's line that a module was rejected, and no load since",
+        judge=when("ModuleRejected"),
         remedy="sign the module with a key that the firmware knows, or switch Secure Boot off",
-        do="mokutil --sb-state; modinfo -F signer nvidia"),
+        do="mokutil --sb-state; modinfo -F signer nvidia",
+    ),
     KnownFault(
-        "ModuleUnfit", 2, "The kernel refuses a module that was built for another kernel",
+        "ModuleUnfit",
+        2,
+        "The kernel refuses a module that was built for another kernel",
         "negativo17/nvidia-driver #97, AOSC-Dev/aosc-os-abbs #2594",
         "the kernel's line on nvidia's or nvidia-uvm's version magic or symbols, and no load since",
         judge=when("ModuleUnfit", "UvmUnfit"),
-        remedy="build the driver's modules for the running kernel, all of one version, then load them",
+        remedy="build the driver's modules for the running kernel, all of one version, then "
+        "load them",
         do="dkms status; modinfo -F vermagic nvidia; modinfo -F vermagic nvidia-uvm; uname -r",
-        is_not="a matter of signatures or Secure Boot"),
+        is_not="a matter of signatures or Secure Boot",
+    ),
     KnownFault(
-        "GpuUnsupported", 2, "The driver does not support this GPU", "siderolabs/extensions #227",
-        "the kernel's line that the GPU is not supported by this driver", judge=when("GpuUnsupported"),
+        "GpuUnsupported",
+        2,
+        "The driver does not support this GPU",
+        "siderolabs/extensions #227",
+        "the kernel's line that the GPU is not supported by this driver",
+        judge=when("GpuUnsupported"),
         remedy="another driver branch, or the open kernel modules; the line names which",
-        do="dmesg | grep 'NVRM: The NVIDIA GPU'"),
+        do="dmesg | grep 'NVRM: The NVIDIA GPU'",
+    ),
     KnownFault(
-        "DeviceNodesMissing", 3, "The driver is loaded, and its device nodes are not there",
-        "NVIDIA/nvidia-container-toolkit cmd/nvidia-ctk/system", "a device node that GPU work needs is missing",
-        judge=when("DeviceNodesMissing"), remedy="have nvidia-modprobe make them",
-        do="nvidia-modprobe -c 0 -u; ls -l /dev/nvidia*"),
+        "DeviceNodesMissing",
+        3,
+        "The driver is loaded, and its device nodes are not there",
+        "NVIDIA/nvidia-container-toolkit cmd/nvidia-ctk/system",
+        "a device node that GPU work needs is missing",
+        judge=when("DeviceNodesMissing"),
+        remedy="have nvidia-modprobe make them",
+        do="nvidia-modprobe -c 0 -u; ls -l /dev/nvidia*",
+    ),
     KnownFault(
-        "FabricManagerMismatch", 4, "The fabric manager is of another version than the driver, and does not start",
+        "FabricManagerMismatch",
+        4,
+        "The fabric manager is of another version than the driver, and does not start",
         "NVIDIA/gpu-operator #544, siderolabs/pkgs #720",
         "its line that its version does not match the driver's, and its unit does not run",
         judge=_other_fabric_manager,
-        remedy="install the fabric manager of exactly the loaded driver's version, start it, and hold both packages "
-               "back from unattended upgrades",
-        do="cat /proc/driver/nvidia/version; nv-fabricmanager --version; systemctl restart nvidia-fabricmanager",
-        is_not="cured by restarting the same fabric manager"),
+        remedy="install the fabric manager of exactly the loaded driver's version, start it, "
+        "and hold both packages "
+        "back from unattended upgrades",
+        do="cat /proc/driver/nvidia/version; nv-fabricmanager --version; systemctl restart "
+        "nvidia-fabricmanager",
+        is_not="cured by restarting the same fabric manager",
+    ),
     KnownFault(
-        "FabricNotReady", 4, "The NVSwitch fabric is not ready: nvidia-smi is content, CUDA says 802",
-        "NVIDIA/gpu-operator #1043, pytorch #35710", "CUDA says 802, or NVML says that the fabric's attempt failed",
+        "FabricNotReady",
+        4,
+        "The NVSwitch fabric is not ready: nvidia-smi is content, CUDA says 802",
+        "NVIDIA/gpu-operator #1043, pytorch #35710",
+        "CUDA says 802, or NVML says that the fabric's attempt failed",
         judge=_fabric,
-        consistent="NVML says not started or in progress (where NVSwitches are shared that is their rest), the "
-                   "fabric manager does not run beside NVSwitches, or CUDA says 802 and no GPU is part of a fabric",
-        decide="CUDA's own word; of a guest its host's fabric manager; in confidential computing the ready state",
+        consistent="NVML says not started or in progress (where NVSwitches are shared that is "
+        "their rest), the "
+        "fabric manager does not run beside NVSwitches, or CUDA says 802 and no GPU is part of "
+        "a fabric",
+        decide="CUDA's own word; of a guest its host's fabric manager; in confidential "
+        "computing the ready state",
         capture="gpu-gate doctor --deep; nvidia-smi conf-compute -grs",
         remedy="start the fabric manager, in the version of the driver; then it wants some seconds",
         do="systemctl restart nvidia-fabricmanager; journalctl -u nvidia-fabricmanager",
-        is_not="a GPU's own fault; and on GB200 the unit is inactive while the fabric is complete"),
+        is_not="a GPU's own fault; and on GB200 the unit is inactive while the fabric is complete",
+    ),
     KnownFault(
-        "DriverLibraryMismatch", 5, "The driver was upgraded under the loaded module",
-        "nvidia-ml-py, NVML_ERROR_LIB_RM_VERSION_MISMATCH", f"NVML says {MISMATCH} (LIB_RM_VERSION_MISMATCH)",
+        "DriverLibraryMismatch",
+        5,
+        "The driver was upgraded under the loaded module",
+        "nvidia-ml-py, NVML_ERROR_LIB_RM_VERSION_MISMATCH",
+        f"NVML says {MISMATCH} (LIB_RM_VERSION_MISMATCH)",
         judge=_mismatch,
         consistent="the kernel refused some client's version, while the host's NVML answers",
-        decide="which container brings a library of its own", capture="dmesg | grep 'API mismatch'; gpu-gate probe",
-        remedy="drain the node and reboot it; hold the driver's packages back from unattended upgrades", do=REBOOT,
-        is_not="healed by waiting, or by starting the device plugin afresh"),
+        decide="which container brings a library of its own",
+        capture="dmesg | grep 'API mismatch'; gpu-gate probe",
+        remedy="drain the node and reboot it; hold the driver's packages back from unattended "
+        "upgrades",
+        do=REBOOT,
+        is_not="healed by waiting, or by starting the device plugin afresh",
+    ),
     KnownFault(
-        "FellOffBus", 5, "A GPU has fallen off the bus (Xid 79)", "NVIDIA/k8s-device-plugin #231, leptonai/gpud #604",
-        "the kernel's line (Xid 79) of a GPU that NVML does not show", judge=_fell_off,
+        "FellOffBus",
+        5,
+        "A GPU has fallen off the bus (Xid 79)",
+        "NVIDIA/k8s-device-plugin #231, leptonai/gpud #604",
+        "the kernel's line (Xid 79) of a GPU that NVML does not show",
+        judge=_fell_off,
         consistent="NVML says GPU_IS_LOST, and no such line is kept",
-        decide="the kernel's line of that GPU", capture="journalctl -k | grep -E 'Xid|fallen off'",
+        decide="the kernel's line of that GPU",
+        capture="journalctl -k | grep -E 'Xid|fallen off'",
         remedy="cordon and drain the node, then reboot it; if it comes again, replace the GPU",
         do='kubectl cordon "$(hostname)"',
-        is_not="the plugin's fault: starting it afresh registers the remaining GPUs at best"),
+        is_not="the plugin's fault: starting it afresh registers the remaining GPUs at best",
+    ),
     KnownFault(
-        "GspTimeout", 5, "A GPU's own processor no longer answers its driver (Xid 119, 120)",
-        "NVIDIA's Xid catalogue, 119 and 120", "Xid 119 or 120 of a GPU that NVML has not shown well since",
-        judge=when("GspTimeout"), remedy="drain the node, then reset the GPU, or reboot",
-        do="nvidia-smi --gpu-reset -i BUS_ID", is_not="a busy GPU; asking NVML again would hang"),
+        "GspTimeout",
+        5,
+        "A GPU's own processor no longer answers its driver (Xid 119, 120)",
+        "NVIDIA's Xid catalogue, 119 and 120",
+        "Xid 119 or 120 of a GPU that NVML has not shown well since",
+        judge=when("GspTimeout"),
+        remedy="drain the node, then reset the GPU, or reboot",
+        do="nvidia-smi --gpu-reset -i BUS_ID",
+        is_not="a busy GPU; asking NVML again would hang",
+    ),
     KnownFault(
-        "GspFirmwareMissing", 5, "The firmware of the GPU's own processor is not where the driver looks for it",
+        "GspFirmwareMissing",
+        5,
+        "The firmware of the GPU's own processor is not where the driver looks for it",
         "NVIDIA/gpu-operator #1278, open-gpu-kernel-modules #639",
-        "the kernel's line that it found no gsp firmware for a GPU that NVML does not show", judge=_no_firmware,
-        remedy="install the firmware that belongs to the loaded module (a driver container sets the folder in "
-               "firmware_class), then load the module anew, or reboot",
-        do="modinfo -F firmware nvidia; ls /lib/firmware/nvidia; cat /sys/module/firmware_class/parameters/path",
-        is_not="a broken GPU: a power cycle changes nothing"),
+        "the kernel's line that it found no gsp firmware for a GPU that NVML does not show",
+        judge=_no_firmware,
+        remedy="install the firmware that belongs to the loaded module (a driver container "
+        "sets the folder in "
+        "firmware_class), then load the module anew, or reboot",
+        do="modinfo -F firmware nvidia; ls /lib/firmware/nvidia; cat "
+        "/sys/module/firmware_class/parameters/path",
+        is_not="a broken GPU: a power cycle changes nothing",
+    ),
     KnownFault(
-        "GpuLacksPower", 5, "A GPU's power cables are not connected", "open-gpu-kernel-modules, osinit.c",
-        "the kernel's line of a GPU that NVML does not show, or NVML's INSUFFICIENT_POWER", judge=_no_power,
-        remedy="power the machine off and connect the GPU's own power cables; then the chassis' power budget",
-        do="dmesg | grep 'power cables'", is_not="cured by a reboot, a reset or another driver"),
+        "GpuLacksPower",
+        5,
+        "A GPU's power cables are not connected",
+        "open-gpu-kernel-modules, osinit.c",
+        "the kernel's line of a GPU that NVML does not show, or NVML's INSUFFICIENT_POWER",
+        judge=_no_power,
+        remedy="power the machine off and connect the GPU's own power cables; then the "
+        "chassis' power budget",
+        do="dmesg | grep 'power cables'",
+        is_not="cured by a reboot, a reset or another driver",
+    ),
     KnownFault(
-        "GpuInitFailed", 5, "The driver cannot bring a GPU up (RmInitAdapter failed, Xid 143)",
+        "GpuInitFailed",
+        5,
+        "The driver cannot bring a GPU up (RmInitAdapter failed, Xid 143)",
         "NVIDIA/gpu-operator #1146, open-gpu-kernel-modules #789",
-        "the kernel's line of a GPU on PCI that NVML does not show", judge=_init_failed,
-        remedy="power-cycle; a GPU that fails again is its vendor's", do="dmesg | grep -E 'RmInitAdapter|Xid'",
-        is_not="told by /dev: its device node is there"),
+        "the kernel's line of a GPU on PCI that NVML does not show",
+        judge=_init_failed,
+        remedy="power-cycle; a GPU that fails again is its vendor's",
+        do="dmesg | grep -E 'RmInitAdapter|Xid'",
+        is_not="told by /dev: its device node is there",
+    ),
     KnownFault(
-        "GpuAbsentFromNvml", 5, "A GPU is on the PCI bus, and NVML does not show it",
+        "GpuAbsentFromNvml",
+        5,
+        "A GPU is on the PCI bus, and NVML does not show it",
         "NVIDIA/gpu-operator #2511, #1309",
-        "its bus id on PCI, bound to nvidia, and in no answer of NVML's", judge=_absent,
-        remedy="the kernel's log may say why, and somebody may have hidden it (nvidia-smi drain); else reboot the "
-               "drained node",
+        "its bus id on PCI, bound to nvidia, and in no answer of NVML's",
+        judge=_absent,
+        remedy="the kernel's log may say why, and somebody may have hidden it (nvidia-smi "
+        "drain); else reboot the "
+        "drained node",
         do="dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L; nvidia-smi drain -q",
-        is_not="helped by starting the plugin afresh"),
+        is_not="helped by starting the plugin afresh",
+    ),
     KnownFault(
-        "NvmlHang", 5, "NVML does not answer", "NVIDIA/go-nvml #152, NVIDIA/nvidia-docker #377",
-        "a probe that outlived its deadline", judge=_hang,
+        "NvmlHang",
+        5,
+        "NVML does not answer",
+        "NVIDIA/go-nvml #152, NVIDIA/nvidia-docker #377",
+        "a probe that outlived its deadline",
+        judge=_hang,
         remedy="what hangs in the driver cannot be ended: drain the node and reboot it",
-        do="cat /proc/PID/stack; dmesg | grep -E 'NVRM|Xid'"),
+        do="cat /proc/PID/stack; dmesg | grep -E 'NVRM|Xid'",
+    ),
     KnownFault(
-        "NvmlNotReady", 5, "NVML on the host does not answer well yet", "the founding incident",
-        "NVML's error on the host itself, of those that waiting may heal", judge=_early_host,
-        remedy="wait; a driver that stays so wants its log read", do="gpu-gate probe; dmesg | grep -E 'NVRM|Xid'",
-        is_not="a fault of plugin or kubelet: the host itself cannot see its GPUs"),
+        "NvmlNotReady",
+        5,
+        "NVML on the host does not answer well yet",
+        "the founding incident",
+        "NVML's error on the host itself, of those that waiting may heal",
+        judge=_early_host,
+        remedy="wait; a driver that stays so wants its log read",
+        do="gpu-gate probe; dmesg | grep -E 'NVRM|Xid'",
+        is_not="a fault of plugin or kubelet: the host itself cannot see its GPUs",
+    ),
     KnownFault(
-        "GpuWantsReset", 5, "A GPU asks for a reset (rows to be remapped, ECC, an Xid)",
+        "GpuWantsReset",
+        5,
+        "A GPU asks for a reset (rows to be remapped, ECC, an Xid)",
         "leptonai/gpud PR 80, PR 1133; NVIDIA's Xid catalogue",
         "NVML's own word: remapping pending, recovery action, ECC mode pending",
         judge=either((when("GpuWantsAttention", "NvmlResetRequired"), _wants_reset)),
-        consistent="an Xid after which it is to be reset (48, 62, 64, 95, 140, …), of a driver that does not tell by "
-                   "NVML what it wants",
-        decide="whether it was reset since", capture="nvidia-smi -q | grep -E 'GPU 0|Recovery|Remap'; journalctl -k",
+        consistent="an Xid after which it is to be reset (48, 62, 64, 95, 140, …), of a driver "
+        "that does not tell by "
+        "NVML what it wants",
+        decide="whether it was reset since",
+        capture="nvidia-smi -q | grep -E 'GPU 0|Recovery|Remap'; journalctl -k",
         remedy="reset it when it is idle, or reboot; where a row could not be remapped: its vendor",
         do="nvidia-smi -q | grep -E 'Pending|Recovery'",
-        is_not="a reason to hold the node while NVML shows it; the plugin takes such a GPU out of what it offers"),
+        is_not="a reason to hold the node while NVML shows it; the plugin takes such a GPU out "
+        "of what it offers",
+    ),
 )

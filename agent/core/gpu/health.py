@@ -1,4 +1,5 @@
-"""Link 5: what a GPU that NVML shows says of itself and wants of a person. Warnings: such a GPU works."""
+"""Link 5: what a GPU that NVML shows says of itself and wants of a person. Warnings: such a GPU
+works."""
 
 from __future__ import annotations
 
@@ -16,9 +17,18 @@ def findings(judged: Judged) -> tuple[Finding, ...]:
     if not found:
         return ()
     words = "; ".join(f"{bus_id}: {what}" for bus_id, what, _ in found)
-    return (Finding(5, "GpusAtEase", Verdict.FAILS, words, "GpuWantsAttention",
-                    tuple(sorted({bus_id for bus_id, _, _ in found})), blocks=False,
-                    next_step="; ".join(dict.fromkeys(step for _, _, step in found))),)
+    return (
+        Finding(
+            5,
+            "GpusAtEase",
+            Verdict.FAILS,
+            words,
+            "GpuWantsAttention",
+            tuple(sorted({bus_id for bus_id, _, _ in found})),
+            blocks=False,
+            next_step="; ".join(dict.fromkeys(step for _, _, step in found)),
+        ),
+    )
 
 
 def _wants(state: GpuState) -> list[tuple[str, str]]:
@@ -33,7 +43,9 @@ def _wants(state: GpuState) -> list[tuple[str, str]]:
     if state.ecc_pending is not None and state.ecc_pending != state.ecc:
         found.append((f"ECC will be {'on' if state.ecc_pending else 'off'} after a reset", RESET))
     if state.mig_pending is not None and state.mig_pending != state.mig:
-        found.append((f"MIG mode will be {'on' if state.mig_pending else 'off'} after a reset", RESET))
+        found.append(
+            (f"MIG mode will be {'on' if state.mig_pending else 'off'} after a reset", RESET)
+        )
     if state.recovery not in ("", "none"):
         found.append((f"the driver wants: {state.recovery}", RESET))
     return found

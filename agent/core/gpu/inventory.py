@@ -8,7 +8,8 @@ from ...model.finding import Scope
 from ...model.snapshot import Gpu, NvmlError
 
 DISPLAY_DRIVERS = ("nouveau", "novacore", "nvidiafb", "rivafb")
-"""The kernel's own drivers of these GPUs, without - and _: nova_core (6.15 and later) has been called NovaCore."""
+"""The kernel's own drivers of these GPUs, without - and _: nova_core (6.15 and later) has been
+called NovaCore."""
 
 
 def is_display_driver(name: str) -> bool:
@@ -16,8 +17,15 @@ def is_display_driver(name: str) -> bool:
 
 
 def is_passthrough(name: str) -> bool:
-    """It keeps a device for a virtual machine or a program: vfio-pci, its variants (nvgrace-gpu-vfio-pci), Xen's."""
-    return "vfio" in name or name in ("pciback", "xen-pciback", "pci-stub", "uio_pci_generic", "igb_uio")
+    """It keeps a device for a virtual machine or a program: vfio-pci, its variants
+    (nvgrace-gpu-vfio-pci), Xen's."""
+    return "vfio" in name or name in (
+        "pciback",
+        "xen-pciback",
+        "pci-stub",
+        "uio_pci_generic",
+        "igb_uio",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Link 5: does NVML enumerate every expected GPU? Stability over several probes is the gate's to count."""
+"""Link 5: does NVML enumerate every expected GPU? Stability over several probes is the gate's to
+count."""
 
 from __future__ import annotations
 
@@ -18,24 +19,34 @@ from .pci import expected_number
 from .tegra import INTEGRATED, TEGRA
 
 NO_NVML = (nvml_codes.LIBRARY_NOT_FOUND, nvml_codes.DRIVER_NOT_LOADED)
-"""Of a Tegra: no library, or (nvgpu) no /proc/driver/nvidia/version, without which it is not asked."""
+"""Of a Tegra: no library, or (nvgpu) no /proc/driver/nvidia/version, without which it is not
+asked."""
 
 
 def judge(scene: Scene, settings: Settings, gpus: SortedGpus) -> Judged:
     report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
     if report is None:
-        return Judged(gpus.candidates, _wanted(settings, gpus.candidates), (), gpus.candidates, (), "")
+        return Judged(
+            gpus.candidates, _wanted(settings, gpus.candidates), (), gpus.candidates, (), ""
+        )
     if gpus.bound == (TEGRA,):
         return _on_soc(report)
     elsewhere = {bus_id for bus_id, _ in gpus.elsewhere}
     expected = tuple(b for b in gpus.candidates if b not in report.excluded)
     # A GPU that can be opened, and says at the next question that it is lost, is not there.
-    lost = tuple(NvmlError(nvml_codes.GPU_IS_LOST, "NVML", n, g.bus_id) for n, g in enumerate(report.gpus)
-                 if g.state.trouble == nvml_codes.GPU_IS_LOST)
-    shown = tuple(g for g in report.gpus if g.bus_id not in elsewhere
-                  and g.state.trouble != nvml_codes.GPU_IS_LOST)
+    lost = tuple(
+        NvmlError(nvml_codes.GPU_IS_LOST, "NVML", n, g.bus_id)
+        for n, g in enumerate(report.gpus)
+        if g.state.trouble == nvml_codes.GPU_IS_LOST
+    )
+    shown = tuple(
+        g
+        for g in report.gpus
+        if g.bus_id not in elsewhere and g.state.trouble != nvml_codes.GPU_IS_LOST
+    )
     missing = _missing(settings, expected, shown)
-    # An error of one GPU counts where that leaves the set short: the owner may expect fewer than PCI shows.
+    # An error of one GPU counts where that leaves the set short: the owner may expect fewer than
+    # PCI shows.
     errors = tuple(e for e in report.errors + lost if e.index < 0 or missing)
     clean = report.end is ProbeEnd.ANSWERED and not missing and not errors and bool(shown)
     nodes = scene.nodes.value_or(())
@@ -46,13 +57,20 @@ def judge(scene: Scene, settings: Settings, gpus: SortedGpus) -> Judged:
 
 
 def _on_soc(report: ProbeReport) -> Judged:
-    """One GPU, NVML's word optional: what the driver shows is enough where the library is not there."""
+    """One GPU, NVML's word optional: what the driver shows is enough where the library is not
+    there."""
     absent = report.end is ProbeEnd.ERROR and all(e.code in NO_NVML for e in report.errors)
     errors = () if absent else report.errors
     shown = (INTEGRATED,) if absent else report.gpus
     clean = bool(shown) and not errors and (absent or report.end is ProbeEnd.ANSWERED)
-    return Judged((TEGRA,), 1, shown, () if shown else (TEGRA,), errors,
-                  _fingerprint(report, shown, ()) if clean else "")
+    return Judged(
+        (TEGRA,),
+        1,
+        shown,
+        () if shown else (TEGRA,),
+        errors,
+        _fingerprint(report, shown, ()) if clean else "",
+    )
 
 
 def _wanted(settings: Settings, expected: tuple[str, ...]) -> int:
@@ -60,9 +78,13 @@ def _wanted(settings: Settings, expected: tuple[str, ...]) -> int:
     return number if number is not None else len(settings.expected_gpus or expected)
 
 
-def _missing(settings: Settings, expected: tuple[str, ...], shown: tuple[Gpu, ...]) -> tuple[str, ...]:
+def _missing(
+    settings: Settings, expected: tuple[str, ...], shown: tuple[Gpu, ...]
+) -> tuple[str, ...]:
     number = expected_number(settings)
-    if number is not None:  # the owner's word overrides PCI: 7 may be right on a node with a dead GPU
+    if (
+        number is not None
+    ):  # the owner's word overrides PCI: 7 may be right on a node with a dead GPU
         short = number - len(shown)
         if short <= 0:
             return ()
@@ -74,10 +96,13 @@ def _missing(settings: Settings, expected: tuple[str, ...], shown: tuple[Gpu, ..
 
 
 def _fingerprint(report: ProbeReport, shown: tuple[Gpu, ...], nodes: tuple[DeviceNode, ...]) -> str:
-    """What must stay equal: UUID and bus id of each GPU, the device nodes' numbers, the driver's version."""
+    """What must stay equal: UUID and bus id of each GPU, the device nodes' numbers, the driver's
+    version."""
     paths = {"/dev/nvidiactl"} | {f"/dev/nvidia{g.minor}" for g in shown}
     numbers = sorted(f"{n.path}={n.major}:{n.minor}" for n in nodes if n.path in paths)
-    return " ".join([report.driver_version, *sorted(f"{g.uuid}@{g.bus_id}" for g in shown), *numbers])
+    return " ".join(
+        [report.driver_version, *sorted(f"{g.uuid}@{g.bus_id}" for g in shown), *numbers]
+    )
 
 
 def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, ...]:
@@ -87,18 +112,41 @@ def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, .
     now = scene.clock.boottime
     silent = kernel_log.silent_gsp(scene, gpus, judged, state.last if state else None)
     if silent:
-        return (_fails(f"the processor of {silent.bus_id} no longer answers its driver"
-                       + kernel_log.cited(scene, silent), "GspTimeout", Heals.NEVER,
-                       "drain the node, then nvidia-smi --gpu-reset, or reboot; asking NVML would hang",
-                       (silent.bus_id,)),)
+        return (
+            _fails(
+                f"the processor of {silent.bus_id} no longer answers its driver"
+                + kernel_log.cited(scene, silent),
+                "GspTimeout",
+                Heals.NEVER,
+                "drain the node, then nvidia-smi --gpu-reset, or reboot; asking NVML would hang",
+                (silent.bus_id,),
+            ),
+        )
     if state and state.remains:
         return (_hung(state.remains, now),)
     if state is None or state.last is None:
-        because = (f"first probe under way for {now - state.running_since:.0f} s"
-                   if state and state.running_since is not None else "no probe has been made")
-        return (Finding(5, "NvmlComplete", Verdict.UNKNOWN, because, "NotProbed", missing=("an NVML probe",),
-                        next_step="gpu-gate probe"),)
-    found = [replace(_complete(scene, state.last, judged), age_s=round(max(0.0, now - state.last.ended_at), 1))]
+        because = (
+            f"first probe under way for {now - state.running_since:.0f} s"
+            if state and state.running_since is not None
+            else "no probe has been made"
+        )
+        return (
+            Finding(
+                5,
+                "NvmlComplete",
+                Verdict.UNKNOWN,
+                because,
+                "NotProbed",
+                missing=("an NVML probe",),
+                next_step="gpu-gate probe",
+            ),
+        )
+    found = [
+        replace(
+            _complete(scene, state.last, judged),
+            age_s=round(max(0.0, now - state.last.ended_at), 1),
+        )
+    ]
     if isinstance(scene.learned, Seen):
         found += _learned(scene.learned.value, judged)
     return tuple(found)
@@ -106,18 +154,25 @@ def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, .
 
 def _hung(remains: Remains, now: float) -> Finding:
     return Finding(
-        5, "NvmlComplete", Verdict.FAILS,
+        5,
+        "NvmlComplete",
+        Verdict.FAILS,
         f"probe hung, pid {remains.pid}, state {remains.state}, wchan {remains.wchan or '?'}, "
         f"{now - remains.since:.0f} s",
-        "ProbeHung", missing=("an answer from NVML",),
-        next_step=f"cat /proc/{remains.pid}/stack; dmesg | grep -E 'NVRM|Xid'; a driver that hangs wants a reboot")
+        "ProbeHung",
+        missing=("an answer from NVML",),
+        next_step=f"cat /proc/{remains.pid}/stack; dmesg | grep -E 'NVRM|Xid'; a driver that "
+        "hangs wants a reboot",
+    )
 
 
 def _complete(scene: Scene, report: ProbeReport, judged: Judged) -> Finding:
     if report.end is ProbeEnd.HUNG:
         return _fails(report.detail, "ProbeHung", Heals.SOON, "dmesg | grep -E 'NVRM|Xid'")
     if report.end is ProbeEnd.BROKEN:
-        return _fails(f"the probe failed: {report.detail}", "ProbeBroken", Heals.SOON, "gpu-gate probe")
+        return _fails(
+            f"the probe failed: {report.detail}", "ProbeBroken", Heals.SOON, "gpu-gate probe"
+        )
     worst = _worst(judged.errors)
     by_uuid = any(m.startswith("GPU-") for m in judged.missing)
     shown = judged.wanted - len(judged.missing) if by_uuid else len(judged.gpus)
@@ -126,30 +181,59 @@ def _complete(scene: Scene, report: ProbeReport, judged: Judged) -> Finding:
         reason = nvml_codes.CODES.get(worst.code, (f"NVML_ERROR_{worst.code}",))[0]
         where = f" for {worst.bus_id or f'index {worst.index}'}" if worst.index >= 0 else ""
         seen = f"{count}: " if worst.index >= 0 else ""
-        lost = f"; missing {', '.join(judged.missing)}" if judged.missing and worst.index >= 0 else ""
+        lost = (
+            f"; missing {', '.join(judged.missing)}" if judged.missing and worst.index >= 0 else ""
+        )
         if worst.code == nvml_codes.MISMATCH:
             lost = _versions(scene, report)
         elif worst.index >= 0:
-            lost += kernel_log.cited(scene, kernel_log.newest(scene, judged.missing, Tells.LOST, Tells.INIT_FAILED))
-        return _fails(f"{seen}{worst.call}{where} said {nvml_codes.name_of(worst.code)}{lost}",
-                      _camel(reason), nvml_codes.heals(worst.code), nvml_codes.next_step(worst.code),
-                      judged.missing)
+            lost += kernel_log.cited(
+                scene, kernel_log.newest(scene, judged.missing, Tells.LOST, Tells.INIT_FAILED)
+            )
+        return _fails(
+            f"{seen}{worst.call}{where} said {nvml_codes.name_of(worst.code)}{lost}",
+            _camel(reason),
+            nvml_codes.heals(worst.code),
+            nvml_codes.next_step(worst.code),
+            judged.missing,
+        )
     if judged.missing:
         where = "" if by_uuid else " on PCI,"
         absent = f"{count}: {', '.join(judged.missing)}{where} absent from NVML"
-        fell = kernel_log.newest(scene, judged.missing, Tells.LOST) or kernel_log.dead(scene, judged.missing)
+        fell = kernel_log.newest(scene, judged.missing, Tells.LOST) or kernel_log.dead(
+            scene, judged.missing
+        )
         if fell:
-            return _fails(absent + kernel_log.cited(scene, fell), "GpuFellOffBus", Heals.NEVER,
-                          nvml_codes.next_step(nvml_codes.GPU_IS_LOST), judged.missing)
+            return _fails(
+                absent + kernel_log.cited(scene, fell),
+                "GpuFellOffBus",
+                Heals.NEVER,
+                nvml_codes.next_step(nvml_codes.GPU_IS_LOST),
+                judged.missing,
+            )
         failed = kernel_log.newest(scene, judged.missing, Tells.INIT_FAILED)
-        return _fails(absent + kernel_log.cited(scene, failed), "GpuMissing",
-                      Heals.SOON, "dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L", judged.missing)
+        return _fails(
+            absent + kernel_log.cited(scene, failed),
+            "GpuMissing",
+            Heals.SOON,
+            "dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L",
+            judged.missing,
+        )
     if not judged.gpus:
         return _fails("NVML enumerates no GPU", "GpuMissing", Heals.SOON, "nvidia-smi -L")
     if judged.gpus == (INTEGRATED,):
-        return Finding(5, "NvmlComplete", Verdict.HOLDS, "the driver of a Tegra's GPU is there, and no NVML to ask")
-    return Finding(5, "NvmlComplete", Verdict.HOLDS,
-                   f"NVML enumerates {len(judged.gpus)} of {judged.wanted} GPUs")
+        return Finding(
+            5,
+            "NvmlComplete",
+            Verdict.HOLDS,
+            "the driver of a Tegra's GPU is there, and no NVML to ask",
+        )
+    return Finding(
+        5,
+        "NvmlComplete",
+        Verdict.HOLDS,
+        f"NVML enumerates {len(judged.gpus)} of {judged.wanted} GPUs",
+    )
 
 
 def _versions(scene: Scene, report: ProbeReport) -> str:
@@ -162,7 +246,9 @@ def _versions(scene: Scene, report: ProbeReport) -> str:
 
 def _camel(nvml_name: str) -> str:
     """NVML_ERROR_GPU_IS_LOST to NvmlGpuIsLost."""
-    return "Nvml" + "".join(w.capitalize() for w in nvml_name.removeprefix("NVML_ERROR_").split("_"))
+    return "Nvml" + "".join(
+        w.capitalize() for w in nvml_name.removeprefix("NVML_ERROR_").split("_")
+    )
 
 
 def _worst(errors: tuple[NvmlError, ...]) -> NvmlError | None:
@@ -171,15 +257,34 @@ def _worst(errors: tuple[NvmlError, ...]) -> NvmlError | None:
     return min(errors, key=lambda e: rank[nvml_codes.heals(e.code)], default=None)
 
 
-def _fails(because: str, reason: str, heals: Heals, next_step: str, missing: tuple[str, ...] = ()) -> Finding:
-    return Finding(5, "NvmlComplete", Verdict.FAILS, because, reason, missing=missing, heals=heals,
-                   next_step=next_step)
+def _fails(
+    because: str, reason: str, heals: Heals, next_step: str, missing: tuple[str, ...] = ()
+) -> Finding:
+    return Finding(
+        5,
+        "NvmlComplete",
+        Verdict.FAILS,
+        because,
+        reason,
+        missing=missing,
+        heals=heals,
+        next_step=next_step,
+    )
 
 
 def _learned(learned: tuple[str, ...], judged: Judged) -> list[Finding]:
     gone = tuple(b for b in learned if b not in judged.expected)
     if not gone:
         return []
-    return [Finding(5, "AsBefore", Verdict.FAILS,
-                    f"earlier boots of this machine showed {', '.join(gone)} as well", "FewerThanBefore",
-                    missing=gone, blocks=False, next_step="if that is on purpose: gpu-gate forget")]
+    return [
+        Finding(
+            5,
+            "AsBefore",
+            Verdict.FAILS,
+            f"earlier boots of this machine showed {', '.join(gone)} as well",
+            "FewerThanBefore",
+            missing=gone,
+            blocks=False,
+            next_step="if that is on purpose: gpu-gate forget",
+        )
+    ]

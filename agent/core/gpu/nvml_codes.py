@@ -1,7 +1,8 @@
 """Every NVML return code: NVIDIA's name for it and what waiting does for it.
 
-Names and values: nvidia-ml-py 13.615.71, pynvml.py (NVML_SUCCESS … NVML_ERROR_UNKNOWN). The classes are this
-project's judgement; a code that is not listed (a newer NVML) is treated as one that waiting may heal.
+Names and values: nvidia-ml-py 13.615.71, pynvml.py (NVML_SUCCESS … NVML_ERROR_UNKNOWN). The classes
+are this project's judgement; a code that is not listed (a newer NVML) is treated as one that
+waiting may heal.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ REMEDIES: dict[int, str] = {
     12: "install the driver's user-space libraries (libnvidia-ml.so.1), or set [Probe] DriverRoot=",
     13: "the library is older than the driver: reinstall the driver's user-space packages",
     14: "the InfoROM is corrupted: take the GPU to its vendor",
-    15: "a GPU fell off the bus: reboot the node; if it comes again, replace the GPU (dmesg | grep Xid)",
+    15: "a GPU fell off the bus: reboot the node; if it comes again, replace the GPU (dmesg | "
+    "grep Xid)",
     16: "a GPU wants a reset: drain the node, then nvidia-smi --gpu-reset, or reboot",
     18: "the driver was upgraded under the loaded module: drain the node and reboot it",
     29: "a GPU is in an invalid state: drain the node, then reset the GPU or reboot",

@@ -13,7 +13,10 @@ from .inventory import SortedGpus
 from .tegra import TEGRA, is_tegra
 
 NVIDIA = "nvidia"
-WINDOW = "give it a memory window: Above 4G Decoding in the firmware's setup; of a guest its 64-bit MMIO size"
+WINDOW = (
+    "give it a memory window: Above 4G Decoding in the firmware's setup; of a guest "
+    "its 64-bit MMIO size"
+)
 
 
 def expected_number(settings: Settings) -> int | None:
@@ -45,10 +48,14 @@ def sort_out(scene: Scene, settings: Settings) -> SortedGpus:
     if scene.is_container:
         given = _given_to_this_container(scene, bound)
         if bound and not given and not settings.expected_gpus:
-            return SortedGpus(Scope.NONE, f"none of the host's {len(bound)} GPUs was given to this container node")
+            return SortedGpus(
+                Scope.NONE, f"none of the host's {len(bound)} GPUs was given to this container node"
+            )
         bound, unbound = given, []
     scope, because = _scope(scene, settings, len(bound) + len(unbound), elsewhere)
-    return SortedGpus(scope, because, tuple(sorted(bound)), tuple(sorted(unbound)), tuple(sorted(elsewhere)))
+    return SortedGpus(
+        scope, because, tuple(sorted(bound)), tuple(sorted(unbound)), tuple(sorted(elsewhere))
+    )
 
 
 def _given_to(gpu: PciFunction) -> str:
@@ -61,15 +68,17 @@ def _given_to(gpu: PciFunction) -> str:
 
 
 def _given_to_this_container(scene: Scene, bound: list[str]) -> list[str]:
-    """A container node (kind, nvkind) sees the host's whole PCI bus, and was given only some of it."""
+    """A container node (kind, nvkind) sees the host's whole PCI bus, and was given only some of
+    it."""
     if not isinstance(scene.proc_gpus, Seen) or not isinstance(scene.nodes, Seen):
         return bound
     has_gpu_node = any(n.path.removeprefix("/dev/nvidia").isdigit() for n in scene.nodes.value)
     return [b for b in bound if b in scene.proc_gpus.value] if has_gpu_node else []
 
 
-def _scope(scene: Scene, settings: Settings, candidates: int,
-           elsewhere: list[tuple[str, str]]) -> tuple[Scope, str]:
+def _scope(
+    scene: Scene, settings: Settings, candidates: int, elsewhere: list[tuple[str, str]]
+) -> tuple[Scope, str]:
     if expected_number(settings) == 0:
         return Scope.NONE, "the owner expects no GPU here (ExpectedGPUs=0)"
     if candidates == 0 and not settings.expected_gpus:
@@ -82,34 +91,59 @@ def _scope(scene: Scene, settings: Settings, candidates: int,
     if isinstance(scene.nvgpu, Seen):
         return Scope.GPUS, "nvgpu is loaded"
     if not scene.driver_version.is_missing:
-        return Scope.UNKNOWN, f"/proc/driver/nvidia/version could not be read ({scene.driver_version})"
+        return (
+            Scope.UNKNOWN,
+            f"/proc/driver/nvidia/version could not be read ({scene.driver_version})",
+        )
     if isinstance(scene.driver_building, Seen):
         return Scope.GPUS, f"dkms is building {scene.driver_building.value}"
     if isinstance(scene.module_installed, Seen):
         return Scope.GPUS, f"{scene.module_installed.value} is installed and not loaded yet"
     if scene.module_installed.is_missing:
         dkms = scene.driver_building.detail
-        return Scope.LATE_DRIVER, (f"no nvidia driver on the host yet ({scene.module_installed.detail})"
-                                   + (f"; {dkms}" if dkms.startswith("dkms has") else ""))
-    return Scope.UNKNOWN, f"whether a driver is installed could not be read ({scene.module_installed})"
+        return Scope.LATE_DRIVER, (
+            f"no nvidia driver on the host yet ({scene.module_installed.detail})"
+            + (f"; {dkms}" if dkms.startswith("dkms has") else "")
+        )
+    return (
+        Scope.UNKNOWN,
+        f"whether a driver is installed could not be read ({scene.module_installed})",
+    )
 
 
 def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Finding, ...]:
     if gpus.bound == (TEGRA,):
         return (Finding(1, "GpusOnPci", Verdict.HOLDS, "the GPU is a part of the SoC (Tegra)"),)
     if isinstance(scene.pci, Refusal) and gpus.scope is not Scope.NONE:
-        return (Finding(1, "GpusOnPci", Verdict.UNKNOWN, gpus.because, "PciUnreadable",
-                        missing=("/sys/bus/pci/devices",), next_step="lspci -d 10de:"),)
+        return (
+            Finding(
+                1,
+                "GpusOnPci",
+                Verdict.UNKNOWN,
+                gpus.because,
+                "PciUnreadable",
+                missing=("/sys/bus/pci/devices",),
+                next_step="lspci -d 10de:",
+            ),
+        )
     found = [_on_pci(settings, gpus)]
     if gpus.unbound and isinstance(scene.driver_version, Seen):
         found.append(_unbound(scene, settings, gpus))
     if gpus.on_display:
         names = " and ".join(sorted({driver for _, driver in gpus.on_display}))
         having = tuple(bus_id for bus_id, _ in gpus.on_display)
-        found.append(Finding(
-            1, "GpusBound", Verdict.FAILS, f"bound to {names}: {', '.join(having)}", "NouveauBound",
-            missing=having, heals=Heals.CONFIGURATION,
-            next_step=f"blacklist {names} and rebuild the initramfs, or [Gate] ExcludeGPUs="))
+        found.append(
+            Finding(
+                1,
+                "GpusBound",
+                Verdict.FAILS,
+                f"bound to {names}: {', '.join(having)}",
+                "NouveauBound",
+                missing=having,
+                heals=Heals.CONFIGURATION,
+                next_step=f"blacklist {names} and rebuild the initramfs, or [Gate] ExcludeGPUs=",
+            )
+        )
     return tuple(found)
 
 
@@ -117,17 +151,29 @@ def _unbound(scene: Scene, settings: Settings, gpus: SortedGpus) -> Finding:
     foreign = kernel_log.unsupported(scene, gpus.unbound)
     dead = None if foreign else kernel_log.dead(scene, gpus.unbound)
     region = None if foreign or dead else kernel_log.no_region(scene, gpus.unbound)
-    step = "install a driver that supports this GPU (its line names another branch, or the open modules)" if foreign \
-        else nvml_codes.next_step(nvml_codes.GPU_IS_LOST) if dead else WINDOW if region else "dmesg | grep NVRM"
+    step = (
+        "install a driver that supports this GPU (its line names another branch, or the open "
+        "modules)"
+        if foreign
+        else nvml_codes.next_step(nvml_codes.GPU_IS_LOST)
+        if dead
+        else WINDOW
+        if region
+        else "dmesg | grep NVRM"
+    )
     cause = foreign or dead or region
     return Finding(
-        1, "GpusBound", Verdict.FAILS,
-        f"{len(gpus.unbound)} of {len(gpus.candidates)} GPUs bound to no driver: {', '.join(gpus.unbound)}"
-        + kernel_log.cited(scene, cause),
-        "GpuUnsupported" if foreign else "GpuUnbound", missing=gpus.unbound,
+        1,
+        "GpusBound",
+        Verdict.FAILS,
+        f"{len(gpus.unbound)} of {len(gpus.candidates)} GPUs bound to no driver: "
+        f"{', '.join(gpus.unbound)}" + kernel_log.cited(scene, cause),
+        "GpuUnsupported" if foreign else "GpuUnbound",
+        missing=gpus.unbound,
         heals=Heals.NEVER if cause else Heals.SOON,
         blocks=(expected_number(settings) or len(gpus.candidates)) > len(gpus.bound),
-        next_step=f"{step}; if that GPU is not for containers: [Gate] ExcludeGPUs=")
+        next_step=f"{step}; if that GPU is not for containers: [Gate] ExcludeGPUs=",
+    )
 
 
 def _on_pci(settings: Settings, gpus: SortedGpus) -> Finding:
@@ -139,7 +185,14 @@ def _on_pci(settings: Settings, gpus: SortedGpus) -> Finding:
         return Finding(1, "GpusOnPci", Verdict.HOLDS, gpus.because, "NoGpuForContainers")
     if seen < wanted:
         return Finding(
-            1, "GpusOnPci", Verdict.FAILS, f"{seen} of {wanted} expected GPUs on the PCI bus{apart}",
-            "PciShort", missing=(f"{wanted - seen} GPUs",), heals=Heals.SOON,
-            next_step="lspci -d 10de: ; a GPU that is not on the bus wants a power cycle or a technician")
+            1,
+            "GpusOnPci",
+            Verdict.FAILS,
+            f"{seen} of {wanted} expected GPUs on the PCI bus{apart}",
+            "PciShort",
+            missing=(f"{wanted - seen} GPUs",),
+            heals=Heals.SOON,
+            next_step="lspci -d 10de: ; a GPU that is not on the bus wants a power cycle or a "
+            "technician",
+        )
     return Finding(1, "GpusOnPci", Verdict.HOLDS, f"{seen} GPUs on the PCI bus{apart}")

@@ -1,5 +1,6 @@
-"""Jetsons: the GPU is a part of NVIDIA's Tegra SoC and no function on PCI, its driver may be nvgpu, and NVML is
-optional: Orin has none, Thor has (k8s-device-plugin #377, #1963). NVIDIA's plugin lists one device, "tegra"."""
+"""Jetsons: the GPU is a part of NVIDIA's Tegra SoC and no function on PCI, its driver may be nvgpu,
+and NVML is optional: Orin has none, Thor has (k8s-device-plugin #377, #1963). NVIDIA's plugin lists
+one device, "tegra"."""
 
 from __future__ import annotations
 
@@ -14,5 +15,6 @@ NVGPU = "/sys/module/nvgpu"
 
 
 def is_tegra(scene: Scene) -> bool:
-    """As go-nvlib tells it (pkg/nvlib/info, IsTegraSystem). Asked only where PCI shows no GPU of NVIDIA's."""
+    """As go-nvlib tells it (pkg/nvlib/info, IsTegraSystem). Asked only where PCI shows no GPU of
+    NVIDIA's."""
     return isinstance(scene.soc, Seen) and scene.soc.value.lower().startswith(TEGRA)

@@ -1,4 +1,5 @@
-"""What holds, beside NVML's own word: the kernel's log, the fabric, and what GPUs say of themselves."""
+"""What holds, beside NVML's own word: the kernel's log, the fabric, and what GPUs say of
+themselves."""
 
 from __future__ import annotations
 
@@ -16,16 +17,26 @@ from .inventory import Judged, SortedGpus
 WITHOUT_NVML = ("ModuleRejected", "ModuleUnfit", "GpuUnsupported", "GspTimeout", "NouveauBound")
 
 
-def findings(scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged) -> tuple[Finding, ...]:
+def findings(
+    scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged
+) -> tuple[Finding, ...]:
     ready = fabric.find(settings, judged), fabric.unmanaged(scene, settings, judged)
     return (*(f for f in ready if f), *state.findings(judged), *kernel_log.findings(scene, gpus))
 
 
-def parts(scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged, shown: tuple[Finding, ...],
-          disturbed_at: float) -> dict[str, Any]:
+def parts(
+    scene: Scene,
+    settings: Settings,
+    gpus: SortedGpus,
+    judged: Judged,
+    shown: tuple[Finding, ...],
+    disturbed_at: float,
+) -> dict[str, Any]:
     """Of the diagnosis: what disturbs, what holds, and what is waited for."""
-    at, by = max((disturbed_at, "a reload or restart"),
-                 (kernel_log.disturbed_at(scene, judged), "the kernel's report of a GPU"))
+    at, by = max(
+        (disturbed_at, "a reload or restart"),
+        (kernel_log.disturbed_at(scene, judged), "the kernel's report of a GPU"),
+    )
     ready = fabric.find(settings, judged)
     report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
     silent = kernel_log.silent_gsp(scene, gpus, judged, report)
@@ -40,7 +51,16 @@ def parts(scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged, sh
 
 
 def _held(shown: tuple[Finding, ...], gpus: SortedGpus) -> Finding | None:
-    """What is known without NVML, and cannot heal by waiting. One GPU of several on nouveau is only said: it may be
-    the display's."""
-    return next((f for f in shown if f.blocks and f.verdict is Verdict.FAILS and f.reason in WITHOUT_NVML
-                 and not (f.reason == "NouveauBound" and gpus.candidates)), None)
+    """What is known without NVML, and cannot heal by waiting. One GPU of several on nouveau is only
+    said: it may be the display's."""
+    return next(
+        (
+            f
+            for f in shown
+            if f.blocks
+            and f.verdict is Verdict.FAILS
+            and f.reason in WITHOUT_NVML
+            and not (f.reason == "NouveauBound" and gpus.candidates)
+        ),
+        None,
+    )

@@ -17,14 +17,22 @@ CHECKPOINT = "kubelet_internal_checkpoint"
 
 
 def find_unit(scene: Scene, settings: Settings) -> Unit | None:
-    """The unit that carries this host's kubelet: a running one first, then an enabled one, then any installed."""
+    """The unit that carries this host's kubelet: a running one first, then an enabled one, then any
+    installed."""
     if not isinstance(scene.units, Seen):
         return None
     names = kubelet_units(settings)
     installed = [u for u in scene.units.value if u.name in names and u.load == "loaded"]
     rank = {"active": 0, "reloading": 0, "activating": 1}
-    return min(installed, default=None, key=lambda u: (
-        rank.get(u.active, 2), not u.file_state.startswith("enabled"), names.index(u.name)))
+    return min(
+        installed,
+        default=None,
+        key=lambda u: (
+            rank.get(u.active, 2),
+            not u.file_state.startswith("enabled"),
+            names.index(u.name),
+        ),
+    )
 
 
 def is_active(scene: Scene, settings: Settings) -> bool | None:
@@ -36,16 +44,23 @@ def is_active(scene: Scene, settings: Settings) -> bool | None:
 
 
 def has_no_socket(scene: Scene) -> bool:
-    """A kubelet answers, and no plugin can come to it: it has not begun to listen, or somebody cleared its folder.
-    One whose folder is not there may have another."""
+    """A kubelet answers, and no plugin can come to it: it has not begun to listen, or somebody
+    cleared its folder. One whose folder is not there may have another."""
     folder = scene.plugin_sockets
-    return isinstance(scene.allocatable, Seen) and isinstance(folder, Seen) \
+    return (
+        isinstance(scene.allocatable, Seen)
+        and isinstance(folder, Seen)
         and not any(e.name == "kubelet.sock" for e in folder.value)
+    )
 
 
 def findings(scene: Scene, settings: Settings, short: bool = False) -> tuple[Finding, ...]:
     """`short`: it does not list every GPU."""
-    return () if settings.kubelet_unit == "none" else (*_unit(scene, settings), *_socket(scene, settings, short))
+    return (
+        ()
+        if settings.kubelet_unit == "none"
+        else (*_unit(scene, settings), *_socket(scene, settings, short))
+    )
 
 
 def _socket(scene: Scene, settings: Settings, short: bool) -> tuple[Finding, ...]:
@@ -53,36 +68,88 @@ def _socket(scene: Scene, settings: Settings, short: bool) -> tuple[Finding, ...
     if not has_no_socket(scene):
         return ()
     folder, again = settings.device_plugins_dir, "" if short else " anew"
-    return (Finding(7, "KubeletSocket", Verdict.FAILS, f"the kubelet answers, and {folder} holds no kubelet.sock: no "
-                    f"plugin can register{again}", "KubeletSocketMissing", blocks=short,
-                    next_step=f"ls -la {folder}; journalctl -b -u kubelet | grep -i 'device plugin'"),)
+    return (
+        Finding(
+            7,
+            "KubeletSocket",
+            Verdict.FAILS,
+            f"the kubelet answers, and {folder} holds no kubelet.sock: no "
+            f"plugin can register{again}",
+            "KubeletSocketMissing",
+            blocks=short,
+            next_step=f"ls -la {folder}; journalctl -b -u kubelet | grep -i 'device plugin'",
+        ),
+    )
 
 
 def _unit(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
     if isinstance(scene.units, Refusal):
-        return (Finding(7, "KubeletActive", Verdict.UNKNOWN, f"systemd was not read ({scene.units})",
-                        "SystemdUnreadable", missing=("the kubelet's unit",), blocks=False,
-                        next_step="systemctl status dbus"),)
+        return (
+            Finding(
+                7,
+                "KubeletActive",
+                Verdict.UNKNOWN,
+                f"systemd was not read ({scene.units})",
+                "SystemdUnreadable",
+                missing=("the kubelet's unit",),
+                blocks=False,
+                next_step="systemctl status dbus",
+            ),
+        )
     unit = find_unit(scene, settings)
     if unit is None:
-        heard = ", and a kubelet answers: no unit that we know" if isinstance(scene.allocatable, Seen) else ""
-        return (Finding(7, "KubeletActive", Verdict.FAILS, f"no kubelet unit is installed{heard}", "NoKubelet",
-                        blocks=False, heals=Heals.CONFIGURATION,
-                        next_step="[Kubelet] Unit= names it; Unit=none says that there is none"),)
-    found = [Finding(7, "KubeletActive", Verdict.HOLDS if unit.is_active else Verdict.FAILS,
-                     f"{unit.name} is {unit.active}", "" if unit.is_active else "KubeletInactive",
-                     blocks=False, next_step="" if unit.is_active else f"systemctl status {unit.name}")]
+        heard = (
+            ", and a kubelet answers: no unit that we know"
+            if isinstance(scene.allocatable, Seen)
+            else ""
+        )
+        return (
+            Finding(
+                7,
+                "KubeletActive",
+                Verdict.FAILS,
+                f"no kubelet unit is installed{heard}",
+                "NoKubelet",
+                blocks=False,
+                heals=Heals.CONFIGURATION,
+                next_step="[Kubelet] Unit= names it; Unit=none says that there is none",
+            ),
+        )
+    found = [
+        Finding(
+            7,
+            "KubeletActive",
+            Verdict.HOLDS if unit.is_active else Verdict.FAILS,
+            f"{unit.name} is {unit.active}",
+            "" if unit.is_active else "KubeletInactive",
+            blocks=False,
+            next_step="" if unit.is_active else f"systemctl status {unit.name}",
+        )
+    ]
     if isinstance(scene.plugin_sockets, Seen):
-        names = [e.name for e in scene.plugin_sockets.value if e.kind == "socket" and e.name != "kubelet.sock"]
-        found.append(Finding(
-            9, "PluginSocket", Verdict.HOLDS if names else Verdict.FAILS,
-            f"sockets in {settings.device_plugins_dir}: {', '.join(names) or 'none'} (a hint: a dead plugin "
-            "leaves its socket behind)", "" if names else "NoPluginSocket", blocks=False))
+        names = [
+            e.name
+            for e in scene.plugin_sockets.value
+            if e.kind == "socket" and e.name != "kubelet.sock"
+        ]
+        found.append(
+            Finding(
+                9,
+                "PluginSocket",
+                Verdict.HOLDS if names else Verdict.FAILS,
+                f"sockets in {settings.device_plugins_dir}: {', '.join(names) or 'none'} (a "
+                "hint: a dead plugin "
+                "leaves its socket behind)",
+                "" if names else "NoPluginSocket",
+                blocks=False,
+            )
+        )
     return tuple(found)
 
 
 def registered(scene: Scene, settings: Settings, listed: Listing) -> Finding | None:
-    """Does the kubelet list every GPU? Only its own word counts: log, socket file and checkpoint may lie."""
+    """Does the kubelet list every GPU? Only its own word counts: log, socket file and checkpoint
+    may lie."""
     unit = find_unit(scene, settings)
     if settings.kubelet_unit == "none":
         return None
@@ -90,46 +157,84 @@ def registered(scene: Scene, settings: Settings, listed: Listing) -> Finding | N
     if unit is None and isinstance(scene.units, Seen) and not isinstance(scene.allocatable, Seen):
         return None
     if isinstance(scene.allocatable, Refusal):
-        return _registered(Verdict.UNKNOWN, f"the kubelet's pod-resources API gave no answer "
-                           f"({scene.allocatable})", "KubeletSilent", next_step="journalctl -u kubelet -n 30; ss "
-                           "-xlp | grep pod-resources; [Kubelet] PodResourcesSocket=")
+        return _registered(
+            Verdict.UNKNOWN,
+            f"the kubelet's pod-resources API gave no answer ({scene.allocatable})",
+            "KubeletSilent",
+            next_step="journalctl -u kubelet -n 30; ss "
+            "-xlp | grep pod-resources; [Kubelet] PodResourcesSocket=",
+        )
     if unit and unit.active_since is not None and scene.allocatable.at < unit.active_since:
-        return _registered(Verdict.UNKNOWN, "the kubelet's last answer is older than the kubelet",
-                           "KubeletRestarted")
+        return _registered(
+            Verdict.UNKNOWN,
+            "the kubelet's last answer is older than the kubelet",
+            "KubeletRestarted",
+        )
     if listed.count == 0 and not scene.plugins and isinstance(scene.dra_driver, Seen):
-        return _registered(Verdict.HOLDS, f"GPUs are offered by DRA (container {scene.dra_driver.value}, driver "
-                           "gpu.nvidia.com): no resource is expected", "")
+        return _registered(
+            Verdict.HOLDS,
+            f"GPUs are offered by DRA (container {scene.dra_driver.value}, driver "
+            "gpu.nvidia.com): no resource is expected",
+            "",
+        )
     if listed.count == 0 and listed.is_host:
-        return _registered(Verdict.HOLDS, "every GPU is shared out by the vGPU manager: no resource is expected", "")
+        return _registered(
+            Verdict.HOLDS,
+            "every GPU is shared out by the vGPU manager: no resource is expected",
+            "",
+        )
     return _judge(listed, settings)
 
 
 def _judge(listed: Listing, settings: Settings) -> Finding:
     limits = listed.given.names
-    told = f" (the plugin was given {listed.seen_by_plugin} of {listed.shown} GPUs: {_some(limits)})" \
-        if limits is not None and listed.seen_by_plugin != listed.shown else ""
+    told = (
+        f" (the plugin was given {listed.seen_by_plugin} of {listed.shown} GPUs: {_some(limits)})"
+        if limits is not None and listed.seen_by_plugin != listed.shown
+        else ""
+    )
     if listed.count == 0:
         if limits == ():
-            return _registered(Verdict.FAILS, "the plugin was given no GPU (NVIDIA_VISIBLE_DEVICES=none)",
-                               "NothingGiven", next_step="give its container GPUs: NVIDIA_VISIBLE_DEVICES=all")
-        return _registered(Verdict.FAILS, f"the kubelet lists no {'/'.join(settings.resources)}{told}",
-                           "NotRegistered", listed.missing)
+            return _registered(
+                Verdict.FAILS,
+                "the plugin was given no GPU (NVIDIA_VISIBLE_DEVICES=none)",
+                "NothingGiven",
+                next_step="give its container GPUs: NVIDIA_VISIBLE_DEVICES=all",
+            )
+        return _registered(
+            Verdict.FAILS,
+            f"the kubelet lists no {'/'.join(settings.resources)}{told}",
+            "NotRegistered",
+            listed.missing,
+        )
     because = f"the kubelet lists {_in_words(listed)}{told}"
     if listed.is_complete:
         return _registered(Verdict.HOLDS, because, "")
     if listed.is_stale:
-        return _registered(Verdict.FAILS, f"{listed.gone} ({_some(listed.strangers)}){told}", "StaleDevices",
-                           listed.missing)
+        return _registered(
+            Verdict.FAILS,
+            f"{listed.gone} ({_some(listed.strangers)}){told}",
+            "StaleDevices",
+            listed.missing,
+        )
     if not listed.given.is_known:
-        return _registered(Verdict.UNKNOWN, f"{because}; what the plugin was given could not be read",
-                           "PluginUnread", listed.missing)
+        return _registered(
+            Verdict.UNKNOWN,
+            f"{because}; what the plugin was given could not be read",
+            "PluginUnread",
+            listed.missing,
+        )
     return _registered(Verdict.FAILS, because, "PartlyRegistered", listed.missing)
 
 
 def _in_words(listed: Listing) -> str:
     """7 of 8 GPUs, not GPU-…; where it is not nvidia.com/gpu alone, each resource by its name."""
     if not listed.tells:
-        return f"{listed.count} of {listed.count} GPUs" if listed.shown is None else f"{listed.count} ids"
+        return (
+            f"{listed.count} of {listed.count} GPUs"
+            if listed.shown is None
+            else f"{listed.count} ids"
+        )
     offers = listed.offers
     only = len(offers) == 1 and offers[0].resource == GPUS
     words = []
@@ -140,8 +245,10 @@ def _in_words(listed: Listing) -> str:
         times = f", {offer.replicas} times each" if offer.replicas else ""
         uneven = f", fewer of {_some(offer.uneven)}" if offer.uneven else ""
         here = len(offer.listed & parts) + (len(listed.strangers) if only else 0)
-        words.append(f"{here} of {max(len(parts), here)} {kind}s{'' if only else f' as {offer.resource}'}"
-                     f"{times}{uneven}{lacks}")
+        words.append(
+            f"{here} of {max(len(parts), here)} {kind}s{'' if only else f' as {offer.resource}'}"
+            f"{times}{uneven}{lacks}"
+        )
     return "; ".join(words) + (f", not {_some(listed.unshown)}" if listed.unshown else "")
 
 
@@ -149,16 +256,29 @@ def _some(names: tuple[str, ...]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _registered(verdict: Verdict, because: str, reason: str, missing: tuple[str, ...] = (),
-                next_step: str = "crictl ps -a --name nvidia-device-plugin; crictl logs …") -> Finding:
+def _registered(
+    verdict: Verdict,
+    because: str,
+    reason: str,
+    missing: tuple[str, ...] = (),
+    next_step: str = "crictl ps -a --name nvidia-device-plugin; crictl logs …",
+) -> Finding:
     holds = verdict is Verdict.HOLDS
-    return Finding(10, "PluginRegistered", verdict, because, reason, next_step="" if holds else next_step,
-                   missing=() if holds else missing or ("healthy devices in pod-resources",))
+    return Finding(
+        10,
+        "PluginRegistered",
+        verdict,
+        because,
+        reason,
+        next_step="" if holds else next_step,
+        missing=() if holds else missing or ("healthy devices in pod-resources",),
+    )
 
 
 def allocation(scene: Scene, listed: Listing, judged: Judged) -> tuple[Finding, ...]:
-    """Allocatable, and allocation will fail: the kubelet goes on listing what NVML has lost. NVIDIA's plugin asks
-    all its GPUs at every allocation (GetPreferredAllocation), so that one lost GPU makes each of them fail."""
+    """Allocatable, and allocation will fail: the kubelet goes on listing what NVML has lost.
+    NVIDIA's plugin asks all its GPUs at every allocation (GetPreferredAllocation), so that one lost
+    GPU makes each of them fail."""
     broken = tuple(e for e in judged.errors if e.index >= 0)
     if listed.count == 0 or listed.shown is None:
         return ()
@@ -171,21 +291,43 @@ def allocation(scene: Scene, listed: Listing, judged: Judged) -> tuple[Finding, 
     else:
         return ()
     if is_older(scene, listed):
-        return (Finding(10, "AllocationWorks", Verdict.UNKNOWN, f"{seen}; the list may be newer than the last probe",
-                        "ListNewerThanProbe"),)
-    step = nvml_codes.next_step(broken[0].code) if broken else "dmesg | grep -E 'NVRM|Xid'; after a MIG change: " \
+        return (
+            Finding(
+                10,
+                "AllocationWorks",
+                Verdict.UNKNOWN,
+                f"{seen}; the list may be newer than the last probe",
+                "ListNewerThanProbe",
+            ),
+        )
+    step = (
+        nvml_codes.next_step(broken[0].code)
+        if broken
+        else "dmesg | grep -E 'NVRM|Xid'; after a MIG change: "
         "kubectl rollout restart of the device plugin"
-    return (Finding(10, "AllocationWorks", Verdict.FAILS, f"{seen}: allocatable, but allocation will fail",
-                    "AllocationWillFail", missing=listed.strangers or judged.missing, heals=Heals.NEVER,
-                    next_step=f"cordon the node; {step}"),)
+    )
+    return (
+        Finding(
+            10,
+            "AllocationWorks",
+            Verdict.FAILS,
+            f"{seen}: allocatable, but allocation will fail",
+            "AllocationWillFail",
+            missing=listed.strangers or judged.missing,
+            heals=Heals.NEVER,
+            next_step=f"cordon the node; {step}",
+        ),
+    )
 
 
 def listed_anew_at(scene: Scene, listed: Listing) -> float:
-    """Boottime at which a list that contradicts the last probe may have come: a fresh probe must tell who is right.
-    The kubelet rewrites its checkpoint whenever a plugin sends another list."""
+    """Boottime at which a list that contradicts the last probe may have come: a fresh probe must
+    tell who is right. The kubelet rewrites its checkpoint whenever a plugin sends another list."""
     if not listed.strangers or not isinstance(scene.plugin_sockets, Seen):
         return 0.0
-    written = max((e.mtime for e in scene.plugin_sockets.value if e.name == CHECKPOINT), default=0.0)
+    written = max(
+        (e.mtime for e in scene.plugin_sockets.value if e.name == CHECKPOINT), default=0.0
+    )
     at = written - (scene.clock.realtime - scene.clock.boottime)
     return at if at <= scene.clock.boottime else 0.0  # a stamp that lies in the future says nothing
 
@@ -197,18 +339,27 @@ def is_older(scene: Scene, listed: Listing) -> bool:
 
 
 def mending(scene: Scene, settings: Settings, fault: Fault | None, listed: Listing) -> Mending:
-    """What the mender may know of this look; `may_act` only where the kubelet itself answered in it."""
+    """What the mender may know of this look; `may_act` only where the kubelet itself answered in
+    it."""
     unit, offset = find_unit(scene, settings), scene.clock.realtime - scene.clock.boottime
-    answered = isinstance(scene.allocatable, Seen) and unit is not None and unit.is_active \
+    answered = (
+        isinstance(scene.allocatable, Seen)
+        and unit is not None
+        and unit.is_active
         and (unit.active_since is None or scene.allocatable.at >= unit.active_since)
-    # Whether a plugin could register at all is its folder's to say; where it was not read, none is ended on a guess.
+    )
+    # Whether a plugin could register at all is its folder's to say; where it was not read, none is
+    # ended on a guess.
     folder = scene.plugin_sockets
     can_tell = isinstance(folder, Seen) or folder.is_missing
     return Mending(
-        fault=fault, may_act=answered and can_tell and not is_older(scene, listed),
+        fault=fault,
+        may_act=answered and can_tell and not is_older(scene, listed),
         listed=0 if listed.is_stale else listed.count,
         kubelet_since=unit.active_since or 0.0 if unit else 0.0,
         kubelet_invocation=unit.invocation_id if unit else "",
-        offset=offset, boot_id=scene.boot_id,
+        offset=offset,
+        boot_id=scene.boot_id,
         entries=ledger.by_this_clock(scene.ledger.value_or(()), scene.boot_id, offset),
-        ledger_problem="" if isinstance(scene.ledger, Seen) else str(scene.ledger))
+        ledger_problem="" if isinstance(scene.ledger, Seen) else str(scene.ledger),
+    )

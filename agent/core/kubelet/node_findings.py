@@ -1,4 +1,5 @@
-"""Link 11: does the API server show the GPUs that the kubelet lists? Known only where gpu-gate-node.service runs."""
+"""Link 11: does the API server show the GPUs that the kubelet lists? Known only where
+gpu-gate-node.service runs."""
 
 from __future__ import annotations
 
@@ -18,45 +19,86 @@ def findings(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
     if isinstance(scene.node_object, Refusal):
         if scene.node_object.is_missing or not scene.node_object.is_telling:
             return ()
-        return (_finding(Verdict.UNKNOWN, f"gpu-gate-node's report could not be read ({scene.node_object})",
-                         "NodeReportUnreadable"),)
+        return (
+            _finding(
+                Verdict.UNKNOWN,
+                f"gpu-gate-node's report could not be read ({scene.node_object})",
+                "NodeReportUnreadable",
+            ),
+        )
     node = scene.node_object.value
     age_s = max(0.0, scene.clock.boottime - node.seen_at)
     silence = _silence(scene, settings, node, age_s)
     if silence is not None:
         return (silence,)
-    shown, capacity = (_ours(quantities, settings) for quantities in (node.allocatable, node.capacity))
-    seen = f"Node {node.name} shows {sum(shown.values())} allocatable of capacity {sum(capacity.values())}"
+    shown, capacity = (
+        _ours(quantities, settings) for quantities in (node.allocatable, node.capacity)
+    )
+    seen = (
+        f"Node {node.name} shows {sum(shown.values())} allocatable of capacity "
+        f"{sum(capacity.values())}"
+    )
     if not isinstance(scene.allocatable, Seen):
-        return (_finding(Verdict.UNKNOWN, f"{seen}; the kubelet was not heard", "KubeletNotHeard", age_s),)
-    listed = {d.resource: len(d.ids) for d in scene.allocatable.value if _is_ours(d.resource, settings)}
-    if not any(shown.values()) or any(shown.get(name, 0) < number for name, number in listed.items()):
-        return (_finding(Verdict.FAILS, f"{seen}; the kubelet lists {sum(listed.values())}", "NodeShowsFewer",
-                         age_s),)
+        return (
+            _finding(
+                Verdict.UNKNOWN, f"{seen}; the kubelet was not heard", "KubeletNotHeard", age_s
+            ),
+        )
+    listed = {
+        d.resource: len(d.ids) for d in scene.allocatable.value if _is_ours(d.resource, settings)
+    }
+    if not any(shown.values()) or any(
+        shown.get(name, 0) < number for name, number in listed.items()
+    ):
+        return (
+            _finding(
+                Verdict.FAILS,
+                f"{seen}; the kubelet lists {sum(listed.values())}",
+                "NodeShowsFewer",
+                age_s,
+            ),
+        )
     return (_finding(Verdict.HOLDS, seen, "", age_s),)
 
 
 def _silence(scene: Scene, settings: Settings, node: NodeObject, age_s: float) -> Finding | None:
     """Why what the API server shows says nothing about the node as it is now."""
     if age_s > STALE_S or not node.name:
-        return _finding(Verdict.UNKNOWN, node.trouble or f"the API server gave no sign for {age_s:.0f} s",
-                        "ApiServerSilent", age_s)
+        return _finding(
+            Verdict.UNKNOWN,
+            node.trouble or f"the API server gave no sign for {age_s:.0f} s",
+            "ApiServerSilent",
+            age_s,
+        )
     if scene.boot_id and node.boot_id != scene.boot_id:
-        return _finding(Verdict.UNKNOWN, f"Node {node.name} still shows an earlier boot",
-                        "NodeFromEarlierBoot", age_s)
+        return _finding(
+            Verdict.UNKNOWN,
+            f"Node {node.name} still shows an earlier boot",
+            "NodeFromEarlierBoot",
+            age_s,
+        )
     unit = find_unit(scene, settings)
     if unit and unit.active_since is not None:
         started_at = unit.active_since + scene.clock.realtime - scene.clock.boottime
-        # A heartbeat is a whole second: one of the kubelet's first second may be its predecessor's last.
+        # A heartbeat is a whole second: one of the kubelet's first second may be its predecessor's
+        # last.
         if node.kubelet_heartbeat_at <= started_at:
-            return _finding(Verdict.UNKNOWN, f"Node {node.name} is older than the kubelet: it reports every five "
-                            "minutes, or when something changes", "NodeFromEarlierKubelet", age_s)
+            return _finding(
+                Verdict.UNKNOWN,
+                f"Node {node.name} is older than the kubelet: it reports every five "
+                "minutes, or when something changes",
+                "NodeFromEarlierKubelet",
+                age_s,
+            )
     return None
 
 
 def _ours(quantities: dict[str, str], settings: Settings) -> dict[str, int]:
-    return {name: int(value) for name, value in quantities.items()
-            if value.isdecimal() and len(value) < 6 and _is_ours(name, settings)}
+    return {
+        name: int(value)
+        for name, value in quantities.items()
+        if value.isdecimal() and len(value) < 6 and _is_ours(name, settings)
+    }
 
 
 def _is_ours(resource: str, settings: Settings) -> bool:
@@ -64,6 +106,16 @@ def _is_ours(resource: str, settings: Settings) -> bool:
 
 
 def _finding(verdict: Verdict, because: str, reason: str, age_s: float = 0.0) -> Finding:
-    next_step = "" if verdict is Verdict.HOLDS else "systemctl status gpu-gate-node; kubectl describe node"
-    return Finding(11, "NodeResources", verdict, because, reason, next_step=next_step, age_s=round(age_s, 1),
-                   missing=() if verdict is Verdict.HOLDS else ("GPUs in the Node's status",))
+    next_step = (
+        "" if verdict is Verdict.HOLDS else "systemctl status gpu-gate-node; kubectl describe node"
+    )
+    return Finding(
+        11,
+        "NodeResources",
+        verdict,
+        because,
+        reason,
+        next_step=next_step,
+        age_s=round(age_s, 1),
+        missing=() if verdict is Verdict.HOLDS else ("GPUs in the Node's status",),
+    )

@@ -1,4 +1,5 @@
-"""Link 8: the runtime, and of what looks like the device plugin its status, its log's tail and its own access."""
+"""Link 8: the runtime, and of what looks like the device plugin its status, its log's tail and its
+own access."""
 
 from __future__ import annotations
 
@@ -54,8 +55,12 @@ _UNIT = re.compile(r"/([^/\n]+\.service)")
 
 async def runtime(host: Host, settings: Settings, scene: Scene) -> dict[str, Any]:
     """The kubelet's runtime, what it runs, and the kubelet's checkpoint."""
-    checkpoint = await _checkpoint(host, f"{settings.device_plugins_dir}/kubelet_internal_checkpoint")
-    socket, lists = await _runtime(host, runtime_sockets(settings, running_kubelet(scene.units, settings)))
+    checkpoint = await _checkpoint(
+        host, f"{settings.device_plugins_dir}/kubelet_internal_checkpoint"
+    )
+    socket, lists = await _runtime(
+        host, runtime_sockets(settings, running_kubelet(scene.units, settings))
+    )
     return {"checkpoint": checkpoint, "runtime_socket": socket, "runtime": lists}
 
 
@@ -68,30 +73,44 @@ async def _checkpoint(host: Host, path: str) -> Reading[dict[str, int]]:
 
 
 async def plugins(host: Host, settings: Settings, scene: Scene) -> Scene:
-    """The scene with what concerns the plugin. What costs something, such as its own access, is asked only where the
-    kubelet does not list what it should, or the plugin lost its access."""
+    """The scene with what concerns the plugin. What costs something, such as its own access, is
+    asked only where the kubelet does not list what it should, or the plugin lost its access."""
     if not isinstance(scene.runtime, Seen):
         return scene
-    pairs, details, unable = await _looked_into(host, scene.runtime_socket, scene.runtime.value, settings)
-    sights = plugin.by_command(tuple([await _sight(host, scene, c, s, details.get(c.id)) for c, s in pairs]))
+    pairs, details, unable = await _looked_into(
+        host, scene.runtime_socket, scene.runtime.value, settings
+    )
+    sights = plugin.by_command(
+        tuple([await _sight(host, scene, c, s, details.get(c.id)) for c, s in pairs])
+    )
     scene = replace(scene, plugins=sights, not_plugins=_names(scene.runtime.value, unable))
     is_complete = listing(scene, plugin.effective(settings, sights)).is_complete
-    if is_complete and not any(isinstance(s.access, Seen) and not s.access.value.allowed for s in sights):
+    if is_complete and not any(
+        isinstance(s.access, Seen) and not s.access.value.allowed for s in sights
+    ):
         return scene
     if not sights:
-        return replace(scene, dra_driver=await _dra_driver(host, settings, scene),
-                       socket_owners=await _owners(host, settings, scene, sights))
+        return replace(
+            scene,
+            dra_driver=await _dra_driver(host, settings, scene),
+            socket_owners=await _owners(host, settings, scene, sights),
+        )
     folders = manifest_folders(settings, running_kubelet(scene.units, settings))
     if not is_complete and not is_tegra(scene):  # which may have no /dev/nvidiactl at all
         sights = tuple([await _with_access(host, s) for s in sights])
     sights = tuple([await _halted(host, scene, s) for s in sights])
-    sights = tuple([replace(s, restart_policy=await _restart_policy(host, s.sandbox, folders)) for s in sights])
-    return replace(scene, plugins=sights, socket_owners=await _owners(host, settings, scene, sights))
+    sights = tuple(
+        [replace(s, restart_policy=await _restart_policy(host, s.sandbox, folders)) for s in sights]
+    )
+    return replace(
+        scene, plugins=sights, socket_owners=await _owners(host, settings, scene, sights)
+    )
 
 
 async def _runtime(host: Host, sockets: tuple[str, ...]) -> tuple[str, Reading[Runtime]]:
-    """The kubelet's own runtime: the first that lists a pod. Docker's containerd may answer beside k3s's, and has
-    none; one that is there and does not answer may be the kubelet's, and ends the search."""
+    """The kubelet's own runtime: the first that lists a pod. Docker's containerd may answer beside
+    k3s's, and has none; one that is there and does not answer may be the kubelet's, and ends the
+    search."""
     first: tuple[str, Reading[Runtime]] | None = None
     empty: tuple[str, Reading[Runtime]] | None = None
     for socket in sockets:
@@ -108,10 +127,11 @@ async def _runtime(host: Host, sockets: tuple[str, ...]) -> tuple[str, Reading[R
     return empty or first
 
 
-async def _looked_into(host: Host, socket: str, runtime: Runtime, settings: Settings
-                       ) -> tuple[tuple[plugin.Pair, ...], dict[str, Reading[ContainerDetail]], set[str]]:
-    """What looks like the plugin, its status, and the ids of those that cannot be it: any pod may take its labels,
-    its image and its name, and must not keep the real one from being mended."""
+async def _looked_into(
+    host: Host, socket: str, runtime: Runtime, settings: Settings
+) -> tuple[tuple[plugin.Pair, ...], dict[str, Reading[ContainerDetail]], set[str]]:
+    """What looks like the plugin, its status, and the ids of those that cannot be it: any pod may
+    take its labels, its image and its name, and must not keep the real one from being mended."""
     details: dict[str, Reading[ContainerDetail]] = {}
     unable: set[str] = set()
     while True:
@@ -121,10 +141,16 @@ async def _looked_into(host: Host, socket: str, runtime: Runtime, settings: Sett
         for container, _ in pairs:
             if container.id not in details:
                 details[container.id] = detail = await host.container(socket, container.id)
-                if isinstance(detail, Refusal) and not detail.is_missing:  # each more would cost a look its time
+                if (
+                    isinstance(detail, Refusal) and not detail.is_missing
+                ):  # each more would cost a look its time
                     return pairs, details, unable
-        wrong = {c.id for c, _ in pairs if isinstance(detail := details[c.id], Seen)
-                 and not plugin.can_register(detail.value, settings.device_plugins_dir)}
+        wrong = {
+            c.id
+            for c, _ in pairs
+            if isinstance(detail := details[c.id], Seen)
+            and not plugin.can_register(detail.value, settings.device_plugins_dir)
+        }
         if not wrong:
             return pairs, details, unable
         unable |= wrong
@@ -132,56 +158,83 @@ async def _looked_into(host: Host, socket: str, runtime: Runtime, settings: Sett
 
 def _names(runtime: Runtime, ids: set[str]) -> tuple[str, ...]:
     pods = {s.id: f"{s.namespace}/{s.name}" for s in runtime.sandboxes}
-    return tuple(sorted(f"{pods.get(c.sandbox_id, '?')} {c.name}" for c in runtime.containers if c.id in ids))
+    return tuple(
+        sorted(f"{pods.get(c.sandbox_id, '?')} {c.name}" for c in runtime.containers if c.id in ids)
+    )
 
 
-async def _sight(host: Host, scene: Scene, container: Container, sandbox: Sandbox | None,
-                 known: Reading[ContainerDetail] | None) -> PluginSight:
+async def _sight(
+    host: Host,
+    scene: Scene,
+    container: Container,
+    sandbox: Sandbox | None,
+    known: Reading[ContainerDetail] | None,
+) -> PluginSight:
     detail = known or await host.container(scene.runtime_socket, container.id)
     log: Reading[PluginLog] = Refusal(Why.NOT_ASKED, "the container's status was not read")
     access: Reading[Access] = Refusal(Why.NOT_ASKED, "nobody doubts it, or it has no process")
     if isinstance(detail, Seen):
         tail = await host.tail(detail.value.log_path)
         log = tail if isinstance(tail, Refusal) else Seen(plugin_log.read(tail.value), tail.at)
-        access = holders.plugin_access(containers.narrow(scene, container.id), container.id) or access
+        access = (
+            holders.plugin_access(containers.narrow(scene, container.id), container.id) or access
+        )
     return PluginSight(container, sandbox, detail, log, access)
 
 
 async def _with_access(host: Host, sight: PluginSight) -> PluginSight:
-    if isinstance(sight.access, Seen) or not isinstance(sight.detail, Seen) or sight.detail.value.pid <= 0 or \
-            sight.container.state is not ContainerState.RUNNING:
+    if (
+        isinstance(sight.access, Seen)
+        or not isinstance(sight.detail, Seen)
+        or sight.detail.value.pid <= 0
+        or sight.container.state is not ContainerState.RUNNING
+    ):
         return sight
     return replace(sight, access=await host.access(sight.detail.value.pid, "/dev/nvidiactl"))
 
 
 async def _halted(host: Host, scene: Scene, sight: PluginSight) -> PluginSight:
-    """Is its process kept from going on: asleep in the kernel, stopped, traced (proc(5): State, TracerPid), or frozen
-    by its cgroup (cgroup-v2.rst: cgroup.events)?"""
+    """Is its process kept from going on: asleep in the kernel, stopped, traced (proc(5): State,
+    TracerPid), or frozen by its cgroup (cgroup-v2.rst: cgroup.events)?"""
     pid = sight.detail.value.pid if isinstance(sight.detail, Seen) else 0
     if pid <= 0 or sight.container.state is not ContainerState.RUNNING:
         return sight
     status = await host.file(f"/proc/{pid}/status")
     if isinstance(status, Refusal) and not status.is_missing:
-        return replace(sight, unread=f"whether its process {pid} goes on by itself could not be read ({status})")
-    fields = dict(line.split(":\t", 1) for line in parse.text(status.value_or(b"")).splitlines() if ":\t" in line)
+        return replace(
+            sight,
+            unread=f"whether its process {pid} goes on by itself could not be read ({status})",
+        )
+    fields = dict(
+        line.split(":\t", 1)
+        for line in parse.text(status.value_or(b"")).splitlines()
+        if ":\t" in line
+    )
     state, tracer = fields.get("State", "")[:1], fields.get("TracerPid", "0").strip()
     if tracer != "0":
         return replace(sight, halted=f"its process {pid} is traced by pid {tracer}")
     if state in ("T", "t"):
         return replace(sight, halted=f"its process {pid} was stopped by a signal (state {state})")
-    cgroup = next((p.cgroup_v2 for p in scene.processes.value_or(()) if p.container_id == sight.container.id), None)
+    cgroup = next(
+        (p.cgroup_v2 for p in scene.processes.value_or(()) if p.container_id == sight.container.id),
+        None,
+    )
     events = await host.file(f"/sys/fs/cgroup{cgroup}/cgroup.events") if cgroup else None
     if isinstance(events, Seen) and "frozen 1" in parse.text(events.value).splitlines():
         return replace(sight, halted="its container is paused (its cgroup is frozen)")
     if state == "D":
-        return replace(sight, halted=f"its process {pid} sleeps in the kernel (state D), where no signal reaches it",
-                       in_kernel=True)
+        return replace(
+            sight,
+            halted=f"its process {pid} sleeps in the kernel (state D), where no signal reaches it",
+            in_kernel=True,
+        )
     return sight
 
 
 async def _restart_policy(host: Host, sandbox: Sandbox | None, folders: tuple[str, ...]) -> str:
-    """What the pod's author wrote, as far as this node knows it: CRI does not say. A DaemonSet's is Always; "" where
-    nothing speaks of it, which is Always as well; plugin.NOT_READ where it is written and cannot be read."""
+    """What the pod's author wrote, as far as this node knows it: CRI does not say. A DaemonSet's is
+    Always; "" where nothing speaks of it, which is Always as well; plugin.NOT_READ where it is
+    written and cannot be read."""
     if sandbox is None:
         return ""
     if sandbox.annotations.get("kubernetes.io/config.source") == "file":
@@ -192,15 +245,19 @@ async def _restart_policy(host: Host, sandbox: Sandbox | None, folders: tuple[st
 
 
 async def _static_policy(host: Host, pod: str, folders: tuple[str, ...]) -> str:
-    """Of the manifest with the longest name that this pod's name begins with: the rest of it is the node's. Of two
-    that say different things the one that ends for good: nobody knows which the kubelet took."""
+    """Of the manifest with the longest name that this pod's name begins with: the rest of it is the
+    node's. Of two that say different things the one that ends for good: nobody knows which the
+    kubelet took."""
     best, policy, unread = 0, "", False
     for folder in folders:
         names = await host.folder(folder)
         unread = unread or (isinstance(names, Refusal) and not names.is_missing)
         entries = names.value_or(())
-        # As the kubelet takes them (pkg/kubelet/config/file.go): of any name (kops: .manifest), and links as well.
-        files = [e.name for e in entries if e.kind in ("file", "link") and not e.name.startswith(".")]
+        # As the kubelet takes them (pkg/kubelet/config/file.go): of any name (kops: .manifest), and
+        # links as well.
+        files = [
+            e.name for e in entries if e.kind in ("file", "link") and not e.name.startswith(".")
+        ]
         unread = unread or len(files) > MANIFESTS
         for name in files[:MANIFESTS]:
             text = await host.file(f"{folder}/{name}", MANIFEST_BYTES)
@@ -216,32 +273,45 @@ async def _static_policy(host: Host, pod: str, folders: tuple[str, ...]) -> str:
 
 
 def _written(manifest: bytes) -> tuple[list[str], str]:
-    """(names in it, restartPolicy). YAML line by line: enough to tell a word, and no parser is needed for it."""
+    """(names in it, restartPolicy). YAML line by line: enough to tell a word, and no parser is
+    needed for it."""
     pod = parse.json_object(manifest)
     if pod is not None:
         meta, spec = pod.get("metadata"), pod.get("spec")
         name = meta.get("name") if isinstance(meta, dict) else ""
-        return [str(name)] if name else [], str(spec.get("restartPolicy", "")) if isinstance(spec, dict) else ""
+        return [str(name)] if name else [], str(spec.get("restartPolicy", "")) if isinstance(
+            spec, dict
+        ) else ""
     words = manifest.decode("utf-8", "replace")
     said = _POLICY.search(words)
     return _NAME.findall(words), said.group(1) if said else ""
 
 
 async def _dra_driver(host: Host, settings: Settings, scene: Scene) -> Reading[str]:
-    """NVIDIA's DRA driver for GPUs (k8s-dra-driver-gpu: its folder under the kubelet's root, its image). A dead one
-    leaves its socket behind, so a running container counts as well."""
+    """NVIDIA's DRA driver for GPUs (k8s-dra-driver-gpu: its folder under the kubelet's root, its
+    image). A dead one leaves its socket behind, so a running container counts as well."""
     running = scene.runtime.value.containers if isinstance(scene.runtime, Seen) else ()
-    names = [c.name for c in running if c.state is ContainerState.RUNNING and matches(c.image, ("*dra-driver*",))]
-    for socket in pod_resources_sockets(settings, running_kubelet(scene.units, settings)) if names else ():
-        folder = await host.folder(f"{socket.removesuffix('/pod-resources/kubelet.sock')}/plugins/{DRA}")
+    names = [
+        c.name
+        for c in running
+        if c.state is ContainerState.RUNNING and matches(c.image, ("*dra-driver*",))
+    ]
+    for socket in (
+        pod_resources_sockets(settings, running_kubelet(scene.units, settings)) if names else ()
+    ):
+        folder = await host.folder(
+            f"{socket.removesuffix('/pod-resources/kubelet.sock')}/plugins/{DRA}"
+        )
         if isinstance(folder, Seen) and any(e.kind == "socket" for e in folder.value):
             return Seen(names[0], folder.at)
     return Refusal(Why.MISSING, "no DRA driver of NVIDIA's is seen")
 
 
-async def _owners(host: Host, settings: Settings, scene: Scene,
-                  sights: tuple[PluginSight, ...]) -> tuple[SocketOwner, ...]:
-    """Who listens on the sockets that such plugins make: by the kernel's word, not by a name in a list."""
+async def _owners(
+    host: Host, settings: Settings, scene: Scene, sights: tuple[PluginSight, ...]
+) -> tuple[SocketOwner, ...]:
+    """Who listens on the sockets that such plugins make: by the kernel's word, not by a name in a
+    list."""
     kinds = [kind for s in sights if (kind := kind_of(s.container, s.sandbox))] or KINDS
     patterns = {p for kind in kinds for p in kind.sockets}
     entries = scene.plugin_sockets.value_or(())
@@ -249,10 +319,17 @@ async def _owners(host: Host, settings: Settings, scene: Scene,
     found = []
     for name in names[:SOCKETS_ASKED]:
         pid = await host.listener(f"{settings.device_plugins_dir}/{name}")
-        cgroup = await host.file(f"/proc/{pid.value}/cgroup") if isinstance(pid, Seen) and pid.value > 0 else None
+        cgroup = (
+            await host.file(f"/proc/{pid.value}/cgroup")
+            if isinstance(pid, Seen) and pid.value > 0
+            else None
+        )
         if isinstance(pid, Seen) and isinstance(cgroup, Seen):
             text = parse.text(cgroup.value)
             ids, units = _ID.findall(text), _UNIT.findall(text)
-            # The innermost one: a node that is a container itself has its own id before its containers'.
-            found.append(SocketOwner(name, pid.value, ids[-1] if ids else "", units[-1] if units else ""))
+            # The innermost one: a node that is a container itself has its own id before its
+            # containers'.
+            found.append(
+                SocketOwner(name, pid.value, ids[-1] if ids else "", units[-1] if units else "")
+            )
     return tuple(found)

@@ -1,7 +1,7 @@
 """Links 8 and 9: the device plugin.
 
-The borders of evidence: what is called the old plugin's socket problem was seen as a kubelet.sock made anew and no
-registration since; what is called too early was seen to be so.
+The borders of evidence: what is called the old plugin's socket problem was seen as a kubelet.sock
+made anew and no registration since; what is called too early was seen to be so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from . import log as plugin_log
 from .pod_faults import since_then, soon_again
 
 DEAF = ((0, 9), (0, 13))
-"""Versions that wait for ever after a failed start, before they watch for signals and sockets (v0.9.0 to v0.12.3)."""
+"""Versions that wait for ever after a failed start, before they watch for signals and sockets
+(v0.9.0 to v0.12.3)."""
 FORBIDDEN = re.compile(r"insufficient permissions|NO_PERMISSION", re.I)
 ASKS_S = 60.0
 """NVML may take that long over eight cold GPUs without persistence."""
@@ -33,16 +34,28 @@ def _early(evidence: Evidence) -> Mark | None:
     started = plugin.began_at(evidence.scene, sight)
     late = evidence.journal(Says.GPU_UP, started)
     if late:
-        return Mark(True, f"{failed.because}; {late.at - started:.1f} s after its start: {late.line}")
+        return Mark(
+            True, f"{failed.because}; {late.at - started:.1f} s after its start: {late.line}"
+        )
     host = evidence.finding("NvmlUnknown", "NvmlDriverNotLoaded", "NvmlNotReady", "GpuMissing")
     if host:
         return Mark(True, f"{failed.because}; NVML on the host fails as well: {host.because}")
-    if any(f.link == 5 and f.blocks and f.verdict is Verdict.FAILS for f in evidence.diagnosis.findings):
-        return None  # the host's NVML fails for a reason of its own, which waiting would not have cured
+    if any(
+        f.link == 5 and f.blocks and f.verdict is Verdict.FAILS for f in evidence.diagnosis.findings
+    ):
+        # The host's NVML fails for a reason of its own, which waiting would not have cured.
+        return None
     first, watching = evidence.witness.first_seen, evidence.scene.waiting
-    if isinstance(first, Seen) and isinstance(watching, Seen) and watching.value.at < started < first.value.at:
-        return Mark(True, f"{failed.because}; it was started {first.value.at - started:.1f} s before NVML first "
-                    "showed every GPU")
+    if (
+        isinstance(first, Seen)
+        and isinstance(watching, Seen)
+        and watching.value.at < started < first.value.at
+    ):
+        return Mark(
+            True,
+            f"{failed.because}; it was started {first.value.at - started:.1f} s before NVML first "
+            "showed every GPU",
+        )
     return Mark(False, f"{failed.because}; NVML on the host shows every GPU now")
 
 
@@ -51,7 +64,9 @@ def _old_library(evidence: Evidence) -> Mark | None:
     found, log = evidence.finding("PluginInitFailed", "PluginExited"), evidence.plugin_log
     if not found or not log or not plugin_log.has_an_old_library(log):
         return None
-    hosts = any(f.link == 5 and f.blocks and f.verdict is Verdict.FAILS for f in evidence.diagnosis.findings)
+    hosts = any(
+        f.link == 5 and f.blocks and f.verdict is Verdict.FAILS for f in evidence.diagnosis.findings
+    )
     return None if hosts else Mark(True, f"{found.because}; NVML on the host is well")
 
 
@@ -68,14 +83,23 @@ def _mig(evidence: Evidence) -> Mark | None:
     ended = evidence.finding("PluginExited", "PluginInitFailed", "PluginSawNoGpu")
     if half and ended and log and re.search(r"\bMIG\b|migEnabled", log.last, re.I):
         return Mark(True, f"{half.because}; its last words: {log.last}")
-    return Mark(True, half.because) if half and any(
-        f.link == 8 and f.reason == half.reason for f in evidence.diagnosis.findings) else None
+    return (
+        Mark(True, half.because)
+        if half
+        and any(f.link == 8 and f.reason == half.reason for f in evidence.diagnosis.findings)
+        else None
+    )
 
 
 def _deaf(evidence: Evidence) -> Mark | None:
     sight = evidence.plugin
     log = evidence.plugin_log
-    if not sight or not evidence.finding("PluginInitFailed") or not log or log.says is not PluginSays.INIT_FAILED:
+    if (
+        not sight
+        or not evidence.finding("PluginInitFailed")
+        or not log
+        or log.says is not PluginSays.INIT_FAILED
+    ):
         return None
     known = plugin.version(sight)
     if known is None and log.version:
@@ -84,12 +108,16 @@ def _deaf(evidence: Evidence) -> Mark | None:
         return Mark(False, "it failed at its start and runs on; its version is not known")
     if not DEAF[0] <= known < DEAF[1]:
         return None
-    return Mark(True, f"v{known[0]}.{known[1]} failed at its start ({log.error}) and runs on: it hears neither "
-                "SIGHUP nor a kubelet that restarts")
+    return Mark(
+        True,
+        f"v{known[0]}.{known[1]} failed at its start ({log.error}) and runs on: it hears neither "
+        "SIGHUP nor a kubelet that restarts",
+    )
 
 
 def _forgotten(evidence: Evidence) -> tuple[PluginSight, float] | None:
-    """A plugin whose log says registered while the kubelet lists nothing, and its start; boottime, seconds."""
+    """A plugin whose log says registered while the kubelet lists nothing, and its start; boottime,
+    seconds."""
     sight = evidence.plugin
     if not sight or not evidence.finding("PluginForgotten"):
         return None
@@ -102,12 +130,17 @@ def _socket_made_anew(evidence: Evidence) -> Mark | None:
         return None
     made = evidence.boottime_of(sock.mtime)
     again = evidence.journal(Says.REGISTERED, made)
-    # A stamp that lies in the future, or before the boot, is of a clock that was set since: it tells no order.
+    # A stamp that lies in the future, or before the boot, is of a clock that was set since: it
+    # tells no order.
     if made <= found[1] or again or not 0.0 < made <= evidence.scene.clock.boottime:
         return None
     since = evidence.scene.clock.boottime - made
-    return Mark(since >= SETTLED_S, f"kubelet.sock was made anew {made - found[1]:.0f} s after the plugin's start, "
-                f"and in the {since:.0f} s since it has not registered again; its log still ends with Registered")
+    return Mark(
+        since >= SETTLED_S,
+        f"kubelet.sock was made anew {made - found[1]:.0f} s after the plugin's start, "
+        f"and in the {since:.0f} s since it has not registered again; its log still ends with "
+        "Registered",
+    )
 
 
 def _overlap(evidence: Evidence) -> Mark | None:
@@ -117,12 +150,19 @@ def _overlap(evidence: Evidence) -> Mark | None:
     ended = evidence.journal(Says.LIST_ENDED, found[1])
     if ended:
         return Mark(True, f"its log says registered; {cited(evidence, ended)}")
-    return Mark(False, "its log says registered, kubelet.sock is older than it, and the kubelet lists nothing")
+    return Mark(
+        False,
+        "its log says registered, kubelet.sock is older than it, and the kubelet lists nothing",
+    )
 
 
 def _turned_away(evidence: Evidence) -> Mark | None:
     found, log = evidence.finding("PluginSilent"), evidence.plugin_log
-    return Mark(True, found.because) if found and log and log.says is PluginSays.NOT_REGISTERED else None
+    return (
+        Mark(True, found.because)
+        if found and log and log.says is PluginSays.NOT_REGISTERED
+        else None
+    )
 
 
 def _not_reached(evidence: Evidence) -> Mark | None:
@@ -142,7 +182,8 @@ def _waits(for_mps: bool) -> Judge:
 
 
 def _asking(evidence: Evidence) -> Mark | None:
-    """One that has just begun to ask does not hang, and GKE's waits for device nodes with the same last word."""
+    """One that has just begun to ask does not hang, and GKE's waits for device nodes with the same
+    last word."""
     found, log = evidence.finding("PluginAsking"), evidence.plugin_log
     since = since_then(evidence, log.at) if log else None
     if not found or evidence.finding("DeviceNodesMissing") or soon_again(evidence):
@@ -162,135 +203,252 @@ def _unit_failed(evidence: Evidence) -> Mark | None:
 REBUILD = "crictl stop {plugin} && crictl rm {plugin}"
 RESTART = "systemctl restart {unit}"
 AGAIN = "have its container made again"
-NOT_THE_POD = "helped by kubectl delete pod where it is a static pod: the kubelet keeps the container"
+NOT_THE_POD = (
+    "helped by kubectl delete pod where it is a static pod: the kubelet keeps the container"
+)
 VENDORS = "A cloud vendor's plugin is updated by that vendor, never replaced by another image."
 FAULTS = (
     KnownFault(
-        "MigHalfConfigured", 8, "MIG mode is on, and the GPUs are not configured as the plugin's MIG strategy wants",
-        "NVIDIA/k8s-device-plugin, internal/mig", "a GPU in MIG mode without instances, or GPUs that differ under "
-        "MIG_STRATEGY=single, and a plugin that ended with words of MIG, or was given no other GPU", judge=_mig,
-        remedy="make the instances (nvidia-mig-parted, nvidia-smi mig), or switch MIG mode off; then it starts",
-        do="nvidia-smi mig -lgi; nvidia-smi --query-gpu=index,mig.mode.current,mig.mode.pending --format=csv",
-        is_not="cured by starting the plugin afresh"),
+        "MigHalfConfigured",
+        8,
+        "MIG mode is on, and the GPUs are not configured as the plugin's MIG strategy wants",
+        "NVIDIA/k8s-device-plugin, internal/mig",
+        "a GPU in MIG mode without instances, or GPUs that differ under "
+        "MIG_STRATEGY=single, and a plugin that ended with words of MIG, or was given no other GPU",
+        judge=_mig,
+        remedy="make the instances (nvidia-mig-parted, nvidia-smi mig), or switch MIG mode "
+        "off; then it starts",
+        do="nvidia-smi mig -lgi; nvidia-smi "
+        "--query-gpu=index,mig.mode.current,mig.mode.pending --format=csv",
+        is_not="cured by starting the plugin afresh",
+    ),
     KnownFault(
-        "EarlyNvml", 8, "The plugin asked NVML before it was ready, and does not ask again",
+        "EarlyNvml",
+        8,
+        "The plugin asked NVML before it was ready, and does not ask again",
         "the founding incident; NVIDIA/k8s-device-plugin #414, #330, #1080",
-        "its log says that NVML failed, and at that time NVML or a GPU was seen not to be ready", judge=_early,
+        "its log says that NVML failed, and at that time NVML or a GPU was seen not to be ready",
+        judge=_early,
         consistent="its log says that NVML failed, and NVML on the host shows every GPU now",
-        decide="what was ready at its start: persistenced's lines, NVML's first good answer, its own access",
+        decide="what was ready at its start: persistenced's lines, NVML's first good answer, "
+        "its own access",
         capture="journalctl -b -u nvidia-persistenced; gpu-gate access; crictl logs {plugin}",
-        remedy="have its container made again; to keep it from coming back: gpu-gate before the kubelet. " + VENDORS,
-        do=REBUILD, is_not=NOT_THE_POD),
+        remedy="have its container made again; to keep it from coming back: gpu-gate before "
+        "the kubelet. " + VENDORS,
+        do=REBUILD,
+        is_not=NOT_THE_POD,
+    ),
     KnownFault(
-        "UnitNotRegistered", 8, "The device plugin is a unit of the host, and registered nothing",
-        "bottlerocket-core-kit nvidia-k8s-device-plugin, Azure/AgentBaker nvidia-device-plugin.service",
-        "its own line in the journal, since its start, that NVML failed or showed no GPU", judge=_unit_failed,
+        "UnitNotRegistered",
+        8,
+        "The device plugin is a unit of the host, and registered nothing",
+        "bottlerocket-core-kit nvidia-k8s-device-plugin, Azure/AgentBaker "
+        "nvidia-device-plugin.service",
+        "its own line in the journal, since its start, that NVML failed or showed no GPU",
+        judge=_unit_failed,
         consistent="its unit is active, and the kubelet lists nothing of it",
-        decide="its own lines", capture="journalctl -b -u {unit} -n 50",
-        remedy="restart it, once NVML on the host shows every GPU; to keep it from coming back: [Plugin] Launch=unit",
+        decide="its own lines",
+        capture="journalctl -b -u {unit} -n 50",
+        remedy="restart it, once NVML on the host shows every GPU; to keep it from coming "
+        "back: [Plugin] Launch=unit",
         do=RESTART,
-        is_not="seen by systemd: its unit stays active"),
+        is_not="seen by systemd: its unit stays active",
+    ),
     KnownFault(
-        "DeafPlugin", 8, "An old plugin that failed once hears nothing more (v0.9 to v0.12)",
-        "NVIDIA/k8s-device-plugin #170", "a version of that range whose log ends with a failed NVML", judge=_deaf,
-        consistent="a plugin of unknown version whose log ends so", decide="its version",
-        capture="crictl inspect {plugin} | grep -i image", remedy="have its container made again. " + VENDORS,
-        do=REBUILD, is_not="woken by SIGHUP: that ends it", is_cause=False),
+        "DeafPlugin",
+        8,
+        "An old plugin that failed once hears nothing more (v0.9 to v0.12)",
+        "NVIDIA/k8s-device-plugin #170",
+        "a version of that range whose log ends with a failed NVML",
+        judge=_deaf,
+        consistent="a plugin of unknown version whose log ends so",
+        decide="its version",
+        capture="crictl inspect {plugin} | grep -i image",
+        remedy="have its container made again. " + VENDORS,
+        do=REBUILD,
+        is_not="woken by SIGHUP: that ends it",
+        is_cause=False,
+    ),
     KnownFault(
-        "PluginOwnAccessLost", 8, "The plugin itself may no longer open the driver",
-        "NVIDIA/k8s-device-plugin #1640, #1223, #1397", "its device cgroup denies /dev/nvidiactl",
+        "PluginOwnAccessLost",
+        8,
+        "The plugin itself may no longer open the driver",
+        "NVIDIA/k8s-device-plugin #1640, #1223, #1397",
+        "its device cgroup denies /dev/nvidiactl",
         judge=when("PluginAccessDenied"),
-        remedy="have its container made again. SIGHUP would take away what it still offers", do=REBUILD,
-        is_not="seen by the kubelet: it goes on listing the GPUs, and every allocation fails"),
+        remedy="have its container made again. SIGHUP would take away what it still offers",
+        do=REBUILD,
+        is_not="seen by the kubelet: it goes on listing the GPUs, and every allocation fails",
+    ),
     KnownFault(
-        "ContainerOlderThanModule", 8, "The plugin's container is older than the loaded nvidia module",
-        "NVIDIA/k8s-device-plugin cmd/nvidia-device-plugin/main.go", "its creation lies before the kernel's line "
-        "that the module was loaded, or its log says that its library is of another version, and the host's is not",
+        "ContainerOlderThanModule",
+        8,
+        "The plugin's container is older than the loaded nvidia module",
+        "NVIDIA/k8s-device-plugin cmd/nvidia-device-plugin/main.go",
+        "its creation lies before the kernel's line "
+        "that the module was loaded, or its log says that its library is of another version, "
+        "and the host's is not",
         judge=either((when("PluginOlderThanDriver"), _old_library)),
-        remedy="have its container made again: it was given what was there then", do=REBUILD,
-        is_not="helped by SIGHUP"),
+        remedy="have its container made again: it was given what was there then",
+        do=REBUILD,
+        is_not="helped by SIGHUP",
+    ),
     KnownFault(
-        "K8sDevicePlugin426", 8, "The kubelet was restarted, and the plugin did not register again",
+        "K8sDevicePlugin426",
+        8,
+        "The kubelet was restarted, and the plugin did not register again",
         "NVIDIA/k8s-device-plugin #426",
-        "kubelet.sock made anew after the plugin's start, no registration since, and the kubelet lists nothing",
-        judge=_socket_made_anew, consistent="the same, some seconds old", decide="wait half a minute and look again",
+        "kubelet.sock made anew after the plugin's start, no registration since, and the "
+        "kubelet lists nothing",
+        judge=_socket_made_anew,
+        consistent="the same, some seconds old",
+        decide="wait half a minute and look again",
         capture="sleep 30; gpu-gate doctor; ls -l --full-time /var/lib/kubelet/device-plugins",
-        remedy="have its container made again. " + VENDORS, do=REBUILD,
-        is_not="this, unless kubelet.sock is seen to be newer than the plugin"),
+        remedy="have its container made again. " + VENDORS,
+        do=REBUILD,
+        is_not="this, unless kubelet.sock is seen to be newer than the plugin",
+    ),
     KnownFault(
-        "OverlapOfTwo", 8, "An older instance's exit took the newer one's registration away",
+        "OverlapOfTwo",
+        8,
+        "An older instance's exit took the newer one's registration away",
         "NVIDIA/k8s-device-plugin #255; kubernetes pkg/kubelet/cm/devicemanager",
-        "the kubelet lost the plugin after this one had started, or another process serves its socket",
+        "the kubelet lost the plugin after this one had started, or another process serves its "
+        "socket",
         judge=either((when("AnotherServes"), _overlap)),
         consistent="its log says registered, the kubelet did not restart, and lists nothing",
-        decide="the kubelet's own lines", capture="journalctl -b -u kubelet | grep -E 'ListAndWatch|registration'",
-        remedy="have the one that is left made again", do=REBUILD),
+        decide="the kubelet's own lines",
+        capture="journalctl -b -u kubelet | grep -E 'ListAndWatch|registration'",
+        remedy="have the one that is left made again",
+        do=REBUILD,
+    ),
     KnownFault(
-        "TwoPlugins", 8, "Two device plugins offer the same resource",
+        "TwoPlugins",
+        8,
+        "Two device plugins offer the same resource",
         "NVIDIA/k8s-device-plugin #255, Project-HAMi/HAMi #646",
-        "more than one container, or a container and a unit, look like the plugin", judge=when("TwoPlugins"),
+        "more than one container, or a container and a unit, look like the plugin",
+        judge=when("TwoPlugins"),
         remedy="remove one: who registers last wins, and who ends takes the resource away",
-        do="kubectl get pods -A -o wide | grep device-plugin", is_not="for a program to decide"),
+        do="kubectl get pods -A -o wide | grep device-plugin",
+        is_not="for a program to decide",
+    ),
     KnownFault(
-        "PluginGivenNothing", 8, "The plugin's container was given no GPU that is here",
-        "NVIDIA/nvidia-container-toolkit, NVIDIA_VISIBLE_DEVICES; an exchanged GPU has another UUID",
+        "PluginGivenNothing",
+        8,
+        "The plugin's container was given no GPU that is here",
+        "NVIDIA/nvidia-container-toolkit, NVIDIA_VISIBLE_DEVICES; an exchanged GPU has another "
+        "UUID",
         "NVIDIA_VISIBLE_DEVICES, or its pod's CDI annotation, names none that NVML shows",
-        judge=when("PluginGivenNothing"), remedy="name GPUs that are here, or all, in its pod's spec",
+        judge=when("PluginGivenNothing"),
+        remedy="name GPUs that are here, or all, in its pod's spec",
         do="nvidia-smi -L; crictl inspect {plugin} | grep -E 'NVIDIA_VISIBLE_DEVICES|cdi.k8s.io'",
-        is_not="helped by a fresh start, nor a loss of device access: it was never given any"),
+        is_not="helped by a fresh start, nor a loss of device access: it was never given any",
+    ),
     KnownFault(
-        "PluginSawFewer", 8, "The plugin was started while NVML showed fewer GPUs", "NVIDIA/gpu-operator #2511",
-        "it registered fewer than NVML shows, and never looks again", judge=when("PluginSawFewer"),
-        remedy="have its container made again; running pods keep their GPUs", do=REBUILD,
-        is_not="a lost GPU: NVML shows them all"),
+        "PluginSawFewer",
+        8,
+        "The plugin was started while NVML showed fewer GPUs",
+        "NVIDIA/gpu-operator #2511",
+        "it registered fewer than NVML shows, and never looks again",
+        judge=when("PluginSawFewer"),
+        remedy="have its container made again; running pods keep their GPUs",
+        do=REBUILD,
+        is_not="a lost GPU: NVML shows them all",
+    ),
     KnownFault(
-        "PluginMarkedUnhealthy", 8, "The plugin took a GPU out of what it offers (Xid)",
-        "NVIDIA/k8s-device-plugin internal/rm/health.go", "its log says that a device went unhealthy",
-        judge=when("PluginSawUnhealthy"), remedy="reset that GPU, or reboot the drained node, then start the plugin "
-        "afresh", do="dmesg | grep Xid", is_not="helped by a fresh start alone: it would offer a broken GPU again"),
+        "PluginMarkedUnhealthy",
+        8,
+        "The plugin took a GPU out of what it offers (Xid)",
+        "NVIDIA/k8s-device-plugin internal/rm/health.go",
+        "its log says that a device went unhealthy",
+        judge=when("PluginSawUnhealthy"),
+        remedy="reset that GPU, or reboot the drained node, then start the plugin afresh",
+        do="dmesg | grep Xid",
+        is_not="helped by a fresh start alone: it would offer a broken GPU again",
+    ),
     KnownFault(
-        "RegistrationFailed", 8, "The plugin serves its GPUs, and could not register with the kubelet",
+        "RegistrationFailed",
+        8,
+        "The plugin serves its GPUs, and could not register with the kubelet",
         "NVIDIA/k8s-device-plugin #10, #55, #82, #156",
-        "its own log's line that it could not register, or the kubelet's that it refused it or did not reach it",
+        "its own log's line that it could not register, or the kubelet's that it refused it or "
+        "did not reach it",
         judge=either((_turned_away, _not_reached)),
-        remedy="its line says why. Unimplemented, or a version that is not supported: a plugin too old for this "
-               "kubelet; deadline exceeded or permission denied: kubelet.sock of another kubelet's folder, or "
-               "SELinux; connection refused: the kubelet that made it has ended. " + VENDORS,
+        remedy="its line says why. Unimplemented, or a version that is not supported: a plugin "
+        "too old for this "
+        "kubelet; deadline exceeded or permission denied: kubelet.sock of another kubelet's "
+        "folder, or "
+        "SELinux; connection refused: the kubelet that made it has ended. " + VENDORS,
         do="crictl logs --tail 30 {plugin}; ls -lZ /var/lib/kubelet/device-plugins",
-        is_not="an error of NVML's: it has seen its GPUs"),
+        is_not="an error of NVML's: it has seen its GPUs",
+    ),
     KnownFault(
-        "PluginHangsInNvml", 8, "The plugin asks NVML and gets no answer", "NVIDIA/k8s-device-plugin #301, #77",
-        "none that can be seen from outside", judge=_asking, consistent="its log ends where it asks NVML",
-        decide="what its process waits for", capture="cat /proc/$(crictl inspect {plugin} | jq .info.pid)/stack",
-        remedy="have its container made again, once NVML on the host answers", do=REBUILD),
+        "PluginHangsInNvml",
+        8,
+        "The plugin asks NVML and gets no answer",
+        "NVIDIA/k8s-device-plugin #301, #77",
+        "none that can be seen from outside",
+        judge=_asking,
+        consistent="its log ends where it asks NVML",
+        decide="what its process waits for",
+        capture="cat /proc/$(crictl inspect {plugin} | jq .info.pid)/stack",
+        remedy="have its container made again, once NVML on the host answers",
+        do=REBUILD,
+    ),
     KnownFault(
-        "PluginNotPermitted", 8, "The plugin may not open the driver's device nodes, by their permissions",
+        "PluginNotPermitted",
+        8,
+        "The plugin may not open the driver's device nodes, by their permissions",
         "NVIDIA/nvidia-container-toolkit #210, #33; NVIDIA/k8s-device-plugin #637",
-        "its log says Insufficient Permissions (NVML_ERROR_NO_PERMISSION)", judge=_not_permitted,
-        remedy="what forbids it is SELinux or AppArmor, the nodes' own mode (NVreg_DeviceFileMode), or a container "
-               "without the capability that MIG wants (SYS_ADMIN): allow it there, then start the plugin afresh",
+        "its log says Insufficient Permissions (NVML_ERROR_NO_PERMISSION)",
+        judge=_not_permitted,
+        remedy="what forbids it is SELinux or AppArmor, the nodes' own mode "
+        "(NVreg_DeviceFileMode), or a container "
+        "without the capability that MIG wants (SYS_ADMIN): allow it there, then start the "
+        "plugin afresh",
         do="ls -lZ /dev/nvidia*; journalctl -k | grep -i 'denied.*nvidia'",
-        is_not="a device cgroup's word, which is Unknown Error, nor a start too early"),
+        is_not="a device cgroup's word, which is Unknown Error, nor a start too early",
+    ),
     KnownFault(
-        "MpsDaemonMissing", 8, "The plugin waits for the MPS control daemon",
+        "MpsDaemonMissing",
+        8,
+        "The plugin waits for the MPS control daemon",
         "NVIDIA/k8s-device-plugin #679, #712, #762",
-        "its log's line that the daemon does not answer", judge=_waits(for_mps=True),
-        remedy="have the MPS control daemon run on this node: its DaemonSet (Helm chart) goes where the label "
-               "nvidia.com/mps.capable=true is; or share the GPUs in another way", do="crictl ps -a --name "
-               "mps-control-daemon", is_not="helped by a fresh start of the plugin, which asks again every 30 s"),
+        "its log's line that the daemon does not answer",
+        judge=_waits(for_mps=True),
+        remedy="have the MPS control daemon run on this node: its DaemonSet (Helm chart) goes "
+        "where the label "
+        "nvidia.com/mps.capable=true is; or share the GPUs in another way",
+        do="crictl ps -a --name mps-control-daemon",
+        is_not="helped by a fresh start of the plugin, which asks again every 30 s",
+    ),
     KnownFault(
-        "PluginTriesAgain", 8, "The plugin cannot start yet, and tries again by itself",
-        "GoogleCloudPlatform/container-engine-accelerators cmd/nvidia_gpu", "its log's line, every 5 s",
+        "PluginTriesAgain",
+        8,
+        "The plugin cannot start yet, and tries again by itself",
+        "GoogleCloudPlatform/container-engine-accelerators cmd/nvidia_gpu",
+        "its log's line, every 5 s",
         judge=_waits(for_mps=False),
-        remedy="its line says what it lacks: a device node (nvidia-uvm), or MIG partitions that are not what its "
-               "gpu_config.json wants", do="crictl logs --tail 30 {plugin}; ls -l /dev/nvidia*; nvidia-smi mig -lgi",
-        is_not="helped by a fresh start of the plugin"),
+        remedy="its line says what it lacks: a device node (nvidia-uvm), or MIG partitions "
+        "that are not what its "
+        "gpu_config.json wants",
+        do="crictl logs --tail 30 {plugin}; ls -l /dev/nvidia*; nvidia-smi mig -lgi",
+        is_not="helped by a fresh start of the plugin",
+    ),
     KnownFault(
-        "PluginHealthFailed", 8, "The plugin's health check failed, and took GPUs out of what it offers",
+        "PluginHealthFailed",
+        8,
+        "The plugin's health check failed, and took GPUs out of what it offers",
         "NVIDIA/k8s-device-plugin #33, #403, #1562",
-        "its log's line that NVML's events failed it; and nothing of any GPU in the kernel's log since its start",
+        "its log's line that NVML's events failed it; and nothing of any GPU in the kernel's "
+        "log since its start",
         judge=when("PluginHealthFailed"),
-        remedy="have its container made again. Where a GPU has no such events (an old one), that does not help: "
-               "DP_DISABLE_HEALTHCHECKS=all in its environment, or a newer version of the plugin. " + VENDORS,
-        do=REBUILD, is_not="an Xid: no GPU is seen to be broken"),
+        remedy="have its container made again. Where a GPU has no such events (an old one), "
+        "that does not help: "
+        "DP_DISABLE_HEALTHCHECKS=all in its environment, or a newer version of the plugin. "
+        + VENDORS,
+        do=REBUILD,
+        is_not="an Xid: no GPU is seen to be broken",
+    ),
 )

@@ -1,6 +1,7 @@
 """Link 8: the device plugin, and what is wrong with one that the kubelet does not list.
 
-`fault` is the one place that names why a plugin did not register, and whether starting it afresh may cure it.
+`fault` is the one place that names why a plugin did not register, and whether starting it afresh
+may cure it.
 """
 
 from __future__ import annotations
@@ -28,42 +29,109 @@ NOTHING = Listing()
 def findings(scene: Scene, settings: Settings, fault: Fault | None) -> tuple[Finding, ...]:
     found: list[Finding] = []
     if isinstance(scene.checkpoint, Seen):
-        names = {r: n for r, n in scene.checkpoint.value.items() if n and r.startswith("nvidia.com/")}
-        found.append(Finding(
-            9, "Checkpoint", Verdict.HOLDS if names else Verdict.FAILS,
-            "kubelet_internal_checkpoint names " + (", ".join(f"{n} {r}" for r, n in names.items()) or "no device")
-            + " (a hint: it outlives plugin, kubelet and boot)", "" if names else "CheckpointEmpty", blocks=False))
+        names = {
+            r: n for r, n in scene.checkpoint.value.items() if n and r.startswith("nvidia.com/")
+        }
+        found.append(
+            Finding(
+                9,
+                "Checkpoint",
+                Verdict.HOLDS if names else Verdict.FAILS,
+                "kubelet_internal_checkpoint names "
+                + (", ".join(f"{n} {r}" for r, n in names.items()) or "no device")
+                + " (a hint: it outlives plugin, kubelet and boot)",
+                "" if names else "CheckpointEmpty",
+                blocks=False,
+            )
+        )
     elif not scene.checkpoint.is_missing:
-        found.append(Finding(9, "Checkpoint", Verdict.UNKNOWN,
-                             f"kubelet_internal_checkpoint tells nothing (a hint; {scene.checkpoint})",
-                             "CheckpointUnreadable", blocks=False))
+        found.append(
+            Finding(
+                9,
+                "Checkpoint",
+                Verdict.UNKNOWN,
+                f"kubelet_internal_checkpoint tells nothing (a hint; {scene.checkpoint})",
+                "CheckpointUnreadable",
+                blocks=False,
+            )
+        )
     if isinstance(scene.runtime, Refusal):
         where = f" at {scene.runtime_socket}" if scene.runtime_socket else ""
-        found.append(Finding(8, "PluginWell", Verdict.UNKNOWN, f"the container runtime{where} gave no answer "
-                             f"({scene.runtime})", "RuntimeSilent", blocks=False,
-                             next_step="systemctl status containerd; crictl ps -a; [Plugin] RuntimeSocket="))
+        found.append(
+            Finding(
+                8,
+                "PluginWell",
+                Verdict.UNKNOWN,
+                f"the container runtime{where} gave no answer ({scene.runtime})",
+                "RuntimeSilent",
+                blocks=False,
+                next_step="systemctl status containerd; crictl ps -a; [Plugin] RuntimeSocket=",
+            )
+        )
     elif fault is not None:
-        found.append(Finding(8, "PluginWell", Verdict.FAILS, fault.because, fault.reason, blocks=fault.access_denied,
-                             heals=Heals.CONFIGURATION if fault.cure is Cure.PERSON or fault.barred else Heals.SOON,
-                             next_step=fault.next_step))
+        found.append(
+            Finding(
+                8,
+                "PluginWell",
+                Verdict.FAILS,
+                fault.because,
+                fault.reason,
+                blocks=fault.access_denied,
+                heals=Heals.CONFIGURATION
+                if fault.cure is Cure.PERSON or fault.barred
+                else Heals.SOON,
+                next_step=fault.next_step,
+            )
+        )
     elif scene.plugins:
         unread = _unread(scene.plugins[0])
-        found.append(Finding(8, "PluginWell", Verdict.UNKNOWN if unread else Verdict.HOLDS, f"{unread}; "
-                             f"{_describe(scene.plugins[0])}" if unread else _describe(scene.plugins[0]),
-                             "PluginUnread" if unread else "", blocks=not unread,
-                             next_step="systemctl status containerd; crictl ps -a" if unread else ""))
+        found.append(
+            Finding(
+                8,
+                "PluginWell",
+                Verdict.UNKNOWN if unread else Verdict.HOLDS,
+                f"{unread}; {_describe(scene.plugins[0])}"
+                if unread
+                else _describe(scene.plugins[0]),
+                "PluginUnread" if unread else "",
+                blocks=not unread,
+                next_step="systemctl status containerd; crictl ps -a" if unread else "",
+            )
+        )
     elif (unit := plugin.unit(scene.units, settings)) is not None:
         found.append(Finding(8, "PluginWell", Verdict.HOLDS, f"{unit.name} is {unit.active}"))
     rivals = None if fault and fault.reason == "TwoPlugins" else _rivals(scene, settings)
     if rivals is not None:
-        found.append(Finding(8, "PluginAlone", Verdict.FAILS, f"{rivals.because}: who ends takes the resource away",
-                             rivals.reason, blocks=False, heals=Heals.CONFIGURATION, next_step=rivals.next_step))
+        found.append(
+            Finding(
+                8,
+                "PluginAlone",
+                Verdict.FAILS,
+                f"{rivals.because}: who ends takes the resource away",
+                rivals.reason,
+                blocks=False,
+                heals=Heals.CONFIGURATION,
+                next_step=rivals.next_step,
+            )
+        )
     if scene.socket_owners:
         wrong = any(plugin.is_anothers(o, s) for o in scene.socket_owners for s in scene.plugins)
-        found.append(Finding(9, "SocketOwner", Verdict.FAILS if wrong else Verdict.HOLDS, ", ".join(
-            f"{o.socket}: {plugin.owner_name(scene, o)}, pid {o.pid}" for o in scene.socket_owners),
-            "AnotherServes" if wrong else "", blocks=False,
-            next_step="[Plugin] Containers= or Unit= names the right one; remove the other" if wrong else ""))
+        found.append(
+            Finding(
+                9,
+                "SocketOwner",
+                Verdict.FAILS if wrong else Verdict.HOLDS,
+                ", ".join(
+                    f"{o.socket}: {plugin.owner_name(scene, o)}, pid {o.pid}"
+                    for o in scene.socket_owners
+                ),
+                "AnotherServes" if wrong else "",
+                blocks=False,
+                next_step="[Plugin] Containers= or Unit= names the right one; remove the other"
+                if wrong
+                else "",
+            )
+        )
     return tuple(found)
 
 
@@ -81,17 +149,29 @@ def _describe(sight: PluginSight) -> str:
     said = f"; its log: {log.line}" if log and log.line else ""
     is_again = sight.container.attempt and sight.container.state is ContainerState.RUNNING
     again = f", at its attempt {sight.container.attempt + 1}" if is_again else ""
-    return (f"{plugin.pod_name(sight)} {sight.container.name} {sight.container.id[:12]} is "
-            f"{sight.container.state.value}" + (f", v{version[0]}.{version[1]}" if version else "") + again + said)
+    return (
+        f"{plugin.pod_name(sight)} {sight.container.name} {sight.container.id[:12]} is "
+        f"{sight.container.state.value}"
+        + (f", v{version[0]}.{version[1]}" if version else "")
+        + again
+        + said
+    )
 
 
 def fault(scene: Scene, settings: Settings, short: bool, listed: Listing = NOTHING) -> Fault | None:
-    """What is wrong with the plugin; None where the kubelet lists what it should, or nothing can be said."""
+    """What is wrong with the plugin; None where the kubelet lists what it should, or nothing can be
+    said."""
     if not isinstance(scene.runtime, Seen):
         return None
-    found = plugin_process.timed(scene, _fault(scene, settings, listed) if short else _denied_while_listed(scene))
+    found = plugin_process.timed(
+        scene, _fault(scene, settings, listed) if short else _denied_while_listed(scene)
+    )
     if found and short and found.cure in (Cure.FRESH_START, Cure.TIME) and has_no_socket(scene):
-        return replace(found, cure=Cure.WAIT, because=f"{found.because}; without kubelet.sock no plugin can register")
+        return replace(
+            found,
+            cure=Cure.WAIT,
+            because=f"{found.because}; without kubelet.sock no plugin can register",
+        )
     return found
 
 
@@ -100,16 +180,25 @@ def _rivals(scene: Scene, settings: Settings) -> Fault | None:
     unit, sights = _candidates(scene, settings)
     if len(sights) + (unit is not None) < 2:
         return None
-    names = [f"{plugin.pod_name(s)} {s.container.id[:12]}" for s in sights] + ([unit.name] if unit else [])
-    return Fault("TwoPlugins", f"{len(names)} {'of unit and ' if unit else ''}containers look like the device "
-                 f"plugin: {', '.join(names)}", Cure.PERSON,
-                 f"[Plugin] {'Unit= or ' if unit else ''}Containers= names the right one; remove the other")
+    names = [f"{plugin.pod_name(s)} {s.container.id[:12]}" for s in sights] + (
+        [unit.name] if unit else []
+    )
+    return Fault(
+        "TwoPlugins",
+        f"{len(names)} {'of unit and ' if unit else ''}containers look like the device "
+        f"plugin: {', '.join(names)}",
+        Cure.PERSON,
+        f"[Plugin] {'Unit= or ' if unit else ''}Containers= names the right one; remove the other",
+    )
 
 
 def _candidates(scene: Scene, settings: Settings) -> tuple[Unit | None, tuple[PluginSight, ...]]:
     """The owner's word wins: a unit he named is the plugin, whatever containers look like one."""
     unit = plugin.unit(scene.units, settings)
-    return unit, () if settings.plugin_unit not in ("", "none") and unit is not None else scene.plugins
+    return unit, () if settings.plugin_unit not in (
+        "",
+        "none",
+    ) and unit is not None else scene.plugins
 
 
 def _fault(scene: Scene, settings: Settings, listed: Listing) -> Fault:
@@ -120,29 +209,44 @@ def _fault(scene: Scene, settings: Settings, listed: Listing) -> Fault:
     if not sights:
         if unit or settings.plugin_unit not in ("", "none"):
             return _unit_fault(scene, unit, settings, listed)
-        if isinstance(scene.runtime, Seen) and (pod := plugin.unmade(scene.runtime.value, settings)):
+        if isinstance(scene.runtime, Seen) and (
+            pod := plugin.unmade(scene.runtime.value, settings)
+        ):
             return _unmade(*pod)
         if unit := plugin.down(scene.units, settings):
             return _unit_fault(scene, unit, settings, listed)
-        unable = f"; {', '.join(scene.not_plugins[:4])} looks like it, and was not given the kubelet's folder of " \
-            "sockets" if scene.not_plugins else ""
-        return Fault("NoPlugin", f"no container of this node looks like the device plugin{unable}" + _served(scene),
-                     Cure.WAIT,
-                     "kubectl get pods -A -o wide | grep device-plugin; [Plugin] Containers=, Images=")
+        unable = (
+            f"; {', '.join(scene.not_plugins[:4])} looks like it, and was not given the "
+            "kubelet's folder of "
+            "sockets"
+            if scene.not_plugins
+            else ""
+        )
+        return Fault(
+            "NoPlugin",
+            f"no container of this node looks like the device plugin{unable}" + _served(scene),
+            Cure.WAIT,
+            "kubectl get pods -A -o wide | grep device-plugin; [Plugin] Containers=, Images=",
+        )
     return _not_to_be_removed(scene, _container_fault(scene, sights[0], listed), sights[0])
 
 
 def _unmade(pod: Sandbox, inside: tuple[Container, ...]) -> Fault:
     company = ", ".join(f"{c.name} is {c.state.value}" for c in inside)
     step = f"crictl logs {plugin.short_id(inside[-1])}" if inside else "kubectl describe that pod"
-    return Fault("PluginPodWaits", f"{pod.namespace}/{pod.name} is here, and its plugin's container was not made: "
-                 + (f"in it {company}" if company else "nothing is in it"), Cure.WAIT,
-                 f"{step}; journalctl -u kubelet | grep StartContainer")
+    return Fault(
+        "PluginPodWaits",
+        f"{pod.namespace}/{pod.name} is here, and its plugin's container was not made: "
+        + (f"in it {company}" if company else "nothing is in it"),
+        Cure.WAIT,
+        f"{step}; journalctl -u kubelet | grep StartContainer",
+    )
 
 
 def _denied_while_listed(scene: Scene) -> Fault | None:
-    """The kubelet lists everything and the plugin lost its own access since: it goes on offering what it saw at its
-    start, and each Allocate() fails (UnexpectedAdmissionError). SIGHUP would take the GPUs away."""
+    """The kubelet lists everything and the plugin lost its own access since: it goes on offering
+    what it saw at its start, and each Allocate() fails (UnexpectedAdmissionError). SIGHUP would
+    take the GPUs away."""
     sight = scene.plugins[0] if len(scene.plugins) == 1 else None
     if sight is None or not isinstance(sight.access, Seen) or sight.access.value.allowed:
         return None
@@ -150,15 +254,23 @@ def _denied_while_listed(scene: Scene) -> Fault | None:
 
 
 def _older_than_driver(scene: Scene, sight: PluginSight) -> Fault | None:
-    """Begun before the module's last load: SIGHUP never helps such a one, no device node and no library comes into
-    it."""
+    """Begun before the module's last load: SIGHUP never helps such a one, no device node and no
+    library comes into it."""
     began_at = plugin.began_at(scene, sight)
     older_s = kernel_log.loaded_at(scene) - began_at
     if began_at <= 0.0 or older_s <= 0.0:
         return None
     denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
-    return Fault(OLDER, f"{_describe(sight)}: created {older_s:.0f} s before the nvidia module was loaded, and given "
-                 "what was there then", Cure.FRESH_START, REBUILD, access_denied=denied, sight=sight)
+    return Fault(
+        OLDER,
+        f"{_describe(sight)}: created {older_s:.0f} s before the nvidia module was loaded, and "
+        "given "
+        "what was there then",
+        Cure.FRESH_START,
+        REBUILD,
+        access_denied=denied,
+        sight=sight,
+    )
 
 
 def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:
@@ -171,21 +283,37 @@ def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:
     if sight.halted or sight.unread:
         return plugin_process.halted(found, sight)
     if sight.restart_policy in plugin.ENDS_FOR_GOOD:
-        return replace(found, reason="NeverStartedAgain", barred=True, because=f"{found.because}; its pod's "
-                       f"restartPolicy is {sight.restart_policy}: a container that is stopped does not come back",
-                       next_step="make it restartPolicy: Always, as in a DaemonSet, and create the pod again")
+        return replace(
+            found,
+            reason="NeverStartedAgain",
+            barred=True,
+            because=f"{found.because}; its pod's "
+            f"restartPolicy is {sight.restart_policy}: a container that is stopped does not "
+            "come back",
+            next_step="make it restartPolicy: Always, as in a DaemonSet, and create the pod again",
+        )
     if sight.restart_policy == plugin.NOT_READ:
-        return replace(found, barred=True, because=f"{found.because}; the manifest of its pod could not be read, and "
-                       "with restartPolicy: Never a container that is stopped would not come back",
-                       next_step=f"grep restartPolicy in its manifest; then crictl stop {sight.container.id[:12]} "
-                       f"&& crictl rm {sight.container.id[:12]}")
+        return replace(
+            found,
+            barred=True,
+            because=f"{found.because}; the manifest of its pod could not be read, and "
+            "with restartPolicy: Never a container that is stopped would not come back",
+            next_step="grep restartPolicy in its manifest; then crictl stop "
+            f"{sight.container.id[:12]} "
+            f"&& crictl rm {sight.container.id[:12]}",
+        )
     return found
 
 
 def _served_by(scene: Scene, found: Fault, other: SocketOwner) -> Fault:
-    return replace(found, reason="AnotherServes", barred=True, because=f"{found.because}; but {other.socket} is "
-                   f"served by {plugin.owner_name(scene, other)}, pid {other.pid}",
-                   next_step="[Plugin] Containers= or Unit= names the right one; remove the other")
+    return replace(
+        found,
+        reason="AnotherServes",
+        barred=True,
+        because=f"{found.because}; but {other.socket} is "
+        f"served by {plugin.owner_name(scene, other)}, pid {other.pid}",
+        next_step="[Plugin] Containers= or Unit= names the right one; remove the other",
+    )
 
 
 def _served(scene: Scene) -> str:
@@ -197,15 +325,31 @@ def _served(scene: Scene) -> str:
 def _unit_fault(scene: Scene, unit: Unit | None, settings: Settings, listed: Listing) -> Fault:
     name = unit.name if unit else settings.plugin_unit
     if unit is None or not unit.is_active:
-        return Fault("PluginUnitDown", f"{name} is {unit.active if unit else 'unknown'}", Cure.WAIT,
-                     f"systemctl status {name}", unit=name)
+        return Fault(
+            "PluginUnitDown",
+            f"{name} is {unit.active if unit else 'unknown'}",
+            Cure.WAIT,
+            f"systemctl status {name}",
+            unit=name,
+        )
     if unit.active_since is not None and unit.active_since < kernel_log.loaded_at(scene):
-        return Fault(OLDER, f"{name} was started before the nvidia module was loaded", Cure.FRESH_START,
-                     f"systemctl restart {name}", unit=name, invocation=unit.invocation_id)
+        return Fault(
+            OLDER,
+            f"{name} was started before the nvidia module was loaded",
+            Cure.FRESH_START,
+            f"systemctl restart {name}",
+            unit=name,
+            invocation=unit.invocation_id,
+        )
     because = listed.gone or "the kubelet lists no GPU of it"
-    found = Fault(STALE if listed.gone else "NotRegistered", f"{name} is active and {because}",
-                  Cure.FRESH_START if listed.is_stale else Cure.TIME,
-                  f"systemctl restart {name}", unit=name, invocation=unit.invocation_id)
+    found = Fault(
+        STALE if listed.gone else "NotRegistered",
+        f"{name} is active and {because}",
+        Cure.FRESH_START if listed.is_stale else Cure.TIME,
+        f"systemctl restart {name}",
+        unit=name,
+        invocation=unit.invocation_id,
+    )
     other = next((o for o in scene.socket_owners if plugin.is_not_of_unit(scene, o, name)), None)
     return found if other is None else _served_by(scene, found, other)
 
@@ -214,31 +358,60 @@ def _container_fault(scene: Scene, sight: PluginSight, listed: Listing) -> Fault
     who = _describe(sight)
     state = sight.container.state
     if state is ContainerState.CREATED:
-        return Fault("PluginNeverStarted", f"{who}: created, and never started", Cure.TIME,
-                     "crictl rm makes the kubelet build it again", sight=sight)
+        return Fault(
+            "PluginNeverStarted",
+            f"{who}: created, and never started",
+            Cure.TIME,
+            "crictl rm makes the kubelet build it again",
+            sight=sight,
+        )
     if state is ContainerState.UNKNOWN:
-        return Fault("PluginUnread", f"{who}: the runtime does not know its state", Cure.WAIT,
-                     f"crictl inspect {sight.container.id[:12]}; systemctl status containerd", sight=sight)
+        return Fault(
+            "PluginUnread",
+            f"{who}: the runtime does not know its state",
+            Cure.WAIT,
+            f"crictl inspect {sight.container.id[:12]}; systemctl status containerd",
+            sight=sight,
+        )
     if state is not ContainerState.RUNNING:
         return _ended(sight, who)
     if not isinstance(sight.detail, Seen):
-        return Fault("PluginUnread", f"{who}: its status could not be read ({sight.detail})", Cure.WAIT,
-                     "systemctl status containerd", sight=sight)
+        return Fault(
+            "PluginUnread",
+            f"{who}: its status could not be read ({sight.detail})",
+            Cure.WAIT,
+            "systemctl status containerd",
+            sight=sight,
+        )
     return _older_than_driver(scene, sight) or running.fault(scene, sight, who, listed)
 
 
 def _ended(sight: PluginSight, who: str) -> Fault:
-    """The kubelet's to start again. One that the runtime could not start has no words of its own."""
+    """The kubelet's to start again. One that the runtime could not start has no words of its
+    own."""
     detail = sight.detail.value_or(None)
     again = f" at its attempt {sight.container.attempt + 1}" if sight.container.attempt else ""
     if detail and plugin.never_began(detail):
-        return Fault("PluginNeverStarted", f"{who}: the runtime could not start it ({detail.reason or '?'}, exit "
-                     f"status {detail.exit_code}){again}; the kubelet tries again after its back-off", Cure.WAIT,
-                     f"crictl inspect {plugin.short_id(sight.container)} | grep message; journalctl -u kubelet | "
-                     "grep StartContainer", sight=sight)
+        return Fault(
+            "PluginNeverStarted",
+            f"{who}: the runtime could not start it ({detail.reason or '?'}, exit "
+            f"status {detail.exit_code}){again}; the kubelet tries again after its back-off",
+            Cure.WAIT,
+            f"crictl inspect {plugin.short_id(sight.container)} | grep message; journalctl -u "
+            "kubelet | "
+            "grep StartContainer",
+            sight=sight,
+        )
     log = plugin.log_of(sight)
     why = f" ({detail.reason})" if detail and detail.reason not in plugin.PLAIN_ENDS else ""
     words = f"; its last words: {log.last}" if log and log.last and log.last not in log.line else ""
-    return Fault("PluginExited", f"{who}: exit status {detail.exit_code if detail else '?'}{why}{again}{words}; the "
-                 "kubelet starts it again after its back-off (10 s, doubled up to 300), which a removal does not "
-                 "shorten", Cure.WAIT, "crictl logs " + plugin.short_id(sight.container), sight=sight)
+    return Fault(
+        "PluginExited",
+        f"{who}: exit status {detail.exit_code if detail else '?'}{why}{again}{words}; the "
+        "kubelet starts it again after its back-off (10 s, doubled up to 300), which a removal "
+        "does not "
+        "shorten",
+        Cure.WAIT,
+        "crictl logs " + plugin.short_id(sight.container),
+        sight=sight,
+    )

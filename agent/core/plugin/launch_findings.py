@@ -1,6 +1,8 @@
-"""Link 8, where gpu-gate launches the plugin itself (Launch=): once in a boot, and never against its owner.
+"""Link 8, where gpu-gate launches the plugin itself (Launch=): once in a boot, and never against
+its owner.
 
-What an admin stopped or removed in this boot stays so: the mark `launched` says that it was launched.
+What an admin stopped or removed in this boot stays so: the mark `launched` says that it was
+launched.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ from ..common.layouts import manifest_folders
 from ..gpu.inventory import SortedGpus
 
 
-def wanted(scene: Scene, settings: Settings, kubelet_active: bool | None) -> LaunchUnit | PlaceManifest | None:
-    """How the plugin is launched once the gate is open; None where it was, where nobody asked for it, or where it
-    cannot be known whether it was."""
-    if settings.launch == "none" or not (isinstance(scene.launched, Refusal) and scene.launched.is_missing):
+def wanted(
+    scene: Scene, settings: Settings, kubelet_active: bool | None
+) -> LaunchUnit | PlaceManifest | None:
+    """How the plugin is launched once the gate is open; None where it was, where nobody asked for
+    it, or where it cannot be known whether it was."""
+    if settings.launch == "none" or not (
+        isinstance(scene.launched, Refusal) and scene.launched.is_missing
+    ):
         return None
     if settings.launch == "manifest":
         target = f"{scene.manifest_dir}/{paths.MANIFEST_NAME}"
@@ -26,7 +32,8 @@ def wanted(scene: Scene, settings: Settings, kubelet_active: bool | None) -> Lau
     unit = _unit(scene, settings)
     if unit is None or unit.load != "loaded" or unit.active == "failed":
         return None
-    # A plugin that starts before the kubelet's socket is there ends, and systemd's start limit with it.
+    # A plugin that starts before the kubelet's socket is there ends, and systemd's start limit with
+    # it.
     return LaunchUnit(unit.name) if kubelet_active or settings.kubelet_unit == "none" else None
 
 
@@ -34,23 +41,63 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
     if settings.launch == "none" or gpus.scope is Scope.NONE:
         return ()
     if isinstance(scene.launched, Seen):
-        return (Finding(8, "PluginLaunched", Verdict.HOLDS, f"launched in this boot: {scene.launched.value.reason}",
-                        blocks=False),)
+        return (
+            Finding(
+                8,
+                "PluginLaunched",
+                Verdict.HOLDS,
+                f"launched in this boot: {scene.launched.value.reason}",
+                blocks=False,
+            ),
+        )
     if not scene.launched.is_missing:
-        return (Finding(8, "PluginLaunched", Verdict.UNKNOWN, f"{paths.RUN}/launched was not read "
-                        f"({scene.launched})", "LaunchUnknown", blocks=False, next_step=f"ls -l {paths.RUN}"),)
+        return (
+            Finding(
+                8,
+                "PluginLaunched",
+                Verdict.UNKNOWN,
+                f"{paths.RUN}/launched was not read ({scene.launched})",
+                "LaunchUnknown",
+                blocks=False,
+                next_step=f"ls -l {paths.RUN}",
+            ),
+        )
     unit = _unit(scene, settings) if settings.launch == "unit" else None
     if unit is not None and (unit.load != "loaded" or unit.active == "failed"):
         state = unit.active if unit.load == "loaded" else unit.load
-        return (Finding(8, "PluginLaunched", Verdict.FAILS, f"{unit.name} is {state}, and is left so",
-                        "LaunchRefused", blocks=False,
-                        next_step=f"systemctl status {unit.name}; systemctl reset-failed {unit.name}"),)
+        return (
+            Finding(
+                8,
+                "PluginLaunched",
+                Verdict.FAILS,
+                f"{unit.name} is {state}, and is left so",
+                "LaunchRefused",
+                blocks=False,
+                next_step=f"systemctl status {unit.name}; systemctl reset-failed {unit.name}",
+            ),
+        )
     if settings.launch == "manifest" and not scene.manifest_dir:
-        return (Finding(8, "PluginLaunched", Verdict.FAILS, "no folder of static pods is there: "
-                        + ", ".join(manifest_folders(settings)), "LaunchRefused", blocks=False,
-                        next_step="[Plugin] ManifestDir= is the kubelet's staticPodPath"),)
-    return (Finding(8, "PluginLaunched", Verdict.FAILS, f"not launched yet in this boot (Launch={settings.launch}, "
-                    "once the gate is open)", "NotLaunched", blocks=False),)
+        return (
+            Finding(
+                8,
+                "PluginLaunched",
+                Verdict.FAILS,
+                "no folder of static pods is there: " + ", ".join(manifest_folders(settings)),
+                "LaunchRefused",
+                blocks=False,
+                next_step="[Plugin] ManifestDir= is the kubelet's staticPodPath",
+            ),
+        )
+    return (
+        Finding(
+            8,
+            "PluginLaunched",
+            Verdict.FAILS,
+            f"not launched yet in this boot (Launch={settings.launch}, once the gate is open)",
+            "NotLaunched",
+            blocks=False,
+        ),
+    )
 
 
 def _unit(scene: Scene, settings: Settings) -> Unit | None:

@@ -1,4 +1,5 @@
-"""The ledger of disruptive actions, read: what was done, for which cause, and what may still be done.
+"""The ledger of disruptive actions, read: what was done, for which cause, and what may still be
+done.
 
 Its lines are written by host/ledger.py, fsynced before anything is done.
 """
@@ -17,8 +18,8 @@ NVML_FAILED = "nvml-failed"
 HUP = "hup"
 CURED = "the kubelet lists every GPU"
 LASTS_S = 3600.0
-"""What was cured and is as it was after so long has happened anew (a daemon-reload each night); before, it never was
-cured."""
+"""What was cured and is as it was after so long has happened anew (a daemon-reload each night);
+before, it never was cured."""
 NOT_CURED = "not cured"
 DID_NOT_TAKE = "did not take"
 """How the outcome of a hand begins that failed and changed nothing."""
@@ -26,12 +27,14 @@ BACKOFF_S = 60.0
 """After an action that did not cure; doubled with each further one."""
 MAX_BACKOFF_S = 3600.0
 MAX_TRY_S = 300.0
-"""The same after one that did not take: it changed nothing, and the runtime may be well again any time."""
+"""The same after one that did not take: it changed nothing, and the runtime may be well again any
+time."""
 
 
 def read(data: bytes) -> tuple[LedgerEntry, ...] | None:
-    """The entries of the ledger, one JSON object a line. A last line that was cut off by a power failure is left
-    out: it was not fsynced, so nothing was done for it. Any other line that is none makes the ledger unreadable."""
+    """The entries of the ledger, one JSON object a line. A last line that was cut off by a power
+    failure is left out: it was not fsynced, so nothing was done for it. Any other line that is none
+    makes the ledger unreadable."""
     lines = data.decode("utf-8", "replace").splitlines(keepends=True)
     entries = []
     for line in lines:
@@ -44,30 +47,48 @@ def read(data: bytes) -> tuple[LedgerEntry, ...] | None:
             since_boot = stored.get("boottime")  # lines of an earlier version have none
             if since_boot is not None and not math.isfinite(since_boot):
                 return None
-            entries.append(LedgerEntry(
-                float(stored["at"]), str(stored["boot_id"]), int(stored["number"]), str(stored["what"]),
-                str(stored["target"]), str(stored["cause"]), str(stored["evidence"]), str(stored["outcome"]),
-                None if since_boot is None else float(since_boot)))
+            entries.append(
+                LedgerEntry(
+                    float(stored["at"]),
+                    str(stored["boot_id"]),
+                    int(stored["number"]),
+                    str(stored["what"]),
+                    str(stored["target"]),
+                    str(stored["cause"]),
+                    str(stored["evidence"]),
+                    str(stored["outcome"]),
+                    None if since_boot is None else float(since_boot),
+                )
+            )
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
     return tuple(entries)
 
 
-def by_this_clock(entries: tuple[LedgerEntry, ...], boot_id: str, offset: float) -> tuple[LedgerEntry, ...]:
-    """With the times of this boot's as the clock would tell them now, `offset` being realtime less boottime: one that
-    was set since must neither shorten a pause nor make one of eight hours."""
-    return tuple(replace(e, at=e.boottime + offset) if e.boottime is not None and e.boot_id == boot_id else e
-                 for e in entries)
+def by_this_clock(
+    entries: tuple[LedgerEntry, ...], boot_id: str, offset: float
+) -> tuple[LedgerEntry, ...]:
+    """With the times of this boot's as the clock would tell them now, `offset` being realtime less
+    boottime: one that was set since must neither shorten a pause nor make one of eight hours."""
+    return tuple(
+        replace(e, at=e.boottime + offset) if e.boottime is not None and e.boot_id == boot_id else e
+        for e in entries
+    )
 
 
 def actions(entries: tuple[LedgerEntry, ...], boot_id: str) -> tuple[LedgerEntry, ...]:
     """The actions of this boot, oldest first."""
-    return tuple(e for e in entries if e.boot_id == boot_id and e.what not in (OUTCOME, NVML_FAILED))
+    return tuple(
+        e for e in entries if e.boot_id == boot_id and e.what not in (OUTCOME, NVML_FAILED)
+    )
 
 
 def outcome_of(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> str:
     """How an action ended, by the last word on it; "" where nobody wrote one down yet."""
-    return next((e.outcome for e in reversed(entries) if e.what == OUTCOME and e.number == action.number), "")
+    return next(
+        (e.outcome for e in reversed(entries) if e.what == OUTCOME and e.number == action.number),
+        "",
+    )
 
 
 def did_take(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> bool:
@@ -76,8 +97,13 @@ def did_take(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> bool:
 
 
 def lasts_until(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> float | None:
-    """Realtime, seconds, from which the same trouble is another one than what this action cured; None: it did not."""
-    cured = [e.at for e in entries if e.what == OUTCOME and e.number == action.number and e.outcome == CURED]
+    """Realtime, seconds, from which the same trouble is another one than what this action cured;
+    None: it did not."""
+    cured = [
+        e.at
+        for e in entries
+        if e.what == OUTCOME and e.number == action.number and e.outcome == CURED
+    ]
     return cured[-1] + LASTS_S if cured else None
 
 
@@ -90,13 +116,18 @@ def next_number(entries: tuple[LedgerEntry, ...]) -> int:
 
 
 def is_next_rung(done: tuple[LedgerEntry, ...], cause: str, target: str) -> bool:
-    """The last action was a SIGHUP for this very cause and container: what follows is the same attempt."""
-    return bool(done) and done[-1].what == HUP and (done[-1].cause, done[-1].target) == (cause, target)
+    """The last action was a SIGHUP for this very cause and container: what follows is the same
+    attempt."""
+    return (
+        bool(done) and done[-1].what == HUP and (done[-1].cause, done[-1].target) == (cause, target)
+    )
 
 
-def allowed_at(entries: tuple[LedgerEntry, ...], boot_id: str, per_hour: int, per_boot: int) -> float | None:
-    """Realtime, seconds, from which one more action is within the budget; None: not again in this boot. What did
-    not take is not charged, but it is not tried again at once."""
+def allowed_at(
+    entries: tuple[LedgerEntry, ...], boot_id: str, per_hour: int, per_boot: int
+) -> float | None:
+    """Realtime, seconds, from which one more action is within the budget; None: not again in this
+    boot. What did not take is not charged, but it is not tried again at once."""
     tries = _tries(actions(entries, boot_id))
     charged = [a for a in tries if did_take(entries, a)]
     if len(charged) >= per_boot:
@@ -112,8 +143,11 @@ def allowed_at(entries: tuple[LedgerEntry, ...], boot_id: str, per_hour: int, pe
 
 def _tries(done: tuple[LedgerEntry, ...]) -> list[LedgerEntry]:
     """A ladder counts once, by its last rung."""
-    return [a for a, after in zip(done, (*done, None)[1:], strict=True)
-            if after is None or not is_next_rung((a,), after.cause, after.target)]
+    return [
+        a
+        for a, after in zip(done, (*done, None)[1:], strict=True)
+        if after is None or not is_next_rung((a,), after.cause, after.target)
+    ]
 
 
 def _uncured(entries: tuple[LedgerEntry, ...], tries: list[LedgerEntry]) -> int:

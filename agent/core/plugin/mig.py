@@ -1,4 +1,5 @@
-"""Link 5: GPUs in MIG mode, as far as the device plugin stumbles over them. Nothing here holds the kubelet.
+"""Link 5: GPUs in MIG mode, as far as the device plugin stumbles over them. Nothing here holds the
+kubelet.
 
 What NVIDIA's plugin refuses to start with: internal/mig, AssertAllMigDevicesAreValid (0.9 to 0.20).
 """
@@ -13,21 +14,44 @@ from .resources import Listing
 
 def findings(judged: Judged, listed: Listing) -> tuple[Finding, ...]:
     in_mig = [g for g in judged.gpus if g.state.mig]
-    pending = [g for g in judged.gpus if g.state.mig_pending is not None and g.state.mig_pending != g.state.mig]
+    pending = [
+        g
+        for g in judged.gpus
+        if g.state.mig_pending is not None and g.state.mig_pending != g.state.mig
+    ]
     found = []
     if pending:
-        found.append(_fails(f"MIG mode is to be {_on(pending[0])} after a reset of {_which(pending)}", "MigPending",
-                            "drain the node, then nvidia-smi --gpu-reset, or reboot"))
+        found.append(
+            _fails(
+                f"MIG mode is to be {_on(pending[0])} after a reset of {_which(pending)}",
+                "MigPending",
+                "drain the node, then nvidia-smi --gpu-reset, or reboot",
+            )
+        )
     empty = [g for g in in_mig if g.state.mig_devices == ()]
     strategy = listed.given.strategy
     if empty:
-        stops = "" if strategy in ("", "none") else f"; the plugin does not start so (MIG_STRATEGY={strategy})"
-        found.append(_fails(f"MIG mode is on and no instance was made on {_which(empty)}{stops}",
-                            "MigWithoutInstances", "nvidia-smi mig -cgi …, nvidia-mig-parted, or MIG mode off"))
+        stops = (
+            ""
+            if strategy in ("", "none")
+            else f"; the plugin does not start so (MIG_STRATEGY={strategy})"
+        )
+        found.append(
+            _fails(
+                f"MIG mode is on and no instance was made on {_which(empty)}{stops}",
+                "MigWithoutInstances",
+                "nvidia-smi mig -cgi …, nvidia-mig-parted, or MIG mode off",
+            )
+        )
     if strategy == "single" and in_mig and not empty and not _is_uniform(judged, in_mig):
-        found.append(_fails("MIG_STRATEGY=single wants MIG mode and one profile on every GPU, and "
-                            f"{_which(in_mig)} of {len(judged.gpus)} GPUs differ: the plugin does not start so",
-                            "MigNotUniform", "make all GPUs equal, or MIG_STRATEGY=mixed"))
+        found.append(
+            _fails(
+                "MIG_STRATEGY=single wants MIG mode and one profile on every GPU, and "
+                f"{_which(in_mig)} of {len(judged.gpus)} GPUs differ: the plugin does not start so",
+                "MigNotUniform",
+                "make all GPUs equal, or MIG_STRATEGY=mixed",
+            )
+        )
     return tuple(found)
 
 
@@ -45,5 +69,13 @@ def _which(gpus: list[Gpu]) -> str:
 
 
 def _fails(because: str, reason: str, next_step: str) -> Finding:
-    return Finding(5, "MigConfigured", Verdict.FAILS, because, reason, heals=Heals.CONFIGURATION, blocks=False,
-                   next_step=next_step)
+    return Finding(
+        5,
+        "MigConfigured",
+        Verdict.FAILS,
+        because,
+        reason,
+        heals=Heals.CONFIGURATION,
+        blocks=False,
+        next_step=next_step,
+    )

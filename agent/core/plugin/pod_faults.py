@@ -14,11 +14,16 @@ REPEATS_S = 600.0
 def _unmade(evidence: Evidence) -> Mark | None:
     found = evidence.finding("PluginPodWaits")
     line = evidence.journal(Says.NOT_STARTED) or evidence.journal(Says.NO_SANDBOX)
-    return Mark(True, found.because + (f"; {cited(evidence, line)}" if line else "")) if found else None
+    return (
+        Mark(True, found.because + (f"; {cited(evidence, line)}" if line else ""))
+        if found
+        else None
+    )
 
 
 def _not_made(evidence: Evidence) -> Mark | None:
-    """A pod without a sandbox is no runtime's to list. A kubelet repeats its line every few minutes at most."""
+    """A pod without a sandbox is no runtime's to list. A kubelet repeats its line every few minutes
+    at most."""
     found, line = evidence.finding("NoPlugin"), evidence.journal(Says.NO_SANDBOX)
     if not found or not line:
         return None
@@ -34,7 +39,11 @@ def _turned_out(evidence: Evidence) -> Mark | None:
 def _none(evidence: Evidence) -> Mark | None:
     """No plugin, and no word of one that came to this node and is not here any more."""
     found = evidence.finding("NoPlugin")
-    came = [mark for judge in (_not_made, _turned_out) if (mark := judge(evidence)) and mark.is_confirmed]
+    came = [
+        mark
+        for judge in (_not_made, _turned_out)
+        if (mark := judge(evidence)) and mark.is_confirmed
+    ]
     return Mark(True, found.because) if found and not came else None
 
 
@@ -46,46 +55,89 @@ def since_then(evidence: Evidence, realtime: float) -> float | None:
 
 def soon_again(evidence: Evidence) -> Mark | None:
     """It runs now, between two ends."""
-    found, sight = evidence.finding("PluginAsking", "PluginSilent", "PluginForgotten"), evidence.plugin
+    found, sight = (
+        evidence.finding("PluginAsking", "PluginSilent", "PluginForgotten"),
+        evidence.plugin,
+    )
     since = since_then(evidence, plugin.started_at(sight)) if sight else None
-    if not found or not sight or sight.container.attempt < STARTS or since is None or since > BACK_OFF_S:
+    if (
+        not found
+        or not sight
+        or sight.container.attempt < STARTS
+        or since is None
+        or since > BACK_OFF_S
+    ):
         return None
-    return Mark(False, f"{found.because}; it was started {since:.0f} s ago, {sight.container.attempt} starts after "
-                "its first")
+    return Mark(
+        False,
+        f"{found.because}; it was started {since:.0f} s ago, {sight.container.attempt} starts "
+        "after "
+        "its first",
+    )
 
 
 FAULTS = (
     KnownFault(
-        "PluginPodWaits", 8, "The plugin's pod is here, and its plugin's container was not made",
+        "PluginPodWaits",
+        8,
+        "The plugin's pod is here, and its plugin's container was not made",
         "NVIDIA/gpu-operator #280, #378, #448; kubernetes/kubernetes pkg/kubelet/kuberuntime",
-        "a pod with a plugin's labels whose sandbox is ready, without the plugin in it; or the kubelet's line that "
-        "it could not have such a pod made", judge=either((_unmade, _not_made)),
-        remedy="an init container in it waits for what comes before (GPU Operator: driver, toolkit), and its log "
-               "names it; where none is in it, the kubelet could not have it made: image, secret, configuration; "
-               "where there is not even a sandbox: the node's network (CNI), or a volume, ConfigMap or Secret that "
-               "is not there",
-        consistent="that line is old", decide="whether the kubelet still says so",
+        "a pod with a plugin's labels whose sandbox is ready, without the plugin in it; or the "
+        "kubelet's line that "
+        "it could not have such a pod made",
+        judge=either((_unmade, _not_made)),
+        remedy="an init container in it waits for what comes before (GPU Operator: driver, "
+        "toolkit), and its log "
+        "names it; where none is in it, the kubelet could not have it made: image, secret, "
+        "configuration; "
+        "where there is not even a sandbox: the node's network (CNI), or a volume, ConfigMap "
+        "or Secret that "
+        "is not there",
+        consistent="that line is old",
+        decide="whether the kubelet still says so",
         capture="journalctl -u kubelet --since -10min | grep device-plugin",
         do="journalctl -b -u kubelet | grep -E 'StartContainer|CreatePodSandbox|MountVolume'",
-        is_not="a DaemonSet that does not select this node"),
+        is_not="a DaemonSet that does not select this node",
+    ),
     KnownFault(
-        "PluginPodTurnedOut", 8, "The kubelet evicted the plugin's pod, or did not admit it",
-        "kubernetes/kubernetes pkg/kubelet/eviction, pkg/kubelet/lifecycle/predicate.go; #109663, #123859",
-        "the kubelet's line about such a pod, while none is here", judge=_turned_out,
-        remedy="its line says why: want of disk or memory (make room; priorityClassName: system-node-critical keeps "
-               "a plugin from being evicted first), or a label of the node that its affinity wants",
-        do="journalctl -b -u kubelet | grep -iE 'evict|admi(t|ssion)' | grep device-plugin; kubectl get pods -A "
-        "-o wide | grep device-plugin", is_not="a DaemonSet that never selected this node"),
+        "PluginPodTurnedOut",
+        8,
+        "The kubelet evicted the plugin's pod, or did not admit it",
+        "kubernetes/kubernetes pkg/kubelet/eviction, pkg/kubelet/lifecycle/predicate.go; "
+        "#109663, #123859",
+        "the kubelet's line about such a pod, while none is here",
+        judge=_turned_out,
+        remedy="its line says why: want of disk or memory (make room; priorityClassName: "
+        "system-node-critical keeps "
+        "a plugin from being evicted first), or a label of the node that its affinity wants",
+        do="journalctl -b -u kubelet | grep -iE 'evict|admi(t|ssion)' | grep device-plugin; "
+        "kubectl get pods -A "
+        "-o wide | grep device-plugin",
+        is_not="a DaemonSet that never selected this node",
+    ),
     KnownFault(
-        "NoPlugin", 8, "No device plugin runs on this node", "kubernetes/kubernetes, device plugins",
-        "no container and no unit that looks like one", judge=_none,
-        remedy="its DaemonSet does not select this node, or its manifest is not in the kubelet's folder",
-        do='kubectl get pods -A -o wide --field-selector spec.nodeName="$(hostname)" | grep -i plugin'),
+        "NoPlugin",
+        8,
+        "No device plugin runs on this node",
+        "kubernetes/kubernetes, device plugins",
+        "no container and no unit that looks like one",
+        judge=_none,
+        remedy="its DaemonSet does not select this node, or its manifest is not in the "
+        "kubelet's folder",
+        do='kubectl get pods -A -o wide --field-selector spec.nodeName="$(hostname)" | grep -i '
+        "plugin",
+    ),
     KnownFault(
-        "PluginCrashes", 8, "The plugin's container ends again and again", "NVIDIA/k8s-device-plugin #50",
+        "PluginCrashes",
+        8,
+        "The plugin's container ends again and again",
+        "NVIDIA/k8s-device-plugin #50",
         "its container has ended, and the kubelet waits before it starts it again",
         judge=either((when("PluginExited"), soon_again)),
         consistent="it runs, was started some minutes ago at most, and not for the first time",
-        decide="how its container before ended", capture="crictl ps -a --name device-plugin; crictl logs -p {plugin}",
-        remedy="read why it ended", do="crictl logs --tail 30 {plugin}"),
+        decide="how its container before ended",
+        capture="crictl ps -a --name device-plugin; crictl logs -p {plugin}",
+        remedy="read why it ended",
+        do="crictl logs --tail 30 {plugin}",
+    ),
 )

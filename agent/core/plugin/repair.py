@@ -1,7 +1,9 @@
-"""Mending: may the device plugin be started afresh now, how, and what came of it? Pure, under the laws of
-docs/design.md §5: evidence first, two looks that agree, one at a time, a budget, and never twice for one cause.
+"""Mending: may the device plugin be started afresh now, how, and what came of it? Pure, under the
+laws of docs/design.md §5: evidence first, two looks that agree, one at a time, a budget, and never
+twice for one cause.
 
-The memory here may be lost at any moment: what was done is read from the ledger, and what came of it by looking.
+The memory here may be lost at any moment: what was done is read from the ledger, and what came of
+it by looking.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from . import candidates as plugin
 from . import ledger
 
 HUP_WITHIN_S = 10.0
-"""A plugin that answers SIGHUP registers again within a tenth of a second (v0.14.5 … v0.20.0, seen)."""
+"""A plugin that answers SIGHUP registers again within a tenth of a second (v0.14.5 … v0.20.0,
+seen)."""
 HUP_HEARD_S = 2.0
-"""One that after so long still says that NVML failed has asked again in vain; one that asks NVML says so."""
+"""One that after so long still says that NVML failed has asked again in vain; one that asks NVML
+says so."""
 REFUSED_S = 60.0
 AGREE_S = 1.0
 """Two looks that agree lie at least so far apart, in seconds."""
@@ -30,7 +34,8 @@ AGAIN_S = 0.6
 UNDONE_S = 40.0
 """No hand takes longer (a unit's restart 30 s, a container's stop and removal 20 s)."""
 QUICK_S = 10.0
-"""So long after an act, or the kubelet's start, its next answer is awaited as eagerly as the second one."""
+"""So long after an act, or the kubelet's start, its next answer is awaited as eagerly as the second
+one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +70,16 @@ class Mended:
     wake_at: float | None = None
 
 
-def step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, listed: int, now: float,
-         settings: Settings) -> Mended:
-    """`open_since`: boottime since which NVML is stable, None while it is not; `listed`: answers of the kubelet in
-    a row that list everything."""
+def step(
+    mend: Mend,
+    diagnosis: Diagnosis,
+    open_since: float | None,
+    listed: int,
+    now: float,
+    settings: Settings,
+) -> Mended:
+    """`open_since`: boottime since which NVML is stable, None while it is not; `listed`: answers of
+    the kubelet in a row that list everything."""
     decided = _step(mend, diagnosis, open_since, listed, now, settings)
     view = diagnosis.mending
     if view is None:
@@ -76,8 +87,14 @@ def step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, listed: int
     return replace(decided, actions=decided.actions + _news(mend, view) + _undone(mend, view, now))
 
 
-def _step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, listed: int, now: float,
-          settings: Settings) -> Mended:
+def _step(
+    mend: Mend,
+    diagnosis: Diagnosis,
+    open_since: float | None,
+    listed: int,
+    now: float,
+    settings: Settings,
+) -> Mended:
     view = diagnosis.mending
     if mend.acting:
         return _settle(mend, view, listed, now, settings.verify_within_s)
@@ -98,15 +115,27 @@ def _step(mend: Mend, diagnosis: Diagnosis, open_since: float | None, listed: in
     if fault.barred:
         return _person(mend, fault.reason, f"{fault.because}; next step: {fault.next_step}", now)
     if view.listed > 0 and not (fault.access_denied or settings.repair_partial):
-        return _person(mend, "PartlyRegistered", f"the kubelet lists some GPUs; {fault.because}; next step: a fresh "
-                       "start may find all of them: [Plugin] RepairPartial=yes, or crictl stop and rm", now)
+        return _person(
+            mend,
+            "PartlyRegistered",
+            f"the kubelet lists some GPUs; {fault.because}; next step: a fresh "
+            "start may find all of them: [Plugin] RepairPartial=yes, or crictl stop and rm",
+            now,
+        )
     return _act(mend, view, fault, now, settings)
 
 
 def refuse(mend: Mend, sentence: str, now: float) -> Mend:
     """The hand did not do it: held, with its sentence, for a while."""
-    return replace(mend, acting="", suspect="", is_armed=False, held=sentence, held_reason="RepairRefused",
-                   refused_until=now + REFUSED_S)
+    return replace(
+        mend,
+        acting="",
+        suspect="",
+        is_armed=False,
+        held=sentence,
+        held_reason="RepairRefused",
+        refused_until=now + REFUSED_S,
+    )
 
 
 def _free(mend: Mend) -> Mend:
@@ -119,15 +148,25 @@ def _news(mend: Mend, view: Mending) -> tuple[Action, ...]:
     done = ledger.actions(view.entries, view.boot_id)
     if not done or mend.bad_probe_at is None or mend.bad_probe_at + view.offset <= done[-1].at:
         return ()
-    return () if ledger.nvml_failed_since(view.entries, done[-1]) else (NoteNvmlFailed(done[-1].number),)
+    return (
+        ()
+        if ledger.nvml_failed_since(view.entries, done[-1])
+        else (NoteNvmlFailed(done[-1].number),)
+    )
 
 
 def _undone(mend: Mend, view: Mending, now: float) -> tuple[Action, ...]:
     """An agent that was killed before it could act: what it was to end runs on, long after."""
     done = ledger.actions(view.entries, view.boot_id)
-    if mend.acting or not done or view.fault is None or done[-1].what == ledger.HUP \
-            or not _runs_on(view.fault, done[-1]) or ledger.outcome_of(view.entries, done[-1]) \
-            or now + view.offset < done[-1].at + UNDONE_S:
+    if (
+        mend.acting
+        or not done
+        or view.fault is None
+        or done[-1].what == ledger.HUP
+        or not _runs_on(view.fault, done[-1])
+        or ledger.outcome_of(view.entries, done[-1])
+        or now + view.offset < done[-1].at + UNDONE_S
+    ):
         return ()
     return _outcome(view, f"{ledger.DID_NOT_TAKE}: nobody ended what it was to end")
 
@@ -137,12 +176,15 @@ def _person(mend: Mend, reason: str, sentence: str, now: float) -> Mended:
     agreed_at = (mend.suspect_since if mend.suspect == reason else now) + AGREE_S
     if mend.held_reason == reason or now >= agreed_at:
         return Mended(replace(mend, suspect="", is_armed=False, held=sentence, held_reason=reason))
-    return Mended(replace(mend, suspect=reason, suspect_since=agreed_at - AGREE_S, is_armed=False),
-                  wake_at=agreed_at)
+    return Mended(
+        replace(mend, suspect=reason, suspect_since=agreed_at - AGREE_S, is_armed=False),
+        wake_at=agreed_at,
+    )
 
 
 def _due(fault: Fault, view: Mending, open_since: float, now: float, settings: Settings) -> float:
-    """Boottime from which a fault is one. A mark of failure is one at once; silence is one after a while."""
+    """Boottime from which a fault is one. A mark of failure is one at once; silence is one after a
+    while."""
     if fault.cure is Cure.FRESH_START:
         return 0.0
     done = ledger.actions(view.entries, view.boot_id)
@@ -153,24 +195,35 @@ def _due(fault: Fault, view: Mending, open_since: float, now: float, settings: S
 
 
 def _act(mend: Mend, view: Mending, fault: Fault, now: float, settings: Settings) -> Mended:
-    target, cause = _target(fault), f"{fault.reason} {_whose(fault)} kubelet {view.kubelet_invocation[:12]}"
+    target, cause = (
+        _target(fault),
+        f"{fault.reason} {_whose(fault)} kubelet {view.kubelet_invocation[:12]}",
+    )
     if mend.suspect != f"{cause} {target}":
         # What was held stays so until this is agreed on.
-        return Mended(replace(mend, suspect=f"{cause} {target}", suspect_since=now, is_armed=True),
-                      wake_at=now + AGREE_S)
+        return Mended(
+            replace(mend, suspect=f"{cause} {target}", suspect_since=now, is_armed=True),
+            wake_at=now + AGREE_S,
+        )
     if now < mend.suspect_since + AGREE_S:
         return Mended(mend, wake_at=mend.suspect_since + AGREE_S)
     refusal = _refusal(view, cause, target, now + view.offset, settings)
     if refusal is not None:
         reason, sentence, later = refusal
-        held = replace(mend, is_armed=False, held=f"{fault.because}; {sentence}", held_reason=reason)
+        held = replace(
+            mend, is_armed=False, held=f"{fault.because}; {sentence}", held_reason=reason
+        )
         return Mended(held, wake_at=later - view.offset if later is not None else None)
     if not mend.is_armed:  # nothing is in the way any more, but this look was not recorded
         return Mended(replace(mend, is_armed=True), wake_at=now)
-    hupped = any(e.what == ledger.HUP and (e.target, e.cause) == (target, cause) for e in view.entries)
+    hupped = any(
+        e.what == ledger.HUP and (e.target, e.cause) == (target, cause) for e in view.entries
+    )
     action = _hand(fault, cause, ledger.next_number(view.entries), hupped)
     within_s = HUP_WITHIN_S if isinstance(action, SendHup) else settings.verify_within_s
-    acting = replace(mend, acting=cause, acted_at=now, settle_by=now + within_s, suspect="", is_armed=False)
+    acting = replace(
+        mend, acting=cause, acted_at=now, settle_by=now + within_s, suspect="", is_armed=False
+    )
     return Mended(acting, (action,), now + AGAIN_S)
 
 
@@ -184,12 +237,17 @@ def _whose(fault: Fault) -> str:
     return f"{plugin.pod_name(fault.sight)}/{fault.sight.container.name}"
 
 
-def _refusal(view: Mending, cause: str, target: str, realtime: float,
-             settings: Settings) -> tuple[str, str, float | None] | None:
-    """(reason word, sentence, realtime to try again) of why nothing may be done; None where it may."""
+def _refusal(
+    view: Mending, cause: str, target: str, realtime: float, settings: Settings
+) -> tuple[str, str, float | None] | None:
+    """(reason word, sentence, realtime to try again) of why nothing may be done; None where it
+    may."""
     if view.ledger_problem:
-        return ("LedgerUnreadable", f"the ledger could not be read ({view.ledger_problem}); next step: mv it away",
-                None)
+        return (
+            "LedgerUnreadable",
+            f"the ledger could not be read ({view.ledger_problem}); next step: mv it away",
+            None,
+        )
     if settings.repair == "report":
         return "RepairOff", "Repair=report: gpu-gate would start the plugin afresh", None
     entries, done = view.entries, ledger.actions(view.entries, view.boot_id)
@@ -198,26 +256,41 @@ def _refusal(view: Mending, cause: str, target: str, realtime: float,
         again_at = ledger.lasts_until(entries, same[-1])
         if again_at is None or realtime < again_at:
             came = "did not cure it" if again_at is None else "cured it for less than an hour"
-            return ("SameCauseAgain", f"a fresh start for this cause {came}; evidence: "
-                    f"{same[-1].evidence or 'none'}; next step: crictl logs {target[:12]}; once the cause is gone, "
-                    f"crictl stop and rm {target[:12]}", again_at)
+            return (
+                "SameCauseAgain",
+                f"a fresh start for this cause {came}; evidence: "
+                f"{same[-1].evidence or 'none'}; next step: crictl logs {target[:12]}; once "
+                "the cause is gone, "
+                f"crictl stop and rm {target[:12]}",
+                again_at,
+            )
     if ledger.is_next_rung(done, cause, target):
         return None
-    at = ledger.allowed_at(entries, view.boot_id, settings.repairs_per_hour, settings.repairs_per_boot)
+    at = ledger.allowed_at(
+        entries, view.boot_id, settings.repairs_per_hour, settings.repairs_per_boot
+    )
     if at is None:
-        return ("BudgetSpent", f"{settings.repairs_per_boot} actions in this boot are all that is allowed; next "
-                "step: see why one does not last, then [Plugin] RepairsPerBoot=", None)
+        return (
+            "BudgetSpent",
+            f"{settings.repairs_per_boot} actions in this boot are all that is allowed; next "
+            "step: see why one does not last, then [Plugin] RepairsPerBoot=",
+            None,
+        )
     if realtime >= at:
         return None
     if ledger.did_take(entries, done[-1]):
         return "BudgetSpent", f"the next action is allowed in {at - realtime:.0f} s", at
-    return ("DidNotTake", f"repair {done[-1].number} {ledger.outcome_of(entries, done[-1])}; it is tried again in "
-            f"{at - realtime:.0f} s; next step: systemctl status containerd; crictl stop {target[:12]}", at)
+    return (
+        "DidNotTake",
+        f"repair {done[-1].number} {ledger.outcome_of(entries, done[-1])}; it is tried again in "
+        f"{at - realtime:.0f} s; next step: systemctl status containerd; crictl stop {target[:12]}",
+        at,
+    )
 
 
 def _hand(fault: Fault, cause: str, number: int, hupped: bool) -> Action:
-    """The ladder: its unit; SIGHUP where that is known to answer and was not tried; else stop and remove the one
-    container."""
+    """The ladder: its unit; SIGHUP where that is known to answer and was not tried; else stop and
+    remove the one container."""
     if fault.sight is None:
         return RestartUnit(number, fault.unit, fault.invocation, cause, fault.because)
     container = fault.sight.container
@@ -228,8 +301,8 @@ def _hand(fault: Fault, cause: str, number: int, hupped: bool) -> Action:
 
 
 def _settle(mend: Mend, view: Mending | None, listed: int, now: float, within_s: float) -> Mended:
-    """After an action: the kubelet must list everything in two answers, or the action did not cure it. It is given
-    `within_s` from the hand's end: a CRI stop alone may take 15 s."""
+    """After an action: the kubelet must list everything in two answers, or the action did not cure
+    it. It is given `within_s` from the hand's end: a CRI stop alone may take 15 s."""
     if view is not None and listed >= TWICE:
         return Mended(Mend(bad_probe_at=mend.bad_probe_at), _outcome(view, ledger.CURED))
     if listed:
@@ -244,18 +317,21 @@ def _settle(mend: Mend, view: Mending | None, listed: int, now: float, within_s:
 
 
 def _is_under_way(mend: Mend, view: Mending | None, now: float) -> bool:
-    """What the hand was to end runs on, and nobody wrote down that it failed. SIGHUP ends nothing, and is sent at
-    once."""
+    """What the hand was to end runs on, and nobody wrote down that it failed. SIGHUP ends nothing,
+    and is sent at once."""
     done = ledger.actions(view.entries, view.boot_id) if view is not None else ()
     if view is None or view.fault is None or not done or done[-1].what == ledger.HUP:
         return False
-    return _runs_on(view.fault, done[-1]) and ledger.did_take(view.entries, done[-1]) \
+    return (
+        _runs_on(view.fault, done[-1])
+        and ledger.did_take(view.entries, done[-1])
         and now < mend.acted_at + UNDONE_S
+    )
 
 
 def _is_in_vain(mend: Mend, view: Mending | None, now: float) -> bool:
-    """It is known before its time that the action did nothing: the hand failed and the same container runs on, or
-    SIGHUP was heard and NVML failed the plugin again."""
+    """It is known before its time that the action did nothing: the hand failed and the same
+    container runs on, or SIGHUP was heard and NVML failed the plugin again."""
     fault = view.fault if view is not None else None
     done = ledger.actions(view.entries, view.boot_id) if view is not None else ()
     if view is None or fault is None or not done:
@@ -264,7 +340,11 @@ def _is_in_vain(mend: Mend, view: Mending | None, now: float) -> bool:
         return False
     if not ledger.did_take(view.entries, done[-1]):
         return True
-    return done[-1].what == ledger.HUP and fault.cure is Cure.FRESH_START and now >= mend.acted_at + HUP_HEARD_S
+    return (
+        done[-1].what == ledger.HUP
+        and fault.cure is Cure.FRESH_START
+        and now >= mend.acted_at + HUP_HEARD_S
+    )
 
 
 def _runs_on(fault: Fault, action: LedgerEntry) -> bool:
@@ -276,8 +356,8 @@ def _runs_on(fault: Fault, action: LedgerEntry) -> bool:
 
 
 def _calm(mend: Mend, view: Mending, listed: int, now: float) -> Mended:
-    """Nothing is wrong with the plugin, or nothing can be said about it. An action whose end nobody saw (the agent
-    was restarted) was a cure only where the kubelet now lists everything."""
+    """Nothing is wrong with the plugin, or nothing can be said about it. An action whose end nobody
+    saw (the agent was restarted) was a cure only where the kubelet now lists everything."""
     noted = _outcome(view, ledger.CURED) if listed else ()
     if noted and listed < TWICE:
         return Mended(_free(mend), wake_at=now + AGAIN_S)
@@ -285,7 +365,8 @@ def _calm(mend: Mend, view: Mending, listed: int, now: float) -> Mended:
 
 
 def _outcome(view: Mending, outcome: str) -> tuple[Action, ...]:
-    """Write the last action's outcome down, once. What did not take at first may have taken after all."""
+    """Write the last action's outcome down, once. What did not take at first may have taken after
+    all."""
     done = ledger.actions(view.entries, view.boot_id)
     if not done:
         return ()

@@ -1,8 +1,10 @@
-"""Device ids to GPUs: what the kubelet lists against what it should. A map of resources to sets, never a number.
+"""Device ids to GPUs: what the kubelet lists against what it should. A map of resources to sets,
+never a number.
 
-Whoever gave the ids, they come down to parts of GPUs that NVML shows, by one table of names: UUIDs (NVIDIA's plugin,
-with ::N for its replicas; HAMi and Volcano add -N, Alibaba's gpushare -_-N), NVML's indices (0, of MIG devices 0:1;
---device-id-strategy index), nvidia0 and nvidia0/gi1, with /vgpuN (GKE), tegra.
+Whoever gave the ids, they come down to parts of GPUs that NVML shows, by one table of names: UUIDs
+(NVIDIA's plugin, with ::N for its replicas; HAMi and Volcano add -N, Alibaba's gpushare -_-N),
+NVML's indices (0, of MIG devices 0:1; --device-id-strategy index), nvidia0 and nvidia0/gi1, with
+/vgpuN (GKE), tegra.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class Listing:
     shown: int | None = None
     "how many GPUs NVML shows; None where it was not asked, or failed as a whole"
     is_empty: bool = False
-    "what the plugin was given has nothing to offer, by its own strategy: MIG mode without instances"
+    """what the plugin was given has nothing to offer, by its own strategy: MIG mode without
+    instances"""
     is_host: bool = False
     "every GPU that NVML shows is shared out to virtual machines (vGPU)"
 
@@ -97,16 +100,25 @@ class Listing:
 
     @property
     def gone(self) -> str:
-        """Of MIG devices made anew under a plugin, or GPUs exchanged: how many ids outlived what they name."""
+        """Of MIG devices made anew under a plugin, or GPUs exchanged: how many ids outlived what
+        they name."""
         ids = "all ids" if self.is_stale else f"{len(self.strangers)} of the ids"
-        return f"{ids} that the kubelet lists are gone from NVML" if self.strangers and self.shown else ""
+        return (
+            f"{ids} that the kubelet lists are gone from NVML"
+            if self.strangers and self.shown
+            else ""
+        )
 
     @property
     def is_stale(self) -> bool:
-        """Nothing that is listed exists any more, and a plugin that asked NVML now would see others: each allocation
-        fails, and nothing is lost by starting it afresh."""
+        """Nothing that is listed exists any more, and a plugin that asked NVML now would see
+        others: each allocation fails, and nothing is lost by starting it afresh."""
         others = any(o.missing for o in self.offers)
-        return bool(self.strangers) and others and not (self.opaque or any(o.listed for o in self.offers))
+        return (
+            bool(self.strangers)
+            and others
+            and not (self.opaque or any(o.listed for o in self.offers))
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -128,7 +140,8 @@ def physical(device_id: str) -> str:
 
 
 def listing(scene: Scene, settings: Settings, gpus: tuple[Gpu, ...] | None = None) -> Listing:
-    """Of this look; `gpus` are those that are for containers, where the rules have judged that already."""
+    """Of this look; `gpus` are those that are for containers, where the rules have judged that
+    already."""
     listed = scene.allocatable.value_or(())
     ids = [Devices(d.resource, ours) for d in listed if (ours := _of_gpus(d, settings))]
     report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
@@ -136,8 +149,11 @@ def listing(scene: Scene, settings: Settings, gpus: tuple[Gpu, ...] | None = Non
         bases = {physical(i) for d in ids for i in d.ids}
         return Listing(opaque=len(bases), given=given(scene))
     there = tuple(g for g in report.gpus if g.state.trouble != GPU_IS_LOST)
-    wanted = {g.uuid for g in (there if gpus is None else gpus)
-              if g.bus_id not in settings.exclude_gpus and g.state.virtualization not in HOST_OF_VGPUS}
+    wanted = {
+        g.uuid
+        for g in (there if gpus is None else gpus)
+        if g.bus_id not in settings.exclude_gpus and g.state.virtualization not in HOST_OF_VGPUS
+    }
     may_see = given(scene)
     sees, unshown = select(report, there, may_see.names)
     # The plugin knows nothing of ExcludeGPUs=: it may list such a GPU, and nobody wants it to.
@@ -145,17 +161,31 @@ def listing(scene: Scene, settings: Settings, gpus: tuple[Gpu, ...] | None = Non
     found, strangers, opaque = _sort(ids, _names(there, sees))
     expected = _expected(shown, may_see.strategy, {p for by in found.values() for p in by})
     is_empty = bool(shown) and not expected and all(s.migs is not None for s in shown)
-    return Listing(_offers(found, expected, may_see.strategy), strangers, opaque, unshown, may_see, len(shown),
-                   len(wanted), is_empty, bool(there) and all(g.state.virtualization in HOST_OF_VGPUS for g in there))
+    return Listing(
+        _offers(found, expected, may_see.strategy),
+        strangers,
+        opaque,
+        unshown,
+        may_see,
+        len(shown),
+        len(wanted),
+        is_empty,
+        bool(there) and all(g.state.virtualization in HOST_OF_VGPUS for g in there),
+    )
 
 
 def _of_gpus(devices: Devices, settings: Settings) -> tuple[str, ...]:
-    """Of a guarded resource its ids. The catch-all nvidia.com/* also fits NVIDIA's network devices (hostdev, rdma_…),
-    IMEX channels, and GPUs that kubevirt-gpu-device-plugin gives to virtual machines: those resources have a model's
-    name (GA102GL_A10), their ids are IOMMU groups or mediated devices."""
-    pattern = next((p for p in settings.resources or PREFERRED if fnmatchcase(devices.resource, p)), "")
+    """Of a guarded resource its ids. The catch-all nvidia.com/* also fits NVIDIA's network devices
+    (hostdev, rdma_…), IMEX channels, and GPUs that kubevirt-gpu-device-plugin gives to virtual
+    machines: those resources have a model's name (GA102GL_A10), their ids are IOMMU groups or
+    mediated devices."""
+    pattern = next(
+        (p for p in settings.resources or PREFERRED if fnmatchcase(devices.resource, p)), ""
+    )
     name = devices.resource.rpartition("/")[2]
-    if not pattern or (pattern == "nvidia.com/*" and re.match(r"hostdev|rdma|mlnx|imex|sriov", name, re.I)):
+    if not pattern or (
+        pattern == "nvidia.com/*" and re.match(r"hostdev|rdma|mlnx|imex|sriov", name, re.I)
+    ):
         return ()
     ids = tuple(i for i in devices.ids if i.strip())
     is_model = pattern == "nvidia.com/*" and name != name.lower()
@@ -205,13 +235,20 @@ def _sort(listed: list[Devices], names: dict[str, Part]) -> tuple[Found, tuple[s
 
 
 def _expected(shown: tuple[Shown, ...], strategy: str, listed: set[Part]) -> tuple[Part, ...]:
-    """What NVIDIA's plugin offers by its strategy (internal/rm/nvml_manager.go, device_map.go). Where nothing says
-    which it is, the ids tell: a GPU in MIG mode is listed itself (none) or by its MIG devices (single, mixed)."""
+    """What NVIDIA's plugin offers by its strategy (internal/rm/nvml_manager.go, device_map.go).
+    Where nothing says which it is, the ids tell: a GPU in MIG mode is listed itself (none) or by
+    its MIG devices (single, mixed)."""
     listed_uuids = {p.uuid for p in listed}
-    any_mig = strategy in ("single", "mixed") or (not strategy and any(p.uuid != p.gpu for p in listed))
+    any_mig = strategy in ("single", "mixed") or (
+        not strategy and any(p.uuid != p.gpu for p in listed)
+    )
     parts: list[Part] = []
     for one in shown:
-        by_itself = not one.gpu.state.mig or (not any_mig) or (not strategy and one.gpu.uuid in listed_uuids)
+        by_itself = (
+            not one.gpu.state.mig
+            or (not any_mig)
+            or (not strategy and one.gpu.uuid in listed_uuids)
+        )
         if by_itself:
             parts.append(Part(one.gpu.uuid, one.gpu.uuid))
         else:
@@ -228,14 +265,22 @@ def _offers(found: Found, expected: tuple[Part, ...], strategy: str) -> tuple[Of
     for resource in sorted({*found, *wanted}):
         by_part = found.get(resource, {})
         replicas, uneven = _replicas(by_part)
-        offers.append(Offer(resource, frozenset(by_part), frozenset(wanted.get(resource, ())), replicas, uneven))
+        offers.append(
+            Offer(
+                resource, frozenset(by_part), frozenset(wanted.get(resource, ())), replicas, uneven
+            )
+        )
     return tuple(offers)
 
 
 def _resources_of(part: Part, found: Found, strategy: str) -> Iterator[str]:
     """Where it is listed; else where its like is; else the name NVIDIA's plugin has for it."""
     here = [r for r, by in found.items() if part in by]
-    like = [r for r, by in found.items() if any(p.kind == part.kind and p.profile == part.profile for p in by)]
+    like = [
+        r
+        for r, by in found.items()
+        if any(p.kind == part.kind and p.profile == part.profile for p in by)
+    ]
     if here:
         yield from here
     elif like:
@@ -247,8 +292,11 @@ def _resources_of(part: Part, found: Found, strategy: str) -> Iterator[str]:
 
 
 def _replicas(by_part: dict[Part, list[str]]) -> tuple[int, tuple[str, ...]]:
-    """(replicas of each part, UUIDs that lack one). NVIDIA's plugin gives every part of a resource equally many;
-    one that is missing is an unhealthy GPU, of which it takes one replica back."""
-    numbers = {part: {int(m.group(1)) for i in ids if (m := _REPLICA.search(i))} for part, ids in by_part.items()}
+    """(replicas of each part, UUIDs that lack one). NVIDIA's plugin gives every part of a resource
+    equally many; one that is missing is an unhealthy GPU, of which it takes one replica back."""
+    numbers = {
+        part: {int(m.group(1)) for i in ids if (m := _REPLICA.search(i))}
+        for part, ids in by_part.items()
+    }
     most = max((max(ns) + 1 for ns in numbers.values() if ns), default=0)
     return most, tuple(sorted(p.uuid for p, ns in numbers.items() if most and len(ns) < most))

@@ -1,4 +1,5 @@
-"""A plugin whose container runs, while the kubelet lists too little: why, by what its log and its access say."""
+"""A plugin whose container runs, while the kubelet lists too little: why, by what its log and its
+access say."""
 
 from __future__ import annotations
 
@@ -20,70 +21,144 @@ def fault(scene: Scene, sight: PluginSight, who: str, listed: Listing) -> Fault:
     denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
     if log.says in plugin_log.TAKES_OUT and (bad := _unhealthy(scene, sight, who, log)):
         return bad  # before all else: whatever else is wrong, the GPU would be offered again
-    if listed.count == 0 and listed.given.names is not None and listed.shown and not listed.seen_by_plugin:
+    if (
+        listed.count == 0
+        and listed.given.names is not None
+        and listed.shown
+        and not listed.seen_by_plugin
+    ):
         names = ", ".join(listed.given.names[:4]) or "none"
-        return Fault("PluginGivenNothing", f"{who}: it was given no GPU that is here (NVIDIA_VISIBLE_DEVICES or CDI: "
-                     f"{names})", Cure.PERSON, "give its container GPUs that NVML shows: NVIDIA_VISIBLE_DEVICES=all; "
-                     "nvidia-smi -L", sight=sight)
+        return Fault(
+            "PluginGivenNothing",
+            f"{who}: it was given no GPU that is here (NVIDIA_VISIBLE_DEVICES or CDI: {names})",
+            Cure.PERSON,
+            "give its container GPUs that NVML shows: NVIDIA_VISIBLE_DEVICES=all; nvidia-smi -L",
+            sight=sight,
+        )
     if listed.is_empty and listed.count == 0:
-        return Fault("MigWithoutInstances", f"{who}: every GPU it was given is in MIG mode, and has no instance that "
-                     f"it could offer (MIG_STRATEGY={listed.given.strategy})", Cure.PERSON,
-                     "nvidia-smi mig -cgi …, nvidia-mig-parted, or MIG mode off; then start it afresh", sight=sight)
+        return Fault(
+            "MigWithoutInstances",
+            f"{who}: every GPU it was given is in MIG mode, and has no instance that "
+            f"it could offer (MIG_STRATEGY={listed.given.strategy})",
+            Cure.PERSON,
+            "nvidia-smi mig -cgi …, nvidia-mig-parted, or MIG mode off; then start it afresh",
+            sight=sight,
+        )
     if denied:
-        return Fault("PluginAccessDenied", f"{who}: it may not open /dev/nvidiactl", Cure.FRESH_START,
-                     REBUILD, access_denied=True, sight=sight)
+        return Fault(
+            "PluginAccessDenied",
+            f"{who}: it may not open /dev/nvidiactl",
+            Cure.FRESH_START,
+            REBUILD,
+            access_denied=True,
+            sight=sight,
+        )
     if isinstance(sight.log, Refusal):  # a lost GPU or a lacking library may be what it says
-        return Fault("PluginLogUnread", f"{who}: its log could not be read ({sight.log}), so nobody knows why",
-                     Cure.TIME, f"crictl logs {plugin.short_id(sight.container)}; then crictl stop and rm",
-                     barred=True, sight=sight)
+        return Fault(
+            "PluginLogUnread",
+            f"{who}: its log could not be read ({sight.log}), so nobody knows why",
+            Cure.TIME,
+            f"crictl logs {plugin.short_id(sight.container)}; then crictl stop and rm",
+            barred=True,
+            sight=sight,
+        )
     if plugin_log.lacks_the_library(log):
-        return Fault("PluginLacksLibrary", f"{who}: its container lacks NVML's library", Cure.PERSON,
-                     "the nvidia runtime did not prepare this container: crictl inspect, RuntimeClass, CDI spec",
-                     sight=sight)
+        return Fault(
+            "PluginLacksLibrary",
+            f"{who}: its container lacks NVML's library",
+            Cure.PERSON,
+            "the nvidia runtime did not prepare this container: crictl inspect, RuntimeClass, "
+            "CDI spec",
+            sight=sight,
+        )
     return _by_its_log(sight, who, log, listed)
 
 
 def _unhealthy(scene: Scene, sight: PluginSight, who: str, log: PluginLog) -> Fault | None:
-    """It took a GPU out of what it offers. A watch that failed is no broken GPU, where the kernel's log was read and
-    says nothing of one since the plugin's start."""
-    if log.says is PluginSays.UNWATCHED and isinstance(scene.kernel, Seen) \
-            and kernel_log.said_since(scene, plugin.began_at(scene, sight)) is None:
+    """It took a GPU out of what it offers. A watch that failed is no broken GPU, where the kernel's
+    log was read and says nothing of one since the plugin's start."""
+    if (
+        log.says is PluginSays.UNWATCHED
+        and isinstance(scene.kernel, Seen)
+        and kernel_log.said_since(scene, plugin.began_at(scene, sight)) is None
+    ):
         return None
-    return Fault("PluginSawUnhealthy", f"{who}: a fresh start would offer that GPU again", Cure.PERSON,
-                 "dmesg | grep Xid; drain the node, then reset the GPU or reboot", sight=sight)
+    return Fault(
+        "PluginSawUnhealthy",
+        f"{who}: a fresh start would offer that GPU again",
+        Cure.PERSON,
+        "dmesg | grep Xid; drain the node, then reset the GPU or reboot",
+        sight=sight,
+    )
 
 
 def _unwatched(sight: PluginSight, who: str, log: PluginLog) -> Fault:
-    """NVML's events failed it, and it never asks for them again. In place it would keep the NVML that failed it."""
+    """NVML's events failed it, and it never asks for them again. In place it would keep the NVML
+    that failed it."""
     if plugin_log.cannot_be_watched(log):
-        return Fault("PluginHealthFailed", f"{who}: it takes out GPUs whose events it cannot watch, and would again",
-                     Cure.PERSON, "DP_DISABLE_HEALTHCHECKS=all in its environment, or a newer version", sight=sight)
-    return Fault("PluginHealthFailed", f"{who}: it took GPUs out because its health check failed, and the kernel "
-                 "said nothing of any", Cure.FRESH_START, REBUILD, sight=sight)
+        return Fault(
+            "PluginHealthFailed",
+            f"{who}: it takes out GPUs whose events it cannot watch, and would again",
+            Cure.PERSON,
+            "DP_DISABLE_HEALTHCHECKS=all in its environment, or a newer version",
+            sight=sight,
+        )
+    return Fault(
+        "PluginHealthFailed",
+        f"{who}: it took GPUs out because its health check failed, and the kernel "
+        "said nothing of any",
+        Cure.FRESH_START,
+        REBUILD,
+        sight=sight,
+    )
 
 
 def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -> Fault:
-    hup = isinstance(sight.access, Seen) and sight.access.value.allowed and plugin.answers_sighup(sight)
+    hup = (
+        isinstance(sight.access, Seen)
+        and sight.access.value.allowed
+        and plugin.answers_sighup(sight)
+    )
     if log.says in (PluginSays.INIT_FAILED, PluginSays.NO_DEVICES):
         reason = "PluginInitFailed" if log.says is PluginSays.INIT_FAILED else "PluginSawNoGpu"
         # In place it would keep the library of the driver that was here before.
-        return Fault(reason, who, Cure.FRESH_START, REBUILD,
-                     hup_answers=hup and not plugin_log.has_an_old_library(log), sight=sight)
+        return Fault(
+            reason,
+            who,
+            Cure.FRESH_START,
+            REBUILD,
+            hup_answers=hup and not plugin_log.has_an_old_library(log),
+            sight=sight,
+        )
     if log.says is PluginSays.UNWATCHED:
         return _unwatched(sight, who, log)
     if log.says is PluginSays.WAITING:
-        return Fault("PluginWaits", f"{who}; it tries again by itself", Cure.WAIT,
-                     "crictl ps -a --name mps-control-daemon: that one is to run on this node" if "MPS" in log.line
-                     else "its line says what it lacks; crictl logs " + plugin.short_id(sight.container), sight=sight)
+        return Fault(
+            "PluginWaits",
+            f"{who}; it tries again by itself",
+            Cure.WAIT,
+            "crictl ps -a --name mps-control-daemon: that one is to run on this node"
+            if "MPS" in log.line
+            else "its line says what it lacks; crictl logs " + plugin.short_id(sight.container),
+            sight=sight,
+        )
     if listed.gone:
-        return Fault(STALE, f"{who}: {listed.gone}", Cure.FRESH_START if listed.is_stale else Cure.TIME, REBUILD,
-                     hup_answers=hup, sight=sight)
+        return Fault(
+            STALE,
+            f"{who}: {listed.gone}",
+            Cure.FRESH_START if listed.is_stale else Cure.TIME,
+            REBUILD,
+            hup_answers=hup,
+            sight=sight,
+        )
     reason = {PluginSays.ASKING: "PluginAsking", PluginSays.REGISTERED: "PluginForgotten"}.get(
-        log.says, "PluginSilent")
+        log.says, "PluginSilent"
+    )
     if listed.count > 0 and log.says is PluginSays.REGISTERED:
         reason = "PluginSawFewer"
     if log.says is PluginSays.NOTHING:
         who += f"; its log's end: {log.last}" if log.last else "; its log is empty"
-    # One that hangs in NVML answers no signal (v0.20.0), nor does one that has left its loop to end.
+    # One that hangs in NVML answers no signal (v0.20.0), nor does one that has left its loop to
+    # end.
     deaf = log.says in (PluginSays.ASKING, PluginSays.STOPPED)
     return Fault(reason, who, Cure.TIME, REBUILD, hup_answers=hup and not deaf, sight=sight)

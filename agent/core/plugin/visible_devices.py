@@ -1,7 +1,9 @@
-"""What the device plugin was given to see, and by which MIG strategy it offers that: its container's environment.
+"""What the device plugin was given to see, and by which MIG strategy it offers that: its
+container's environment.
 
-NVIDIA_VISIBLE_DEVICES as libnvidia-container and nvidia-container-toolkit read it: all, none, void, or a list of
-UUIDs (their beginning is enough), NVML's indices (0), MIG devices (0:1, MIG-…), bus ids, or CDI's vendor/class=NAME.
+NVIDIA_VISIBLE_DEVICES as libnvidia-container and nvidia-container-toolkit read it: all, none, void,
+or a list of UUIDs (their beginning is enough), NVML's indices (0), MIG devices (0:1, MIG-…), bus
+ids, or CDI's vendor/class=NAME.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from ..common import parse
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 STRATEGIES = ("none", "single", "mixed")
 CDI = "cdi.k8s.io/"
-"""Beginning of the annotations that ask for CDI devices (cncf-tags/container-device-interface, pkg/cdi)."""
+"""Beginning of the annotations that ask for CDI devices (cncf-tags/container-device-interface,
+pkg/cdi)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,9 @@ class Shown:
 
 
 def given(scene: Scene) -> Given:
-    if not isinstance(scene.runtime, Seen) or not all(isinstance(s.detail, Seen) for s in scene.plugins):
+    if not isinstance(scene.runtime, Seen) or not all(
+        isinstance(s.detail, Seen) for s in scene.plugins
+    ):
         return Given(is_known=False)
     names: list[str] = []
     sees_all = not scene.plugins
@@ -54,14 +59,19 @@ def given(scene: Scene) -> Given:
         sees_all = sees_all or found is None
         names += found or ()
     strategies = {_strategy(s) for s in scene.plugins}
-    return Given(None if sees_all else tuple(names), strategies.pop() if len(strategies) == 1 else "")
+    return Given(
+        None if sees_all else tuple(names), strategies.pop() if len(strategies) == 1 else ""
+    )
 
 
 def _names(sight: PluginSight) -> tuple[str, ...] | None:
-    """None where nothing limits it. Empty and void only say that this variable is not the way it gets its GPUs."""
+    """None where nothing limits it. Empty and void only say that this variable is not the way it
+    gets its GPUs."""
     env = sight.detail.value.env if isinstance(sight.detail, Seen) else {}
     said = env.get(VISIBLE, "")
-    if said in ("", "void") or said.startswith("/"):  # a path: they are volumes, which CRI does not show
+    if said in ("", "void") or said.startswith(
+        "/"
+    ):  # a path: they are volumes, which CRI does not show
         notes = sight.sandbox.annotations if sight.sandbox else {}
         said = ",".join(value for key, value in notes.items() if key.startswith(CDI))
     names = tuple(filter(None, (word.strip().rpartition("=")[2] for word in said.split(","))))
@@ -79,11 +89,14 @@ def _strategy(sight: PluginSight) -> str:
         flag, _, value = word.lstrip("-").partition("=")
         if flag == "mig-strategy":
             words.append(value or (args[at + 1] if at + 1 < len(args) else ""))
-    return next((w for w in reversed(words) if w in STRATEGIES), "")  # a flag overrules the environment
+    return next(
+        (w for w in reversed(words) if w in STRATEGIES), ""
+    )  # a flag overrules the environment
 
 
-def select(report: ProbeReport, gpus: tuple[Gpu, ...], names: tuple[str, ...] | None) -> tuple[
-        tuple[Shown, ...], tuple[str, ...]]:
+def select(
+    report: ProbeReport, gpus: tuple[Gpu, ...], names: tuple[str, ...] | None
+) -> tuple[tuple[Shown, ...], tuple[str, ...]]:
     """(what of these GPUs the names mean, names that mean none of them), in NVML's order."""
     if names is None:
         return tuple(Shown(g, g.state.mig_devices) for g in gpus), ()
@@ -100,7 +113,9 @@ def select(report: ProbeReport, gpus: tuple[Gpu, ...], names: tuple[str, ...] | 
                 chosen[uuid] = None
             elif known is not None:
                 known.add(mig)
-    return tuple(Shown(g, _only(g, chosen[g.uuid])) for g in gpus if g.uuid in chosen), tuple(strangers)
+    return tuple(Shown(g, _only(g, chosen[g.uuid])) for g in gpus if g.uuid in chosen), tuple(
+        strangers
+    )
 
 
 def _by_index(report: ProbeReport) -> dict[str, str]:
@@ -110,13 +125,18 @@ def _by_index(report: ProbeReport) -> dict[str, str]:
     return {str(i): g.uuid for i, g in zip(free, report.gpus, strict=False)}
 
 
-def _meant(name: str, gpus: tuple[Gpu, ...], index: dict[str, str]) -> Iterator[tuple[str, str | None]]:
+def _meant(
+    name: str, gpus: tuple[Gpu, ...], index: dict[str, str]
+) -> Iterator[tuple[str, str | None]]:
     """(GPU, MIG device or None for the whole GPU)."""
     at, _, mig_at = name.partition(":")
     for gpu in gpus:
         migs = gpu.state.mig_devices or ()
-        if index.get(name) == gpu.uuid or parse.bus_id(name) == gpu.bus_id or (
-                len(name) > 4 and gpu.uuid.lower().startswith(name.lower())):
+        if (
+            index.get(name) == gpu.uuid
+            or parse.bus_id(name) == gpu.bus_id
+            or (len(name) > 4 and gpu.uuid.lower().startswith(name.lower()))
+        ):
             yield gpu.uuid, None
         elif mig_at.isdecimal() and index.get(at) == gpu.uuid and int(mig_at) < len(migs):
             yield gpu.uuid, migs[int(mig_at)].uuid

@@ -1,19 +1,22 @@
-"""May the processes of a container open these device nodes now? An exec'd program: one JSON line for each --pid.
+"""May the processes of a container open these device nodes now? An exec'd program: one JSON line
+for each --pid.
 
     access_probe.py --pid PID DEVICE... [--pid PID DEVICE...]...
 
 DEVICE is a node of this host by its path (/dev/nvidiactl), or c:MAJOR:MINOR, or b:MAJOR:MINOR.
 
-    {"v": 1, "pid": 4711, "started": "731", "cgroup": "/kubepods…", "version": "v2", "rules": "programs 12,15",
+    {"v": 1, "pid": 4711, "started": "731", "cgroup": "/kubepods…", "version": "v2", "rules":
+    "programs 12,15",
      "way": "scratch", "place": "/sys/fs/cgroup/…",
      "answers": [{"path": "/dev/nvidiactl", "kind": "c", "major": 195, "minor": 255,
                   "access": "allowed", "errno": 0, "detail": ""}]}
 
-How (docs/access.md): on cgroup v2 the programs in force for the process's own cgroup, those of all levels above it
-included, are attached to a scratch cgroup of ours in which only this program sits, and access(2) is asked there on
-a node of our own making: inode_permission() runs the device check (kernel, fs/namei.c, security/device_cgroup.c)
-and no driver is entered. On v1 devices.list is read. Nothing of the process or its cgroup is touched, so it may be
-frozen, or out of pids or memory. "denied" is said only where the kernel was seen to deny; all else is "unknown".
+How (docs/access.md): on cgroup v2 the programs in force for the process's own cgroup, those of all
+levels above it included, are attached to a scratch cgroup of ours in which only this program sits,
+and access(2) is asked there on a node of our own making: inode_permission() runs the device check
+(kernel, fs/namei.c, security/device_cgroup.c) and no driver is entered. On v1 devices.list is read.
+Nothing of the process or its cgroup is touched, so it may be frozen, or out of pids or memory.
+"denied" is said only where the kernel was seen to deny; all else is "unknown".
 """
 
 from __future__ import annotations
@@ -56,18 +59,33 @@ class Device:
         self.path, self.kind, self.major, self.minor = word, "c", -1, -1
         self.access, self.errno, self.detail = "unknown", 0, ""
         parts = word.split(":")
-        if len(parts) == 3 and parts[0] in ("b", "c") and parts[1].isdecimal() and parts[2].isdecimal():
+        if (
+            len(parts) == 3
+            and parts[0] in ("b", "c")
+            and parts[1].isdecimal()
+            and parts[2].isdecimal()
+        ):
             self.kind = parts[0]
-            if len(parts[1]) > 9 or len(parts[2]) > 9 or int(parts[1]) >= 1 << 12 or int(parts[2]) >= 1 << 20:
-                self.unsure(errno.ENODEV, f"{word} is no device number: Linux has 12 bits for the major, 20 for the "
-                            "minor.")
+            if (
+                len(parts[1]) > 9
+                or len(parts[2]) > 9
+                or int(parts[1]) >= 1 << 12
+                or int(parts[2]) >= 1 << 20
+            ):
+                self.unsure(
+                    errno.ENODEV,
+                    f"{word} is no device number: Linux has 12 bits for the major, 20 for the "
+                    "minor.",
+                )
                 return
             self.major, self.minor = int(parts[1]), int(parts[2])
             return
         try:
             found = os.stat(word)  # no driver is entered
         except (OSError, ValueError) as exc:
-            self.unsure(getattr(exc, "errno", errno.EINVAL), f"{word} is not on this host: {said(exc)}")
+            self.unsure(
+                getattr(exc, "errno", errno.EINVAL), f"{word} is not on this host: {said(exc)}"
+            )
             return
         if stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode):
             self.kind = "c" if stat.S_ISCHR(found.st_mode) else "b"
@@ -83,10 +101,14 @@ class Device:
 
     @property
     def node(self) -> DeviceNode:
-        return DeviceNode(self.kind, self.major, self.minor, self.path if self.path.startswith("/") else "")
+        return DeviceNode(
+            self.kind, self.major, self.minor, self.path if self.path.startswith("/") else ""
+        )
 
 
-def look(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch, out: dict[str, object]) -> None:
+def look(
+    pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch, out: dict[str, object]
+) -> None:
     """Settle the devices for one process."""
     if os.geteuid() != 0:
         raise Unsure(errno.EPERM, "Only root can look at the device access of others.")
@@ -111,11 +133,14 @@ def look(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch, out:
     out["rules"] = rules_word(text, ids)
     out["way"] = "+".join(ways)
     if started(pid) != since or Cgroups.of(pid) != cgroups:
-        raise Unsure(errno.ESRCH, f"Process {pid} ended or moved to another cgroup while it was looked at.")
+        raise Unsure(
+            errno.ESRCH, f"Process {pid} ended or moved to another cgroup while it was looked at."
+        )
 
 
 def listed(text: str, kind: str, major: int, minor: int) -> bool:
-    """Whether a v1 devices.list lets a node be opened for reading and writing; ValueError where it is none.
+    """Whether a v1 devices.list lets a node be opened for reading and writing; ValueError where it
+    is none.
 
     One line must grant both (match_exception in security/device_cgroup.c): "c *:* m" is no access.
     """
@@ -127,29 +152,43 @@ def listed(text: str, kind: str, major: int, minor: int) -> bool:
             raise ValueError(line)
         if not (line_major + line_minor).replace("*", "0").isdecimal():
             raise ValueError(line)
-        if line_major in ("*", str(major)) and line_minor in ("*", str(minor)) and what in ("a", kind):
+        if (
+            line_major in ("*", str(major))
+            and line_minor in ("*", str(minor))
+            and what in ("a", kind)
+        ):
             found |= {"r", "w"} <= set(rights)
     return found
 
 
 def by_list(folder: str, devices: list[Device]) -> tuple[str, list[Device]]:
-    """Settle by v1's devices.list; the list, and those that it allows. Levels above are in it: denials propagate."""
+    """Settle by v1's devices.list; the list, and those that it allows. Levels above are in it:
+    denials propagate."""
     try:
         text = read(f"{folder}/devices.list")
         for device in devices:
             if listed(text, device.kind, device.major, device.minor):
                 device.settle("allowed", 0, EVERYTHING if text == "a *:* rwm\n" else "")
             else:
-                device.settle("denied", errno.EPERM, "devices.list of its cgroup does not grant rw.")
+                device.settle(
+                    "denied", errno.EPERM, "devices.list of its cgroup does not grant rw."
+                )
     except OSError as exc:
-        raise Unsure(exc.errno or 0, f"devices.list of its cgroup cannot be read: {said(exc)}") from exc
+        raise Unsure(
+            exc.errno or 0, f"devices.list of its cgroup cannot be read: {said(exc)}"
+        ) from exc
     except ValueError as exc:
-        raise Unsure(errno.EPROTO, f"devices.list of its cgroup has a line that is none: {exc}.") from exc
+        raise Unsure(
+            errno.EPROTO, f"devices.list of its cgroup has a line that is none: {exc}."
+        ) from exc
     return text, [device for device in devices if device.access == "allowed"]
 
 
-def by_programs(cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch: Scratch) -> tuple[str, list[int]]:
-    """Settle by the device programs in force. Returns the way (no-program or scratch), and their ids."""
+def by_programs(
+    cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch: Scratch
+) -> tuple[str, list[int]]:
+    """Settle by the device programs in force. Returns the way (no-program or scratch), and their
+    ids."""
     path = mounts.folder(mounts.v2, cgroups.v2 or "/")
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -165,7 +204,9 @@ def by_programs(cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch
             if not devices:
                 return "", ids
             try:
-                verdicts = scratch.ask(ids, [device.node for device in devices], cgroups.v1 == scratch.own.v1)
+                verdicts = scratch.ask(
+                    ids, [device.node for device in devices], cgroups.v1 == scratch.own.v1
+                )
             except Unsure:
                 if programs(fd) == ids:
                     raise
@@ -175,15 +216,27 @@ def by_programs(cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch
                     device.settle(*verdict)
                 return "scratch", ids
     except OSError as exc:
-        raise Unsure(exc.errno or 0, f"The device programs of its cgroup cannot be read: {said(exc)}") from exc
+        raise Unsure(
+            exc.errno or 0, f"The device programs of its cgroup cannot be read: {said(exc)}"
+        ) from exc
     finally:
         os.close(fd)
-    raise Unsure(errno.EAGAIN, "Its device programs were replaced again and again while they were looked at.")
+    raise Unsure(
+        errno.EAGAIN, "Its device programs were replaced again and again while they were looked at."
+    )
 
 
 def answer(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch) -> dict[str, object]:
-    out: dict[str, object] = {"v": 1, "pid": pid, "started": "", "cgroup": "", "version": "", "rules": "", "way": "",
-                              "place": ""}
+    out: dict[str, object] = {
+        "v": 1,
+        "pid": pid,
+        "started": "",
+        "cgroup": "",
+        "version": "",
+        "rules": "",
+        "way": "",
+        "place": "",
+    }
     try:
         look(pid, devices, mounts, scratch, out)
     except Unsure as unsure:
@@ -191,7 +244,9 @@ def answer(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch) ->
     except OSError as exc:
         give_up(devices, exc.errno or 0, f"Process {pid} could not be looked at: {said(exc)}")
     except (ValueError, IndexError) as exc:
-        give_up(devices, errno.EPROTO, f"What /proc says of process {pid} is not understood: {exc}.")
+        give_up(
+            devices, errno.EPROTO, f"What /proc says of process {pid} is not understood: {exc}."
+        )
     keys = ("path", "kind", "major", "minor", "access", "errno", "detail")
     return {**out, "answers": [{key: getattr(device, key) for key in keys} for device in devices]}
 

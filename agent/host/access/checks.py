@@ -1,4 +1,5 @@
-"""The access program, run beside the cycle: its deadline, what its lines mean, and what they have said so far."""
+"""The access program, run beside the cycle: its deadline, what its lines mean, and what they have
+said so far."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ EACH_S = 0.05
 GRACE_S = 0.5
 ANSWER_BYTES = 4 << 20
 AT_ONCE = 128
-"containers asked about in one run of the program: its arguments must fit, and a run that breaks costs no more"
+"""containers asked about in one run of the program: its arguments must fit, and a run that breaks
+costs no more"""
 SCOPES_AT_ONCE = 10
 
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ESRCH)
@@ -45,19 +47,32 @@ async def ask(pid: int, path: str) -> Reading[Access]:
         return Refusal(Why.TIMED_OUT, ended.detail)
     if ended.word or ended.code != 0:
         # A broken program of ours says nothing about the node.
-        return Refusal(Why.NOT_ASKED, f"the access probe broke: {ended.detail or ended.err or ended.code}")
+        return Refusal(
+            Why.NOT_ASKED, f"the access probe broke: {ended.detail or ended.err or ended.code}"
+        )
     return access_of(ended.out, pid, path, boottime())
 
 
 def access_of(line: bytes, pid: int, path: str, at: float) -> Reading[Access]:
-    """The access in the program's line about this process and node; a line that is none says nothing."""
+    """The access in the program's line about this process and node; a line that is none says
+    nothing."""
     said = parse.json_object(line)
     try:
         if said is None or said["v"] != 1 or said["pid"] != pid:
             raise ValueError("another version or process")
         (answer,) = said["answers"]
-        access, detail, number, way = answer["access"], answer["detail"], answer["errno"], said["way"]
-        if answer["path"] != path or type(number) is not int or type(detail) is not str or type(way) is not str:
+        access, detail, number, way = (
+            answer["access"],
+            answer["detail"],
+            answer["errno"],
+            said["way"],
+        )
+        if (
+            answer["path"] != path
+            or type(number) is not int
+            or type(detail) is not str
+            or type(way) is not str
+        ):
             raise ValueError("another node, or parts of another kind")
         if access not in ("allowed", "denied", "unknown") or (access != "unknown" and not way):
             raise ValueError(f"access {access!r} by {way!r}")
@@ -69,10 +84,11 @@ def access_of(line: bytes, pid: int, path: str, at: float) -> Reading[Access]:
 
 
 async def ask_many(questions: Sequence[Question]) -> tuple[Verdict, ...]:
-    """A verdict on each, in order, by as few runs of the program as can be. One that breaks leaves all unknown."""
+    """A verdict on each, in order, by as few runs of the program as can be. One that breaks leaves
+    all unknown."""
     found: list[Verdict] = []
     for first in range(0, len(questions), AT_ONCE):
-        some = questions[first:first + AT_ONCE]
+        some = questions[first : first + AT_ONCE]
         argv = [sys.executable, "-I", "-S", str(PROGRAM)]
         for question in some:
             argv += ["--pid", str(question.pid), *(device.word for device in question.devices)]
@@ -82,7 +98,8 @@ async def ask_many(questions: Sequence[Question]) -> tuple[Verdict, ...]:
 
 
 def verdicts_of(ended: Outcome, questions: Sequence[Question], at: float) -> list[Verdict]:
-    """What a run says of each. Only whole lines of a run that ended well count, each only of its own question."""
+    """What a run says of each. Only whole lines of a run that ended well count, each only of its
+    own question."""
     if ended.word or ended.code != 0:
         why = f"the access program broke: {ended.detail or ended.err or ended.code}"
         return [unknown(question, at, why) for question in questions]
@@ -102,7 +119,9 @@ def verdict_of(line: bytes, question: Question, at: float) -> Verdict:
         way, rules, answers = said["way"], said["rules"], said["answers"]
         if not (type(way) is str and type(rules) is str and type(said["started"]) is str):
             raise ValueError("parts of another kind")
-        rows = [_row(answer, device) for answer, device in zip(answers, question.devices, strict=True)]
+        rows = [
+            _row(answer, device) for answer, device in zip(answers, question.devices, strict=True)
+        ]
         if any(now is not Now.UNKNOWN for _, now, _ in rows) and not (way and rules):
             raise ValueError("an answer without a way")
     except (KeyError, TypeError, ValueError) as exc:
@@ -110,15 +129,26 @@ def verdict_of(line: bytes, question: Question, at: float) -> Verdict:
     if said["started"] not in ("", question.started):
         return unknown(question, at, f"process {question.pid} is another one by now")
     return Verdict(
-        question.container_id, question.pid, question.started, rules or question.rules, at, way,
+        question.container_id,
+        question.pid,
+        question.started,
+        rules or question.rules,
+        at,
+        way,
         any(device == containers.NOBODYS and now is Now.ALLOWED for device, now, _ in rows),
         tuple((device, now) for device, now, _ in rows),
-        next((detail for _, now, detail in rows if now is Now.UNKNOWN), ""), question.rules)
+        next((detail for _, now, detail in rows if now is Now.UNKNOWN), ""),
+        question.rules,
+    )
 
 
 def _row(answer: dict[str, Any], device: Device) -> tuple[Device, Now, str]:
     now, detail = Now(answer["access"]), answer["detail"]
-    if (answer["kind"], answer["major"], answer["minor"]) != (device.kind, device.major, device.minor):
+    if (answer["kind"], answer["major"], answer["minor"]) != (
+        device.kind,
+        device.major,
+        device.minor,
+    ):
         raise ValueError("another node")
     if type(detail) is not str:
         raise ValueError("parts of another kind")
@@ -126,12 +156,23 @@ def _row(answer: dict[str, Any], device: Device) -> tuple[Device, Now, str]:
 
 
 def unknown(question: Question, at: float, detail: str) -> Verdict:
-    return Verdict(question.container_id, question.pid, question.started, question.rules, at, "", False,
-                   tuple((device, Now.UNKNOWN) for device in question.devices), detail, question.rules)
+    return Verdict(
+        question.container_id,
+        question.pid,
+        question.started,
+        question.rules,
+        at,
+        "",
+        False,
+        tuple((device, Now.UNKNOWN) for device in question.devices),
+        detail,
+        question.rules,
+    )
 
 
 class AccessChecks:
-    """Starts the access program, one run at a time, and keeps what was said: the memory of this agent only."""
+    """Starts the access program, one run at a time, and keeps what was said: the memory of this
+    agent only."""
 
     def __init__(self, on_done: Callable[[str], None], bus: SystemdBus | None = None) -> None:
         """`on_done(sentence)` is called from the loop whenever `state` has changed."""
@@ -160,7 +201,8 @@ class AccessChecks:
     async def _run(self, action: CheckAccess) -> None:
         lost = False
         try:
-            # Few device lists are had meanwhile; many, 1 ms of our own CPU each, come after the verdicts.
+            # Few device lists are had meanwhile; many, 1 ms of our own CPU each, come after the
+            # verdicts.
             first, rest = action.scopes[:SCOPES_AT_ONCE], action.scopes[SCOPES_AT_ONCE:]
             verdicts, _ = await asyncio.gather(ask_many(action.questions), self._read_scopes(first))
             lost = self._keep(action, verdicts)
@@ -169,33 +211,54 @@ class AccessChecks:
                 await self._read_scopes(rest)
         finally:
             self.state = replace(self.state, asking_since=None)
-        self._on_done(f"access of {len(action.questions)} containers" if not rest else "access: device lists")
+        self._on_done(
+            f"access of {len(action.questions)} containers" if not rest else "access: device lists"
+        )
         if lost:
             who = await reload_log.asked_by(action.reload_at)
             if who:
-                self.state = replace(self.state, asked_by=(*self.state.asked_by[-7:], (action.reload_at, who)))
+                self.state = replace(
+                    self.state, asked_by=(*self.state.asked_by[-7:], (action.reload_at, who))
+                )
                 self._on_done("access: who asked for the reload")
 
     def _keep(self, action: CheckAccess, verdicts: Sequence[Verdict]) -> bool:
-        """Take new verdicts in, let go of containers that are gone; True where one lost access by a reload."""
+        """Take new verdicts in, let go of containers that are gone; True where one lost access by a
+        reload."""
         asked = {question.container_id: question for question in action.questions}
-        alive = [v for v in self.state.verdicts if v.container_id not in asked and started(v.pid) == v.started]
-        kept: list[Sighting] = [s for s in self.state.sightings if s.container_id in {v.container_id for v in alive}]
+        alive = [
+            v
+            for v in self.state.verdicts
+            if v.container_id not in asked and started(v.pid) == v.started
+        ]
+        kept: list[Sighting] = [
+            s for s in self.state.sightings if s.container_id in {v.container_id for v in alive}
+        ]
         before = {(s.container_id, s.device) for s in self.state.sightings if s.denied_at}
         for verdict in verdicts:
-            kept += containers.remember(self.state.sightings, verdict, asked[verdict.container_id].other_until,
-                                        action.reload_at)
+            kept += containers.remember(
+                self.state.sightings,
+                verdict,
+                asked[verdict.container_id].other_until,
+                action.reload_at,
+            )
         verdicts = (*alive, *verdicts)
         asked_units = {unit for unit, _ in action.scopes}
-        scopes = tuple(s for s in self.state.scopes if s.unit in asked_units
-                       or any(s.unit.endswith(f"{v.container_id}.scope") for v in verdicts))
+        scopes = tuple(
+            s
+            for s in self.state.scopes
+            if s.unit in asked_units
+            or any(s.unit.endswith(f"{v.container_id}.scope") for v in verdicts)
+        )
         self.state = replace(self.state, verdicts=verdicts, sightings=tuple(kept), scopes=scopes)
         new = [s for s in kept if s.denied_at and (s.container_id, s.device) not in before]
         return any(s.reload_at >= s.allowed_at - 1.0 for s in new)
 
     async def _read_scopes(self, wanted: Sequence[tuple[str, str]]) -> None:
         for first in range(0, len(wanted), SCOPES_AT_ONCE):
-            rows = await asyncio.gather(*(self._scope(*each) for each in wanted[first:first + SCOPES_AT_ONCE]))
+            rows = await asyncio.gather(
+                *(self._scope(*each) for each in wanted[first : first + SCOPES_AT_ONCE])
+            )
             others = [s for s in self.state.scopes if s.unit not in {row.unit for row in rows}]
             self.state = replace(self.state, scopes=(*others, *rows))
 

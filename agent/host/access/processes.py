@@ -1,5 +1,6 @@
-"""The processes of running containers, and what governs their devices now: read in this very process, in
-microseconds each, nothing tried. A container's status is asked of the runtime once: its pid never changes.
+"""The processes of running containers, and what governs their devices now: read in this very
+process, in microseconds each, nothing tried. A container's status is asked of the runtime once: its
+pid never changes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from ...transport.grpc_unix import RpcError
 from .. import cri
 
 STATUS_WITHIN_S = 0.7
-"""New containers' statuses may take so long in one look (1 to 3 ms each); the rest comes with the next one."""
+"""New containers' statuses may take so long in one look (1 to 3 ms each); the rest comes with the
+next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +39,22 @@ class _Known:
 
 
 class Processes:
-    """Remembers what never changes of the containers that are asked for, and when their rules were last others."""
+    """Remembers what never changes of the containers that are asked for, and when their rules were
+    last others."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._last: dict[str, tuple[str, float, float]] = {}
         "rules, the last look that saw them, the last look that saw others"
         self._fixed: dict[int, bool] = {}
-        "program ids to: reads no map. The kernel gives an id again only after two thousand million others"
+        """program ids to: reads no map. The kernel gives an id again only after two thousand
+        million others"""
         self._mounts: Mounts | None = None
         self._own = Cgroups("")
 
     async def read(self, socket: str, container_ids: Sequence[str]) -> tuple[Process, ...]:
-        """Of these containers; those whose status could not be asked in time are left out. RpcError."""
+        """Of these containers; those whose status could not be asked in time are left out.
+        RpcError."""
         wanted = set(container_ids)
         self._known = {i: known for i, known in self._known.items() if i in wanted}
         self._last = {i: last for i, last in self._last.items() if i in wanted}
@@ -61,13 +66,18 @@ class Processes:
                 raise
             details = ()  # those that are known are read all the same
         for detail in details:
-            self._known[detail.id] = _Known(detail.pid, started(detail.pid) if detail.pid else "",
-                                            detail.device_rules)
+            self._known[detail.id] = _Known(
+                detail.pid, started(detail.pid) if detail.pid else "", detail.device_rules
+            )
         now, in_force = boottime(), set[int]()
         with suppress(OSError, ValueError, IndexError):
             self._mounts = self._mounts or Mounts(read("/proc/self/mountinfo"))
             self._own = Cgroups.of("self")
-        found = tuple(self._process(i, self._known[i], now, in_force) for i in container_ids if i in self._known)
+        found = tuple(
+            self._process(i, self._known[i], now, in_force)
+            for i in container_ids
+            if i in self._known
+        )
         self._fixed = {number: fixed for number, fixed in self._fixed.items() if number in in_force}
         return found
 
@@ -79,7 +89,9 @@ class Processes:
                 return self._unread(container_id, known, f"its process {known.pid} is gone")
             cgroups = Cgroups.of(known.pid)
         except (OSError, ValueError) as exc:
-            return self._unread(container_id, known, f"its process {known.pid} could not be read: {said(exc)}")
+            return self._unread(
+                container_id, known, f"its process {known.pid} could not be read: {said(exc)}"
+            )
         word, fixed, problem = "", False, ""
         try:
             word, ids = rules(cgroups, self._mounts or Mounts(""), self._own)
@@ -92,8 +104,18 @@ class Processes:
         last, seen_at, other_until = self._last.get(container_id, (word, now, 0.0))
         if word:
             self._last[container_id] = (word, now, other_until if last == word else seen_at)
-        return Process(container_id, known.pid, known.started, cgroups.v2, cgroups.v1, word, fixed,
-                       self._last.get(container_id, ("", 0.0, 0.0))[2], problem, known.spec)
+        return Process(
+            container_id,
+            known.pid,
+            known.started,
+            cgroups.v2,
+            cgroups.v1,
+            word,
+            fixed,
+            self._last.get(container_id, ("", 0.0, 0.0))[2],
+            problem,
+            known.spec,
+        )
 
     def _is_fixed(self, number: int) -> bool:
         if number not in self._fixed:

@@ -1,12 +1,15 @@
-"""What may the processes of these containers do with every device of this host? An exec'd program: a line in, a line
-out, until its stdin ends.
+"""What may the processes of these containers do with every device of this host? An exec'd program:
+a line in, a line out, until its stdin ends.
 
-    {"pid": 4711, "started": "81723", "devices": ["c:195:0"]}     these only; without "devices": all of the host's
-    {"v": 1, "pid": 4711, "rules": "programs 7,9", "allowed": {"c:1:3": "rwm", "c:136:*": "rw", "c:*:*": "m"},
+    {"pid": 4711, "started": "81723", "devices": ["c:195:0"]}     these only; without "devices": all
+    of the host's
+    {"v": 1, "pid": 4711, "rules": "programs 7,9", "allowed": {"c:1:3": "rwm", "c:136:*": "rw",
+    "c:*:*": "m"},
      "detail": ""}
 
-Asked before and after a scope's device list is added to (docs/access.md): what no entry of `allowed` fits is denied.
-`detail` is a sentence where it could not be told, and `allowed` is empty then.
+Asked before and after a scope's device list is added to (docs/access.md): what no entry of
+`allowed` fits is denied. `detail` is a sentence where it could not be told, and `allowed` is empty
+then.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from ...transport.scratch_cgroup import DeviceNode
 
 
 def word(node: DeviceNode) -> str:
-    return ":".join([node.kind, *("*" if number == ANY else str(number) for number in (node.major, node.minor))])
+    return ":".join(
+        [node.kind, *("*" if number == ANY else str(number) for number in (node.major, node.minor))]
+    )
 
 
 def node_of(text: str) -> DeviceNode:

@@ -1,7 +1,9 @@
-"""The hand that adds to the device lists of containers' scopes: every step verified, and the first surprise ends it.
+"""The hand that adds to the device lists of containers' scopes: every step verified, and the first
+surprise ends it.
 
-Beside the cycle, one batch at a time: for each container everything it may do is tried (sweep_probe.py), one call
-names what core/access/grants.py says, and everything is tried again. docs/access.md.
+Beside the cycle, one batch at a time: for each container everything it may do is tried
+(sweep_probe.py), one call names what core/access/grants.py says, and everything is tried again.
+docs/access.md.
 """
 
 from __future__ import annotations
@@ -47,8 +49,13 @@ class Untold(Exception):
 class Allow:
     """One batch at a time; what came of it is kept beside what the access program said."""
 
-    def __init__(self, bus: SystemdBus, checks: AccessChecks, on_done: Callable[[tuple[Allowed, ...]], None],
-                 root: str = "/") -> None:
+    def __init__(
+        self,
+        bus: SystemdBus,
+        checks: AccessChecks,
+        on_done: Callable[[tuple[Allowed, ...]], None],
+        root: str = "/",
+    ) -> None:
         self._bus = bus
         self._checks = checks
         self._on_done = on_done
@@ -58,7 +65,8 @@ class Allow:
         self._is_stopped = False  # by a surprise whose mark could not be left
 
     def begin(self, action: AllowDevices) -> None:
-        """Start the batch. Where one is under way, the newest that was asked for meanwhile follows it."""
+        """Start the batch. Where one is under way, the newest that was asked for meanwhile follows
+        it."""
         if self._task is not None and not self._task.done():
             self._next = action
             return
@@ -86,9 +94,16 @@ class Allow:
                 known = {row.container_id: row for row in (*self._checks.state.added, *done)}
                 kept = tuple(sorted(known.values(), key=lambda row: row.at)[-KEPT:])
                 follows, self._next = self._next, None
-                self._checks.state = replace(self._checks.state, added=kept,
-                                             adding_since=boottime() if follows else None)
-            self._on_done(tuple(row for row in done if row.named or row.problem != before.get(row.container_id, "")))
+                self._checks.state = replace(
+                    self._checks.state, added=kept, adding_since=boottime() if follows else None
+                )
+            self._on_done(
+                tuple(
+                    row
+                    for row in done
+                    if row.named or row.problem != before.get(row.container_id, "")
+                )
+            )
             action = follows
 
     async def _batch(self, action: AllowDevices) -> tuple[Allowed, ...]:
@@ -101,7 +116,12 @@ class Allow:
             majors = parse.majors((self._root / "proc/devices").read_bytes())
             program = await Dialogue.start([sys.executable, "-I", "-S", str(PROGRAM)])
         except OSError as exc:
-            return (_said(action.allowances[0], problem=f"/proc/devices could not be read ({exc.strerror})"),)
+            return (
+                _said(
+                    action.allowances[0],
+                    problem=f"/proc/devices could not be read ({exc.strerror})",
+                ),
+            )
         except ChildProblem as problem:
             return (_said(action.allowances[0], problem=problem.detail),)
         assert isinstance(program, Dialogue)
@@ -118,30 +138,50 @@ class Allow:
         return tuple(done)
 
     def _stop(self, surprise: Allowed) -> Allowed:
-        """The first surprise is the last: said by a mark, which outlives this agent. Where that cannot be left, this
-        agent adds nothing more all the same, and what it says of the surprise says so."""
+        """The first surprise is the last: said by a mark, which outlives this agent. Where that
+        cannot be left, this agent adds nothing more all the same, and what it says of the surprise
+        says so."""
         try:
-            write_mark(self._root, ALLOW_STOPPED, f"{surprise.who} lost {', '.join(surprise.lost)} when devices were "
-                       f"added to {surprise.scope}; nothing more is added to any scope until the next boot")
+            write_mark(
+                self._root,
+                ALLOW_STOPPED,
+                f"{surprise.who} lost {', '.join(surprise.lost)} when devices were "
+                f"added to {surprise.scope}; nothing more is added to any scope until the next "
+                "boot",
+            )
         except HandFailed as failed:
             self._is_stopped = True
-            return replace(surprise, problem="; ".join(filter(None, (surprise.problem, failed.sentence))))
+            return replace(
+                surprise, problem="; ".join(filter(None, (surprise.problem, failed.sentence)))
+            )
         return surprise
 
-    async def _one(self, program: Dialogue, of: Allowance, prevent: bool, majors: dict[str, int]) -> Allowed | None:
+    async def _one(
+        self, program: Dialogue, of: Allowance, prevent: bool, majors: dict[str, int]
+    ) -> Allowed | None:
         """None where nothing is to be done."""
         named: tuple[tuple[str, str], ...] = ()
         try:
-            if not prevent and not _denied(of, (await _sweep(program, of, tuple(d for d, _ in of.give)))[0]):
+            if not prevent and not _denied(
+                of, (await _sweep(program, of, tuple(d for d, _ in of.give)))[0]
+            ):
                 return None
             row = await device_policy(self._bus, of.scope)
             before, rules = await _sweep(program, of)
             denied = _denied(of, before)
-            if not allow.may_add(row.policy, row.allow) or allow.may_all(before) or not (prevent or denied):
+            if (
+                not allow.may_add(row.policy, row.allow)
+                or allow.may_all(before)
+                or not (prevent or denied)
+            ):
                 return _said(of, rules=rules)
             named = allow.entries(row.policy, row.allow, before, denied, majors)
-            if not named:  # the list has it all: what denies is a program that somebody else put there
-                return _said(of, rules=rules, still_denied=_names(of, denied), problem=_others(of, denied))
+            if (
+                not named
+            ):  # the list has it all: what denies is a program that somebody else put there
+                return _said(
+                    of, rules=rules, still_denied=_names(of, denied), problem=_others(of, denied)
+                )
             await allow_devices(self._bus, of.scope, named, CALL_WITHIN_S)
             after, rules = await _sweep(program, of)
         except (Untold, ChildProblem, BusError) as problem:
@@ -151,9 +191,14 @@ class Allow:
         verified = allow.verify(before, after, denied)
         missing = tuple(Device(*number) for number in verified.missing)
         return _said(
-            of, rules=rules, named=_words(named), still_denied=_names(of, missing), problem=_others(of, missing),
+            of,
+            rules=rules,
+            named=_words(named),
+            still_denied=_names(of, missing),
+            problem=_others(of, missing),
             given_back=_names(of, tuple(d for d in denied if d not in missing)),
-            lost=tuple(entry_of(number) for number in verified.lost))
+            lost=tuple(entry_of(number) for number in verified.lost),
+        )
 
 
 def _said(of: Allowance, **values: Any) -> Allowed:
@@ -161,16 +206,22 @@ def _said(of: Allowance, **values: Any) -> Allowed:
 
 
 def _others(of: Allowance, denied: tuple[Device, ...]) -> str:
-    return f"a device program that is not systemd's denies {', '.join(_names(of, denied))}: only the runtime can " \
-        "change that; start the pod anew" if denied else ""
+    return (
+        f"a device program that is not systemd's denies {', '.join(_names(of, denied))}: only "
+        "the runtime can "
+        "change that; start the pod anew"
+        if denied
+        else ""
+    )
 
 
 def _words(named: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     return tuple(" ".join(entry) for entry in named)
 
 
-async def _sweep(program: Dialogue, of: Allowance,
-                 only: tuple[Device, ...] = ()) -> tuple[dict[Number, frozenset[str]], str]:
+async def _sweep(
+    program: Dialogue, of: Allowance, only: tuple[Device, ...] = ()
+) -> tuple[dict[Number, frozenset[str]], str]:
     """What it may do now, by number, and the rules in force. Untold where it cannot be told."""
     asked: dict[str, object] = {"pid": of.pid, "started": of.started}
     if only:
@@ -178,11 +229,19 @@ async def _sweep(program: Dialogue, of: Allowance,
     line = await program.ask(json.dumps(asked).encode(), ANSWER_WITHIN_S)
     said = parse.json_object(line)
     try:
-        if said is None or said["v"] != 1 or said["pid"] != of.pid or not isinstance(said["allowed"], dict):
+        if (
+            said is None
+            or said["v"] != 1
+            or said["pid"] != of.pid
+            or not isinstance(said["allowed"], dict)
+        ):
             raise ValueError("another version or process")
         if said["detail"]:
             raise Untold(str(said["detail"]))
-        return ({_number(word): frozenset(rights) for word, rights in said["allowed"].items()}, str(said["rules"]))
+        return (
+            {_number(word): frozenset(rights) for word, rights in said["allowed"].items()},
+            str(said["rules"]),
+        )
     except (KeyError, TypeError, ValueError) as exc:
         raise Untold(f"the sweep printed junk ({exc}): {line[:80]!r}") from exc
 
@@ -195,7 +254,9 @@ def _number(word: str) -> Number:
 
 
 def _denied(of: Allowance, now: dict[Number, frozenset[str]]) -> tuple[Device, ...]:
-    return tuple(d for d, _ in of.give if not {"r", "w"} <= rights_of(now, (d.kind, d.major, d.minor)))
+    return tuple(
+        d for d, _ in of.give if not {"r", "w"} <= rights_of(now, (d.kind, d.major, d.minor))
+    )
 
 
 def _names(of: Allowance, devices: tuple[Device, ...]) -> tuple[str, ...]:

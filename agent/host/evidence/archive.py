@@ -1,8 +1,9 @@
-"""Plain files in one file: .tar, .tar.gz, .tar.zst. Read in memory and within bounds; nothing is put on disk.
+"""Plain files in one file: .tar, .tar.gz, .tar.zst. Read in memory and within bounds; nothing is
+put on disk.
 
-Read by hand, because tarfile of Python 3.10 to 3.13 can be made to loop and to recurse (CVE-2019-20907,
-CVE-2025-8194), and because only plain files are wanted. Forms: POSIX.1-1988 ustar, the long names of GNU tar ("L")
-and of pax ("x").
+Read by hand, because tarfile of Python 3.10 to 3.13 can be made to loop and to recurse
+(CVE-2019-20907, CVE-2025-8194), and because only plain files are wanted. Forms: POSIX.1-1988 ustar,
+the long names of GNU tar ("L") and of pax ("x").
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def pack(files: Mapping[str, bytes], folder: str, at: float) -> bytes:
 
 
 def compress(packed: bytes, path: Path, beside: Path) -> bytes:
-    """In the way that the name `path` asks for. `beside` may be written while zstd runs, and is removed."""
+    """In the way that the name `path` asks for. `beside` may be written while zstd runs, and is
+    removed."""
     if path.name.endswith(".zst"):
         try:
             beside.touch(mode=0o600, exist_ok=False)
@@ -56,11 +58,14 @@ def compress(packed: bytes, path: Path, beside: Path) -> bytes:
 
 
 def unpack(path: Path) -> dict[str, bytes]:
-    """The plain files of an archive, by name; BundleError for what is torn, hostile, or too large."""
+    """The plain files of an archive, by name; BundleError for what is torn, hostile, or too
+    large."""
     try:
         if not path.is_file() or path.stat().st_size > LIMIT_BYTES:
-            raise BundleError(f"{path} is no folder and no plain file, or larger than {LIMIT_BYTES >> 20} MiB: "
-                              "is that an evidence bundle?")
+            raise BundleError(
+                f"{path} is no folder and no plain file, or larger than {LIMIT_BYTES >> 20} MiB: "
+                "is that an evidence bundle?"
+            )
         stored = path.read_bytes()
     except OSError as exc:
         raise BundleError(f"{path} could not be read ({exc.strerror})") from exc
@@ -69,7 +74,9 @@ def unpack(path: Path) -> dict[str, bytes]:
     elif stored.startswith(_GZIP):
         stored = _gunzip(stored)
     if stored[257:262] != b"ustar":
-        raise BundleError(f"{path} is no evidence bundle: neither a folder nor a tar, plain or by gzip or zstd")
+        raise BundleError(
+            f"{path} is no evidence bundle: neither a folder nor a tar, plain or by gzip or zstd"
+        )
     return _members(stored)
 
 
@@ -88,7 +95,9 @@ def _gunzip(stored: bytes) -> bytes:
 
 def _zstd(flags: str, path: Path) -> bytes:
     """By the program: Python has no zstd of its own before 3.14."""
-    done = asyncio.run(run_once(["zstd", flags, "-M64MB", "--", str(path.resolve())], ZSTD_WITHIN_S, LIMIT_BYTES))
+    done = asyncio.run(
+        run_once(["zstd", flags, "-M64MB", "--", str(path.resolve())], ZSTD_WITHIN_S, LIMIT_BYTES)
+    )
     if done.word == "too-much":
         raise _too_large()
     if done.word == "unstartable":
@@ -99,37 +108,48 @@ def _zstd(flags: str, path: Path) -> bytes:
 
 
 def _torn(how: str) -> BundleError:
-    return BundleError(f"the archive is torn ({how}): copy it again, or have another made (gpu-gate evidence)")
+    return BundleError(
+        f"the archive is torn ({how}): copy it again, or have another made (gpu-gate evidence)"
+    )
 
 
 def _too_large() -> BundleError:
-    return BundleError(f"the archive holds more than {LIMIT_BYTES >> 20} MiB: no evidence bundle does")
+    return BundleError(
+        f"the archive holds more than {LIMIT_BYTES >> 20} MiB: no evidence bundle does"
+    )
 
 
 def _members(tar: bytes) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     at, count, long_name = 0, 0, ""
-    while at + _BLOCK <= len(tar) and any(tar[at:at + _BLOCK]):
-        header, count = tar[at:at + _BLOCK], count + 1
+    while at + _BLOCK <= len(tar) and any(tar[at : at + _BLOCK]):
+        header, count = tar[at : at + _BLOCK], count + 1
         kind, size = header[156:157], _octal(header[124:136])
         _check_sum(header)
         start, at = at + _BLOCK, at + _BLOCK + -(-size // _BLOCK) * _BLOCK
         if start + size > len(tar):
             raise _torn("it ends within a file")
         if count > MEMBERS:
-            raise BundleError(f"the archive holds more than {MEMBERS} files: no evidence bundle does")
+            raise BundleError(
+                f"the archive holds more than {MEMBERS} files: no evidence bundle does"
+            )
         if kind in (b"L", b"x"):
-            content = tar[start:start + min(size, 2 * NAME_BYTES)]
-            long_name = _text(content.rstrip(b"\0")) if kind == b"L" else _pax_path(content) or long_name
+            content = tar[start : start + min(size, 2 * NAME_BYTES)]
+            long_name = (
+                _text(content.rstrip(b"\0")) if kind == b"L" else _pax_path(content) or long_name
+            )
         elif kind in (b"0", b"\0"):
             name = _safe(long_name or _name(header))
             if name in files:
                 raise BundleError(f"the archive holds {name!r} twice")
-            files[name], long_name = tar[start:start + size], ""
+            files[name], long_name = tar[start : start + size], ""
         elif kind in (b"5", b"g"):
             long_name = ""
         else:
-            raise BundleError(f"the archive holds {_name(header)[:80]!r}, which is no plain file: that is not read")
+            raise BundleError(
+                f"the archive holds {_name(header)[:80]!r}, which is no plain file: that is "
+                "not read"
+            )
     return files
 
 
@@ -157,8 +177,8 @@ def _pax_path(content: bytes) -> str:
         if not (length.isdigit() and len(length) < 6) or int(length) <= len(length) + 1:
             return ""
         if rest.startswith(b"path="):
-            return _text(rest[5:int(length) - len(length) - 2])
-        content = content[int(length):]
+            return _text(rest[5 : int(length) - len(length) - 2])
+        content = content[int(length) :]
     return ""
 
 
@@ -171,6 +191,12 @@ def _text(name: bytes) -> str:
 
 def _safe(name: str) -> str:
     name = name.removeprefix("./")
-    if not name or name.startswith("/") or len(name) > NAME_BYTES or "\0" in name or ".." in name.split("/"):
+    if (
+        not name
+        or name.startswith("/")
+        or len(name) > NAME_BYTES
+        or "\0" in name
+        or ".." in name.split("/")
+    ):
         raise BundleError(f"{name[:80]!r} leads out of the bundle")
     return name

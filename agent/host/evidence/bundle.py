@@ -1,4 +1,5 @@
-"""An evidence bundle: the tape of one look as plain files, in a folder or in one .tar, .tar.gz or .tar.zst.
+"""An evidence bundle: the tape of one look as plain files, in a folder or in one .tar, .tar.gz or
+.tar.zst.
 
     manifest.json   what was asked, in order, and what was answered
     files/…         what files held, at their own paths, to be read with ls and cat
@@ -7,8 +8,8 @@
     journal.txt     with the evidence of a repair: the journal that led to it
     SHA256SUMS      of all of them: a bundle in which anything was changed or lost is refused
 
-A bundle is written whole or not at all (it is renamed into place), for root only, without secrets (host/evidence/redact.py),
-and within bounds. docs/evidence.md.
+A bundle is written whole or not at all (it is renamed into place), for root only, without secrets
+(host/evidence/redact.py), and within bounds. docs/evidence.md.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ SUMS = "SHA256SUMS"
 
 
 def write(tape: Tape, target: Path, beside: dict[str, bytes] | None = None) -> None:
-    """Write the bundle, and files `beside` the tape; BundleError, and nothing left behind, where that fails."""
+    """Write the bundle, and files `beside` the tape; BundleError, and nothing left behind, where
+    that fails."""
     try:
         is_there = os.path.lexists(target)
     except ValueError as exc:
@@ -55,7 +57,10 @@ def write(tape: Tape, target: Path, beside: dict[str, bytes] | None = None) -> N
         if archive.is_named(target):
             folder = target.name.partition(".tar")[0].removesuffix(".tgz")
             packed = archive.pack(files, folder, time.time())
-            _put(temporary, archive.compress(packed, target, temporary.with_name(temporary.name + ".tar")))
+            _put(
+                temporary,
+                archive.compress(packed, target, temporary.with_name(temporary.name + ".tar")),
+            )
         else:
             temporary.mkdir(mode=0o700)
             for name, data in files.items():
@@ -65,13 +70,16 @@ def write(tape: Tape, target: Path, beside: dict[str, bytes] | None = None) -> N
         _sync_one(target.parent)
     except (OSError, ValueError) as exc:
         said = exc.strerror if isinstance(exc, OSError) else exc
-        raise BundleError(f"{str(target)[:200]} could not be written ({said}): df {target.parent}") from exc
+        raise BundleError(
+            f"{str(target)[:200]} could not be written ({said}): df {target.parent}"
+        ) from exc
     finally:
         _remove(temporary)
 
 
 def _sync(bundle: Path) -> None:
-    """On disk, with its names, before it is renamed into place: what a power failure cuts off is no evidence."""
+    """On disk, with its names, before it is renamed into place: what a power failure cuts off is no
+    evidence."""
     for path in (*(bundle.rglob("*") if bundle.is_dir() else ()), bundle):
         _sync_one(path)
 
@@ -119,11 +127,17 @@ def _stored(key: str, answer: Any, files: dict[str, bytes], left_out: list[str])
 
 
 def _is_safe(name: str) -> bool:
-    return all(part not in ("", ".", "..") for part in name.split("/")) and "\0" not in name and "\n" not in name
+    return (
+        all(part not in ("", ".", "..") for part in name.split("/"))
+        and "\0" not in name
+        and "\n" not in name
+    )
 
 
 def _put(path: Path, data: bytes) -> None:
-    with open(path, "xb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
+    with open(
+        path, "xb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)
+    ) as file:
         file.write(data)
 
 
@@ -182,9 +196,11 @@ def _check_version(path: Path, manifest: Any) -> None:
         raise BundleError(f"{path} is no evidence bundle: its manifest.json has no list of answers")
     written = manifest.get("format")
     if type(written) is not int or not 1 <= written <= FORMAT:
-        raise BundleError(f"{path} has format {str(written)[:20]}, written by gpu-gate "
-                          f"{str(manifest.get('gpu_gate'))[:20]}; this one ({__version__}) reads 1 to {FORMAT}: "
-                          "read it with that version or a newer one")
+        raise BundleError(
+            f"{path} has format {str(written)[:20]}, written by gpu-gate "
+            f"{str(manifest.get('gpu_gate'))[:20]}; this one ({__version__}) reads 1 to {FORMAT}: "
+            "read it with that version or a newer one"
+        )
     if len(manifest["answers"]) > ANSWERS:
         raise BundleError(f"{path} has more than {ANSWERS} answers: no evidence bundle does")
 
@@ -205,7 +221,9 @@ def _sums(files: _Files) -> dict[str, str]:
 
 def _check(name: str, data: bytes, sums: dict[str, str]) -> None:
     if sums.get(name) != hashlib.sha256(data).hexdigest():
-        raise BundleError(f"{name[:200]!r} is not as it was written ({SUMS}): was the bundle cut off, or changed?")
+        raise BundleError(
+            f"{name[:200]!r} is not as it was written ({SUMS}): was the bundle cut off, or changed?"
+        )
 
 
 def _has(files: _Files, name: str) -> bool:
@@ -221,14 +239,19 @@ class _Archive:
 
     def __init__(self, path: Path) -> None:
         self._held = archive.unpack(path)
-        tops = [name.removesuffix("manifest.json") for name in self._held
-                if name == "manifest.json" or name.endswith("/manifest.json")]
+        tops = [
+            name.removesuffix("manifest.json")
+            for name in self._held
+            if name == "manifest.json" or name.endswith("/manifest.json")
+        ]
         self._top = min(tops, key=len, default="")
 
     def get(self, name: str, limit: int) -> bytes:
         found = self._held.get(self._top + name)
         if found is None:
-            raise BundleError(f"{name[:200]!r} is not in the bundle: is that an evidence bundle, and whole?")
+            raise BundleError(
+                f"{name[:200]!r} is not in the bundle: is that an evidence bundle, and whole?"
+            )
         if len(found) > limit:
             raise BundleError(f"{name[:200]!r} makes it larger than {LIMIT_BYTES >> 20} MiB in all")
         return found
@@ -248,15 +271,20 @@ class _Folder:
             with open(_opened(self._top, name), "rb") as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
-                    raise BundleError(f"{name[:200]!r} is no plain file, or makes it larger than "
-                                      f"{LIMIT_BYTES >> 20} MiB in all")
+                    raise BundleError(
+                        f"{name[:200]!r} is no plain file, or makes it larger than "
+                        f"{LIMIT_BYTES >> 20} MiB in all"
+                    )
                 return file.read(limit + 1)[:limit]
         except (OSError, ValueError, RuntimeError) as exc:
-            raise BundleError(f"{name[:200]!r} could not be read ({exc}): is that an evidence bundle?") from exc
+            raise BundleError(
+                f"{name[:200]!r} could not be read ({exc}): is that an evidence bundle?"
+            ) from exc
 
 
 def _opened(top: Path, name: str) -> int:
-    """Its descriptor, folder by folder: whose bundle it is may exchange one for a link while root reads it."""
+    """Its descriptor, folder by folder: whose bundle it is may exchange one for a link while root
+    reads it."""
     at = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     *folders, last = name.split("/")
     for part, flags in (*((folder, os.O_DIRECTORY) for folder in folders), (last, os.O_NONBLOCK)):

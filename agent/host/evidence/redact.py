@@ -1,7 +1,9 @@
-"""What must not leave a node in a bundle: secrets, and environment values that are not the device plugin's own.
+"""What must not leave a node in a bundle: secrets, and environment values that are not the device
+plugin's own.
 
-Words are found by their form and by the name before them. Too much is hidden rather than too little: "token: denied"
-loses its second word. What the rules read (names, device nodes, NVML's words) has none of these forms.
+Words are found by their form and by the name before them. Too much is hidden rather than too
+little: "token: denied" loses its second word. What the rules read (names, device nodes, NVML's
+words) has none of these forms.
 """
 
 from __future__ import annotations
@@ -12,12 +14,22 @@ from collections.abc import Callable
 from typing import Any
 
 HIDDEN = "[redacted]"
-KEPT_ENV = ("NVIDIA_", "MIG_STRATEGY", "DEVICE_", "PASS_DEVICE_SPECS", "FAIL_ON_INIT_ERROR", "CONFIG_FILE",
-            "KUBELET_SOCKET")
-"""Beginnings of the names of a device plugin's own settings (its main.go, 0.9 to 0.20). Others may be secrets."""
+KEPT_ENV = (
+    "NVIDIA_",
+    "MIG_STRATEGY",
+    "DEVICE_",
+    "PASS_DEVICE_SPECS",
+    "FAIL_ON_INIT_ERROR",
+    "CONFIG_FILE",
+    "KUBELET_SOCKET",
+)
+"""Beginnings of the names of a device plugin's own settings (its main.go, 0.9 to 0.20). Others may
+be secrets."""
 
-_NAMED = re.compile("token|passwd|password|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|credential"
-                    "|authorization")
+_NAMED = re.compile(
+    "token|passwd|password|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|credential"
+    "|authorization"
+)
 """In lower case: without IGNORECASE a long log is read ten times as fast."""
 _QUOTED = r'\\?"(?:[^"\\]|\\(?!").)*\\?"|' r"'[^'\n]*'"
 _Form = tuple[str, re.Pattern[str], Callable[[re.Match[str]], str]]
@@ -33,26 +45,53 @@ def _hide(value: str) -> str:
 
 
 _FORMS: tuple[_Form, ...] = (
-    ("bearer basic", re.compile(r"\b(Bearer|Basic)(\s+)[\w.~+/=-]{8,}", re.I | re.A),
-     lambda m: f"{m[1]}{m[2]}{HIDDEN}"),
-    ("akia asia eyj gh glpat- sk- xox nvapi- hf_", re.compile(
-        r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
-        r"|\b(?:gh[pousr]_|glpat-|sk-|xox[abprs]-|nvapi-|hf_)[\w-]{16,}", re.A), lambda _: HIDDEN),
+    (
+        "bearer basic",
+        re.compile(r"\b(Bearer|Basic)(\s+)[\w.~+/=-]{8,}", re.I | re.A),
+        lambda m: f"{m[1]}{m[2]}{HIDDEN}",
+    ),
+    (
+        "akia asia eyj gh glpat- sk- xox nvapi- hf_",
+        re.compile(
+            r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
+            r"|\b(?:gh[pousr]_|glpat-|sk-|xox[abprs]-|nvapi-|hf_)[\w-]{16,}",
+            re.A,
+        ),
+        lambda _: HIDDEN,
+    ),
     ("://", re.compile(r"(\w://)[^/\s:@\"']*:[^/\s@\"']+@", re.A), lambda m: f"{m[1]}{HIDDEN}@"),
     # "name: X", then "value: Y": a variable in a pod's manifest, as YAML or JSON.
-    ("value", re.compile(r"""(\bname\\?["']?\s*:\s*\\?["']?)([\w.-]+)(\\?["']?[ \t]*(?:,\s*|\n\s*)\\?["']?"""
-                         rf"""value\\?["']?\s*:[ \t]*)({_QUOTED}|[^\s|>][^\n,}}]*)""", re.A),
-     lambda m: m[0] if m[2].startswith(KEPT_ENV) else m[1] + m[2] + m[3] + _hide(m[4])),
-    ("value", re.compile(r"(\bname:[ \t]*[\"']?)([\w.-]+)([\"']?\n([ \t]*)value:[ \t]*)"
-                         r"[|>][-+0-9]*(?:\n\4[ \t]+.*|\n[ \t]*(?=\n))*", re.A),
-     lambda m: m[0] if m[2].startswith(KEPT_ENV) else m[1] + m[2] + m[3] + HIDDEN),
-    ("-----begin", re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.S),
-     lambda _: HIDDEN),
+    (
+        "value",
+        re.compile(
+            r"""(\bname\\?["']?\s*:\s*\\?["']?)([\w.-]+)(\\?["']?[ \t]*(?:,\s*|\n\s*)\\?["']?"""
+            rf"""value\\?["']?\s*:[ \t]*)({_QUOTED}|[^\s|>][^\n,}}]*)""",
+            re.A,
+        ),
+        lambda m: m[0] if m[2].startswith(KEPT_ENV) else m[1] + m[2] + m[3] + _hide(m[4]),
+    ),
+    (
+        "value",
+        re.compile(
+            r"(\bname:[ \t]*[\"']?)([\w.-]+)([\"']?\n([ \t]*)value:[ \t]*)"
+            r"[|>][-+0-9]*(?:\n\4[ \t]+.*|\n[ \t]*(?=\n))*",
+            re.A,
+        ),
+        lambda m: m[0] if m[2].startswith(KEPT_ENV) else m[1] + m[2] + m[3] + HIDDEN,
+    ),
+    (
+        "-----begin",
+        re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.S),
+        lambda _: HIDDEN,
+    ),
 )
 
 
-_ASSIGNED = re.compile(rf"([\w.-]{{0,40}}\\?[\"']?\s{{0,4}}[:=]\s{{0,4}})"
-                       rf"({_QUOTED}|(?!true\b|false\b|null\b|\d+\b)[^\s,;&\"'\\\[\]{{}}]+)", re.I | re.A)
+_ASSIGNED = re.compile(
+    rf"([\w.-]{{0,40}}\\?[\"']?\s{{0,4}}[:=]\s{{0,4}})"
+    rf"({_QUOTED}|(?!true\b|false\b|null\b|\d+\b)[^\s,;&\"'\\\[\]{{}}]+)",
+    re.I | re.A,
+)
 _FLAG = re.compile(r"--[\w-]{0,40}\Z", re.A)
 _ITS_WORD = re.compile(r"([\w-]{0,40}\s+)([^\s\"'-][^\s\"']*)", re.A)
 
@@ -78,7 +117,7 @@ def _by_name(words: str) -> str:
         if found is None and _FLAG.search(words, max(0, name.start() - 42), name.start()):
             found = _ITS_WORD.match(words, name.end())
         if found is not None:
-            parts += [words[done:found.start(2)], _hide(found[2])]
+            parts += [words[done : found.start(2)], _hide(found[2])]
             done = found.end(2)
     return "".join(parts) + words[done:]
 
@@ -128,7 +167,13 @@ def _after_their_flags(words: list[Any]) -> list[Any]:
     """The value of "--token", where it is a word of its own."""
     for number in range(1, len(words)):
         flag, value = words[number - 1], words[number]
-        if isinstance(flag, str) and isinstance(value, str) and flag.startswith("-") and "=" not in flag \
-                and _NAMED.search(flag.lower()) and not value.startswith("-"):
+        if (
+            isinstance(flag, str)
+            and isinstance(value, str)
+            and flag.startswith("-")
+            and "=" not in flag
+            and _NAMED.search(flag.lower())
+            and not value.startswith("-")
+        ):
             words[number] = HIDDEN
     return words

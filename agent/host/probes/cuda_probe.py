@@ -1,7 +1,8 @@
-"""Ask CUDA once: an exec'd program that prints one JSON line, and nothing of the agent's is imported here.
+"""Ask CUDA once: an exec'd program that prints one JSON line, and nothing of the agent's is
+imported here.
 
-cuInit opens every GPU and may hang in the driver. It fails with 802 while an NVSwitch fabric is not ready, when
-nvidia-smi is content (CUDA driver API, CUDA_ERROR_SYSTEM_NOT_READY).
+cuInit opens every GPU and may hang in the driver. It fails with 802 while an NVSwitch fabric is not
+ready, when nvidia-smi is content (CUDA driver API, CUDA_ERROR_SYSTEM_NOT_READY).
 
     cuda_probe.py [LIBRARY]
 """
@@ -28,4 +29,7 @@ def ask(path: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"v": 1, **ask(sys.argv[1] if len(sys.argv) > 1 else "libcuda.so.1")}), flush=True)
+    print(
+        json.dumps({"v": 1, **ask(sys.argv[1] if len(sys.argv) > 1 else "libcuda.so.1")}),
+        flush=True,
+    )

@@ -1,13 +1,17 @@
-"""Ask NVML once: an exec'd program that prints one JSON line, and nothing of the agent's is imported here.
+"""Ask NVML once: an exec'd program that prints one JSON line, and nothing of the agent's is
+imported here.
 
-Every call that may enter the driver is in here, because a thread that hangs in the driver cannot be cancelled
-and makes its whole process unkillable. NVML state does not survive a fork: this program is always exec'd.
+Every call that may enter the driver is in here, because a thread that hangs in the driver cannot be
+cancelled and makes its whole process unkillable. NVML state does not survive a fork: this program
+is always exec'd.
 
     nvml_probe.py [--library PATH] [--needs PATH] [--hold]
 
---needs  ask nothing where this file is gone: nvmlInit would load a driver that went away since the agent looked.
---hold   stay initialised after the line was printed, until standard input is closed: a driver without
-         persistence takes 1-3 s a GPU to come up (NVIDIA, driver-persistence), and goes down with its last client.
+--needs  ask nothing where this file is gone: nvmlInit would load a driver that went away since the
+agent looked. --hold   stay initialised after the line was printed, until standard input is closed:
+a driver without
+         persistence takes 1-3 s a GPU to come up (NVIDIA, driver-persistence), and goes down with
+         its last client.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ import time
 from typing import Any
 
 # nvidia-ml-py lies beside the package where the .deb put it, else on Python's own path.
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
+sys.path.insert(
+    0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+)
 
 SONAME = "libnvidia-ml.so.1"
 NOT_SUPPORTED = 3
@@ -32,11 +38,20 @@ MISMATCH = 18
 LIBRARY_NOT_FOUND = 12
 DRIVER_NOT_LOADED = 9
 STATES_WITHIN_S = 5.0
-"""No further question is begun after this: what a GPU says beyond its identity must not cost the identity."""
+"""No further question is begun after this: what a GPU says beyond its identity must not cost the
+identity."""
 FABRIC = ("not supported", "not started", "in progress", "completed")
 VIRTUALIZATION = ("none", "passthrough", "vgpu", "host vgpu", "host vsga")
-RECOVERY = ("none", "gpu reset", "node reboot", "drain p2p", "drain and reset", "imex domain", "bus reset",
-            "system reboot")
+RECOVERY = (
+    "none",
+    "gpu reset",
+    "node reboot",
+    "drain p2p",
+    "drain and reset",
+    "imex domain",
+    "bus reset",
+    "system reboot",
+)
 
 
 def read(path: str) -> str:
@@ -63,22 +78,30 @@ def excluded_gpus() -> list[str]:
         names = sorted(os.listdir(base))
     except OSError:
         return []
-    return [n for n in names if re.search(r"^GPU Excluded:\s*Yes", read(f"{base}/{n}/information"), re.M)]
+    return [
+        n
+        for n in names
+        if re.search(r"^GPU Excluded:\s*Yes", read(f"{base}/{n}/information"), re.M)
+    ]
 
 
 def mismatch(library: str, driver: str) -> bool:
-    """True where library and module are known to differ, so that NVML need not be called to learn it."""
+    """True where library and module are known to differ, so that NVML need not be called to learn
+    it."""
     found = re.search(r"\.so\.(\d{3,4}(?:\.\d+){1,2})$", library)
     return bool(found and driver and found.group(1) != driver)
 
 
 def driver_version() -> str:
-    found = re.search(r"Kernel Module\b.*?\s(\d{3,4}(?:\.\d+){1,2})\b", read("/proc/driver/nvidia/version"))
+    found = re.search(
+        r"Kernel Module\b.*?\s(\d{3,4}(?:\.\d+){1,2})\b", read("/proc/driver/nvidia/version")
+    )
     return found.group(1) if found else ""
 
 
 def enumerate_gpus(nvml: Any, out: dict[str, Any]) -> list[Any]:
-    """Every GPU NVML shows; a GPU that fails is an error beside the others, not the end. Returns their handles."""
+    """Every GPU NVML shows; a GPU that fails is an error beside the others, not the end. Returns
+    their handles."""
     handles = []
     count = nvml.nvmlDeviceGetCount()
     out["count"] = count
@@ -96,7 +119,9 @@ def enumerate_gpus(nvml: Any, out: dict[str, Any]) -> list[Any]:
             out["gpus"].append({"uuid": uuid, "bus_id": bus_id, "minor": minor, "name": name})
             handles.append(handle)
         except nvml.NVMLError as error:
-            out["errors"].append({"code": error.value, "call": call, "index": index, "bus_id": bus_id})
+            out["errors"].append(
+                {"code": error.value, "call": call, "index": index, "bus_id": bus_id}
+            )
     return handles
 
 
@@ -111,11 +136,19 @@ def quiet(nvml: Any, call: Any, handle: Any, default: Any) -> Any:
 
 
 def tell_states(nvml: Any, handles: list[Any], out: dict[str, Any]) -> None:
-    """What each GPU says beyond its identity, once all of them are enumerated. What a GPU, a driver or nvidia-ml-py
-    (11.525 knows fewer functions than 13) does not know is left out, and no answer here is an error of the probe."""
+    """What each GPU says beyond its identity, once all of them are enumerated. What a GPU, a driver
+    or nvidia-ml-py (11.525 knows fewer functions than 13) does not know is left out, and no answer
+    here is an error of the probe."""
     until = time.monotonic() + STATES_WITHIN_S
-    questions = (mig_state, fabric_state, persistence_state, remap_state, ecc_state, recovery_state,
-                 virtualization_state)
+    questions = (
+        mig_state,
+        fabric_state,
+        persistence_state,
+        remap_state,
+        ecc_state,
+        recovery_state,
+        virtualization_state,
+    )
     for gpu, handle in zip(out["gpus"], handles, strict=True):
         state: dict[str, Any] = {}
         gpu["state"] = state
@@ -152,18 +185,27 @@ def mig_devices(nvml: Any, handle: Any) -> list[dict[str, Any]]:
             raise
         # "NVIDIA A100-SXM4-40GB MIG 1g.5gb" (driver 470 and later)
         profile = re.search(r" MIG (\S+)$", text(nvml.nvmlDeviceGetName(device)))
-        found.append({
-            "uuid": text(nvml.nvmlDeviceGetUUID(device)), "profile": profile.group(1) if profile else "",
-            "gpu_instance": quiet(nvml, nvml.nvmlDeviceGetGpuInstanceId, device, -1),
-            "compute_instance": quiet(nvml, nvml.nvmlDeviceGetComputeInstanceId, device, -1)})
+        found.append(
+            {
+                "uuid": text(nvml.nvmlDeviceGetUUID(device)),
+                "profile": profile.group(1) if profile else "",
+                "gpu_instance": quiet(nvml, nvml.nvmlDeviceGetGpuInstanceId, device, -1),
+                "compute_instance": quiet(nvml, nvml.nvmlDeviceGetComputeInstanceId, device, -1),
+            }
+        )
     return found
 
 
 class Fabric(ctypes.Structure):
-    """nvmlGpuFabricInfo_t as nvml.h has it. nvidia-ml-py declared its first part 64 bytes too long until 12.535."""
+    """nvmlGpuFabricInfo_t as nvml.h has it. nvidia-ml-py declared its first part 64 bytes too long
+    until 12.535."""
 
-    _fields_ = (("cluster", ctypes.c_ubyte * 16), ("status", ctypes.c_uint), ("clique", ctypes.c_uint),
-                ("state", ctypes.c_ubyte))
+    _fields_ = (
+        ("cluster", ctypes.c_ubyte * 16),
+        ("status", ctypes.c_uint),
+        ("clique", ctypes.c_uint),
+        ("state", ctypes.c_ubyte),
+    )
 
 
 class FabricV(ctypes.Structure):
@@ -174,8 +216,10 @@ class FabricV(ctypes.Structure):
 
 def fabric_state(nvml: Any, handle: Any) -> dict[str, Any]:
     """nvmlDeviceGetGpuFabricInfoV is of driver 550, the one without V of 525."""
-    for name, info in (("nvmlDeviceGetGpuFabricInfoV", FabricV(version=0x02000024)),
-                       ("nvmlDeviceGetGpuFabricInfo", Fabric())):
+    for name, info in (
+        ("nvmlDeviceGetGpuFabricInfoV", FabricV(version=0x02000024)),
+        ("nvmlDeviceGetGpuFabricInfo", Fabric()),
+    ):
         try:
             getattr(nvml, name)(handle, ctypes.byref(info))
         except AttributeError:
@@ -203,7 +247,8 @@ def ecc_state(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def recovery_state(nvml: Any, handle: Any) -> dict[str, Any]:
-    """What the driver itself wants done with this GPU: a field of newer drivers; an older one refuses the number."""
+    """What the driver itself wants done with this GPU: a field of newer drivers; an older one
+    refuses the number."""
     (value,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     return {} if value.nvmlReturn else {"recovery": RECOVERY[value.value.uiVal]}
 
@@ -224,12 +269,20 @@ def ask(library: str, needs: str, out: dict[str, Any]) -> Any:
     try:
         out["library"] = load(library)
     except OSError as error:
-        out["errors"].append({"code": LIBRARY_NOT_FOUND, "call": "dlopen", "index": -1, "detail": str(error)})
+        out["errors"].append(
+            {"code": LIBRARY_NOT_FOUND, "call": "dlopen", "index": -1, "detail": str(error)}
+        )
         return None
     module_version = driver_version()
     if mismatch(out["library"], module_version):
-        out["errors"].append({"code": MISMATCH, "call": "version check", "index": -1, "detail":
-                              f"module {module_version}, library {os.path.basename(out['library'])}"})
+        out["errors"].append(
+            {
+                "code": MISMATCH,
+                "call": "version check",
+                "index": -1,
+                "detail": f"module {module_version}, library {os.path.basename(out['library'])}",
+            }
+        )
         return None
     import pynvml as nvml
 
@@ -253,12 +306,20 @@ def ask(library: str, needs: str, out: dict[str, Any]) -> Any:
 def main(argv: list[str]) -> int:
     library = argv[argv.index("--library") + 1] if "--library" in argv else ""
     needs = argv[argv.index("--needs") + 1] if "--needs" in argv else ""
-    # Drivers' libraries print to standard output (Tegra's do at every start): only our line may go there.
+    # Drivers' libraries print to standard output (Tegra's do at every start): only our line may go
+    # there.
     answer = os.dup(1)
     os.dup2(2, 1)
     started = time.monotonic()
-    out: dict[str, Any] = {"v": 1, "gpus": [], "errors": [], "excluded": excluded_gpus(), "library": "",
-           "driver_version": "", "library_version": ""}
+    out: dict[str, Any] = {
+        "v": 1,
+        "gpus": [],
+        "errors": [],
+        "excluded": excluded_gpus(),
+        "library": "",
+        "driver_version": "",
+        "library_version": "",
+    }
     nvml = ask(library, needs, out)
     out["took_ms"] = round((time.monotonic() - started) * 1000, 1)
     os.write(answer, json.dumps(out).encode() + b"\n")

@@ -1,4 +1,5 @@
-"""The probe program and how it is started. Light enough to start it before the agent itself is loaded."""
+"""The probe program and how it is started. Light enough to start it before the agent itself is
+loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from ...transport.clock import boottime
 from ...transport.spawn import spawn
 
 PROGRAM = Path(__file__).with_name("nvml_probe.py")
-LIBRARY_PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64", "lib")
+LIBRARY_PLACES = (
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "lib64",
+    "lib",
+)
 SONAME = "libnvidia-ml.so.1"
 
 
@@ -26,7 +34,8 @@ class Started(NamedTuple):
 
 
 def start(driver_root: str, needs: str, holds: bool) -> Started | None:
-    """A probe of its own accord, begun now; None where it could not be started: the next one will say why."""
+    """A probe of its own accord, begun now; None where it could not be started: the next one will
+    say why."""
     since = boottime()
     try:
         return Started(spawn(probe_argv(driver_root, needs, holds)), since)
@@ -35,7 +44,8 @@ def start(driver_root: str, needs: str, holds: bool) -> Started | None:
 
 
 def probe_argv(driver_root: str, needs: str, holds: bool) -> list[str]:
-    """Its command. It asks nothing while the file `needs` is gone; `holds`: NVML stays up until it is let go."""
+    """Its command. It asks nothing while the file `needs` is gone; `holds`: NVML stays up until it
+    is let go."""
     argv = [sys.executable, "-I", str(PROGRAM)]
     library = find_library(driver_root)
     argv += ["--library", library] if library else []
@@ -44,7 +54,8 @@ def probe_argv(driver_root: str, needs: str, holds: bool) -> list[str]:
 
 
 def find_library(driver_root: str, soname: str = SONAME) -> str:
-    """Path of a driver's library where it is not on the loader's own path; "" leaves the search to the loader."""
+    """Path of a driver's library where it is not on the loader's own path; "" leaves the search to
+    the loader."""
     for root in (driver_root,) if driver_root else DRIVER_ROOTS:
         for place in LIBRARY_PLACES:
             path = Path(root) / place / soname
@@ -56,7 +67,8 @@ def find_library(driver_root: str, soname: str = SONAME) -> str:
 def leftovers() -> list[int]:
     """Processes that an earlier agent left in our unit's cgroup: probes that SIGKILL could not end.
 
-    Only /proc/PID/stat is read of them: cmdline and maps wait for a lock that a process in the driver may hold.
+    Only /proc/PID/stat is read of them: cmdline and maps wait for a lock that a process in the
+    driver may hold.
     """
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = next((line.partition("::")[2] for line in lines if line.startswith("0::")), "")

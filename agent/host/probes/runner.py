@@ -1,9 +1,9 @@
 """NVML probes: programs beside the cycle, at most one of them asking at a time.
 
-While the gate settles, a probe's process is kept until the next one has finished: without persistence the driver
-shuts every GPU down with its last client, and three probes would bring eight GPUs up three times.
-A probe that outlives its deadline is terminated, killed and then abandoned. As long as its remains exist no other
-is started: whatever holds it would hold the next one too.
+While the gate settles, a probe's process is kept until the next one has finished: without
+persistence the driver shuts every GPU down with its last client, and three probes would bring eight
+GPUs up three times. A probe that outlives its deadline is terminated, killed and then abandoned. As
+long as its remains exist no other is started: whatever holds it would hold the next one too.
 """
 
 from __future__ import annotations
@@ -28,10 +28,17 @@ ANSWER_BYTES = 1 << 20
 class Probes:
     """Starts probe programs and keeps what they said."""
 
-    def __init__(self, on_done: Callable[[str], None], timeout_s: float, driver_root: str = "",
-                 needs: str = DRIVER_VERSION, first: Started | None = None) -> None:
-        """`on_done(sentence)` is called from the loop whenever `state` has changed; no probe asks NVML while the file
-        `needs` is gone. `first`: the first one, where it is under way already."""
+    def __init__(
+        self,
+        on_done: Callable[[str], None],
+        timeout_s: float,
+        driver_root: str = "",
+        needs: str = DRIVER_VERSION,
+        first: Started | None = None,
+    ) -> None:
+        """`on_done(sentence)` is called from the loop whenever `state` has changed; no probe asks
+        NVML while the file `needs` is gone. `first`: the first one, where it is under way
+        already."""
         self._on_done = on_done
         self.timeout_s = timeout_s
         self.driver_root = driver_root
@@ -54,7 +61,8 @@ class Probes:
         return ProbeState(self._last, self._running_since, self._remains())
 
     def start(self, overlap: bool) -> None:
-        """Start one probe; it reports by `on_done`. Nothing happens while another one is under way."""
+        """Start one probe; it reports by `on_done`. Nothing happens while another one is under
+        way."""
         if self._running_since is not None or self._remains() is not None:
             return
         self._running_since = boottime()
@@ -77,7 +85,8 @@ class Probes:
             self._beside(self._let_go(kept))
 
     async def close(self) -> None:
-        """End everything that can be ended. What is in uninterruptible sleep is left to the kernel."""
+        """End everything that can be ended. What is in uninterruptible sleep is left to the
+        kernel."""
         self.drop()
         if self._asking is not None:
             self._asking.cancel()
@@ -134,13 +143,17 @@ class Probes:
         self._running_since = None
         self._on_done(f"probe {self._number} {report.end.value}")
 
-    async def _problem(self, problem: ChildProblem, child: Child | None, since: float) -> ProbeReport:
+    async def _problem(
+        self, problem: ChildProblem, child: Child | None, since: float
+    ) -> ProbeReport:
         seen = child.remains() if child is not None else None
         end = ProbeEnd.HUNG if problem.word == "hung" else ProbeEnd.BROKEN
         detail = str(problem)
         if end is ProbeEnd.HUNG and seen is not None:
-            detail = (f"probe hung, pid {seen.pid}, state {seen.state}, wchan {seen.wchan or '?'}, "
-                      f"{boottime() - since:.0f} s")
+            detail = (
+                f"probe hung, pid {seen.pid}, state {seen.state}, wchan {seen.wchan or '?'}, "
+                f"{boottime() - since:.0f} s"
+            )
         if child is not None and await child.end(GRACE_S) is not None:
             self._stuck = (child, since)
         return ProbeReport(0, since, boottime(), end, detail=detail)

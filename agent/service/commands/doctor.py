@@ -27,8 +27,11 @@ from ..one_look import one_look
 from ..opinion import Opinion, judge, report, text
 
 
-def doctor(settings: Settings, source: str, as_json: bool, deep: bool = False, cluster: bool = False) -> int:
-    """0: every link that was asked holds; 1: one is broken; 4: the first trouble is that we do not know."""
+def doctor(
+    settings: Settings, source: str, as_json: bool, deep: bool = False, cluster: bool = False
+) -> int:
+    """0: every link that was asked holds; 1: one is broken; 4: the first trouble is that we do not
+    know."""
     # A live node is judged by its tape: what is said of it now is what its evidence will say.
     tape = bundle.read(Path(source)) if source else asyncio.run(one_look(settings, deep))[1].tape
     word = _cluster(settings) if cluster else None
@@ -38,7 +41,8 @@ def doctor(settings: Settings, source: str, as_json: bool, deep: bool = False, c
 
 
 async def examined(host: Examined, settings: Settings, word: ClusterWord | None = None) -> Opinion:
-    """One look, and the doctor's own questions after it. `word`: what the cluster's monitoring says of this node."""
+    """One look, and the doctor's own questions after it. `word`: what the cluster's monitoring says
+    of this node."""
     scene = await look(host, settings)
     diagnosis = diagnose(scene, settings)
     if word is not None:
@@ -55,6 +59,7 @@ def _cluster(settings: Settings) -> ClusterWord:
 
 def probe(settings: Settings, as_json: bool) -> int:
     """One probe of our own, now. 0: every GPU NVML was asked about answered; 1: not."""
+
     async def once() -> ProbeState:
         probes = Probes(lambda _: None, settings.probe_timeout_s, settings.driver_root)
         probes.start(overlap=False)
@@ -63,7 +68,10 @@ def probe(settings: Settings, as_json: bool) -> int:
         return state
 
     if not Path(DRIVER_VERSION).exists():
-        print("the nvidia module is not loaded, and a probe would load it: modprobe nvidia", file=sys.stderr)
+        print(
+            "the nvidia module is not loaded, and a probe would load it: modprobe nvidia",
+            file=sys.stderr,
+        )
         return 1
     last = asyncio.run(once()).last
     assert last is not None
@@ -73,8 +81,12 @@ def probe(settings: Settings, as_json: bool) -> int:
         for gpu in last.gpus:
             print(f"{gpu.bus_id}  {gpu.uuid}  /dev/nvidia{gpu.minor}  {gpu.name}")
         for error in last.errors:
-            print(f"{error.call} {error.bus_id or (error.index if error.index >= 0 else '')}: "
-                  f"{name_of(error.code)}")
-        print(f"{last.end.value}: {len(last.gpus)} GPUs in {last.ended_at - last.started_at:.2f} s"
-              + (f"; {last.detail}" if last.detail else ""))
+            print(
+                f"{error.call} {error.bus_id or (error.index if error.index >= 0 else '')}: "
+                f"{name_of(error.code)}"
+            )
+        print(
+            f"{last.end.value}: {len(last.gpus)} GPUs in {last.ended_at - last.started_at:.2f} s"
+            + (f"; {last.detail}" if last.detail else "")
+        )
     return 0 if last.end.value == "answered" and not last.errors else 1

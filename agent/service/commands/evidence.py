@@ -34,19 +34,32 @@ def _no_agent(settings: Settings) -> list[str]:
     try:
         ask.status(listen=settings.listen)
     except ask.NoAgent:
-        return ["no agent answers: NVML was asked by one probe of this command, if the driver is loaded"]
+        return [
+            "no agent answers: NVML was asked by one probe of this command, if the driver is loaded"
+        ]
     return []
 
 
 def not_asked(tape: Tape) -> list[str]:
     """What the bundle lacks, and why: one sentence a reason."""
-    steps = {Why.NOT_PERMITTED: "not permitted; run it as root" if os.geteuid() else "not permitted, even as root",
-             Why.TIMED_OUT: "no answer in time"}
+    steps = {
+        Why.NOT_PERMITTED: "not permitted; run it as root"
+        if os.geteuid()
+        else "not permitted, even as root",
+        Why.TIMED_OUT: "no answer in time",
+    }
     found: dict[str, list[str]] = {why.value: [] for why in steps}
     for key, answer in tape.answers.items():
-        if isinstance(answer, dict) and answer.get("is") == "Refusal" and answer.get("why") in found:
+        if (
+            isinstance(answer, dict)
+            and answer.get("is") == "Refusal"
+            and answer.get("why") in found
+        ):
             question, *words = json.loads(key)
             found[answer["why"]].append(f"{question} {words[0]}" if words else question)
-    return [f"{steps[Why(why)]}: {', '.join(names[:SAID])}"
-            + (f" and {len(names) - SAID} more" if len(names) > SAID else "")
-            for why, names in found.items() if names]
+    return [
+        f"{steps[Why(why)]}: {', '.join(names[:SAID])}"
+        + (f" and {len(names) - SAID} more" if len(names) > SAID else "")
+        for why, names in found.items()
+        if names
+    ]

@@ -1,5 +1,6 @@
-"""`gpu-gate image-check [--root DIR]`: will a machine that boots from this image be guarded, and by a chain that is
-known to work? Files are read and, of the image that we run in, `runc --version`; nothing else is asked or changed.
+"""`gpu-gate image-check [--root DIR]`: will a machine that boots from this image be guarded, and by
+a chain that is known to work? Files are read and, of the image that we run in, `runc --version`;
+nothing else is asked or changed.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from ..image import Image
 DROP_IN = "10-gpu-gate.conf"
 OURS = ("gpu-gate.service", "gpu-gate-wait.service", "gpu-gate.target")
 RUNC_FORGETS = ((1, 1, 3), (1, 1, 6))
-"""These leave a device out of a scope whose /dev/char link is missing: lost at the next daemon-reload (runc
-CHANGELOG, 1.1.7)."""
+"""These leave a device out of a scope whose /dev/char link is missing: lost at the next
+daemon-reload (runc CHANGELOG, 1.1.7)."""
 PLUGIN_SINCE = (0, 16)
-"""Before 0.13 one whose start failed has neither file watcher nor signal handlers yet (k8s-device-plugin main.go)."""
+"""Before 0.13 one whose start failed has neither file watcher nor signal handlers yet
+(k8s-device-plugin main.go)."""
 TOOLKIT_SINCE = (1, 18)
-"""CDI by default in place of the hook that systemd does not know of (nvidia-container-toolkit 1.18 release notes)."""
+"""CDI by default in place of the hook that systemd does not know of (nvidia-container-toolkit 1.18
+release notes)."""
 PLUGIN_IMAGE = re.compile(rb"[\w./-]*k8s-device-plugin:v?(\d+)\.(\d+)[\w.-]*")
 CONTAINERD_NAMES = "var/lib/containerd/io.containerd.metadata.v1.bolt/meta.db"
 """containerd's database; names of images stand in it as they are."""
@@ -59,12 +62,19 @@ class Row:
 def run(root: str, as_json: bool, sealed: bool) -> int:
     """0 nothing to say, 1 a fault, 4 something to look at or that could not be read."""
     if not os.path.isdir(root):
-        print(f"gpu-gate: {root} is no folder: --root DIR takes an image's unpacked tree", file=sys.stderr)
+        print(
+            f"gpu-gate: {root} is no folder: --root DIR takes an image's unpacked tree",
+            file=sys.stderr,
+        )
         return 2
     image = Image(os.path.abspath(root))
     rows = list(check(image, sealed or not image.is_running_machine()))
     if as_json:
-        print(json.dumps({"version": 1, "root": root, "rows": [asdict(row) for row in rows]}, indent=1))
+        print(
+            json.dumps(
+                {"version": 1, "root": root, "rows": [asdict(row) for row in rows]}, indent=1
+            )
+        )
     else:
         for row in rows:
             word = row.level.upper() if row.level is Level.FAULT else row.level.value
@@ -76,57 +86,102 @@ def run(root: str, as_json: bool, sealed: bool) -> int:
 
 
 def check(image: Image, sealed: bool) -> Iterator[Row]:
-    """Every row. `sealed`: machines will boot from it; else this is a machine that runs, with a state of its own."""
-    for name, rows in (("units", units), ("kubelet", kubelets), ("settings", settings), ("driver", driver),
-                       ("persistenced", persistenced), ("toolkit", toolkit), ("runc", runc), ("/dev/char", dev_char),
-                       ("plugin", plugin), ("state", partial(state, sealed=sealed)),
-                       ("machine-id", partial(machine_id, sealed=sealed))):
+    """Every row. `sealed`: machines will boot from it; else this is a machine that runs, with a
+    state of its own."""
+    for name, rows in (
+        ("units", units),
+        ("kubelet", kubelets),
+        ("settings", settings),
+        ("driver", driver),
+        ("persistenced", persistenced),
+        ("toolkit", toolkit),
+        ("runc", runc),
+        ("/dev/char", dev_char),
+        ("plugin", plugin),
+        ("state", partial(state, sealed=sealed)),
+        ("machine-id", partial(machine_id, sealed=sealed)),
+    ):
         try:
             yield from rows(image)
         except OSError as exc:
-            yield Row(name, Level.UNKNOWN, f"could not be read ({exc.strerror}: {exc.filename})", "run it as root")
+            yield Row(
+                name,
+                Level.UNKNOWN,
+                f"could not be read ({exc.strerror}: {exc.filename})",
+                "run it as root",
+            )
 
 
 def units(image: Image) -> Iterator[Row]:
     missing = [unit for unit in OURS if not image.unit_file(unit)]
     if missing:
-        yield Row("units", Level.FAULT, f"{', '.join(missing)} not installed", "install gpu-gate's .deb")
+        yield Row(
+            "units", Level.FAULT, f"{', '.join(missing)} not installed", "install gpu-gate's .deb"
+        )
         return
     masked = [unit for unit in OURS if image.is_masked(unit)]
     if masked:
-        yield Row("units", Level.FAULT, f"{', '.join(masked)} masked: no kubelet is held",
-                  f"systemctl unmask {' '.join(masked)}")
+        yield Row(
+            "units",
+            Level.FAULT,
+            f"{', '.join(masked)} masked: no kubelet is held",
+            f"systemctl unmask {' '.join(masked)}",
+        )
     elif not image.is_enabled(OURS[0]):
-        yield Row("units", Level.FAULT, "gpu-gate.service is not enabled", "systemctl enable gpu-gate.service")
+        yield Row(
+            "units",
+            Level.FAULT,
+            "gpu-gate.service is not enabled",
+            "systemctl enable gpu-gate.service",
+        )
     else:
         yield Row("units", Level.OK, "installed, gpu-gate.service enabled")
     for path in ("etc/kernel/cmdline", "etc/default/grub"):
         if re.search(rb"^[^#\n]*\bgpu-gate=off\b", image.read(path) or b"", re.M):
-            yield Row("units", Level.FAULT, f"/{path} says gpu-gate=off: neither agent nor wait will start",
-                      "remove it, and make the boot entries again")
+            yield Row(
+                "units",
+                Level.FAULT,
+                f"/{path} says gpu-gate=off: neither agent nor wait will start",
+                "remove it, and make the boot entries again",
+            )
 
 
 def kubelets(image: Image) -> Iterator[Row]:
     found = [unit for unit in KUBELET_UNITS if image.unit_file(unit) and not image.is_masked(unit)]
     if not found:
-        yield Row("kubelet", Level.WARNING, "no unit of a kubelet that we know is in the image",
-                  "fine where it is installed later; else: install --kubelet UNIT")
+        yield Row(
+            "kubelet",
+            Level.WARNING,
+            "no unit of a kubelet that we know is in the image",
+            "fine where it is installed later; else: install --kubelet UNIT",
+        )
     for unit in found:
         held = _held(image, unit)
         if held:
             yield Row("kubelet", Level.OK, f"{unit} is held back by {held}")
         elif unit in CONTROL_PLANE_UNITS:
-            yield Row("kubelet", Level.OK, f"{unit} carries a control plane: not held back unless you ask for it")
+            yield Row(
+                "kubelet",
+                Level.OK,
+                f"{unit} carries a control plane: not held back unless you ask for it",
+            )
         else:
-            yield Row("kubelet", Level.FAULT, f"{unit} has no {DROP_IN} in force: it starts without its GPUs",
-                      f"install --kubelet {unit}; or remove what hides it: /etc/systemd/system/{unit}.d/{DROP_IN}")
+            yield Row(
+                "kubelet",
+                Level.FAULT,
+                f"{unit} has no {DROP_IN} in force: it starts without its GPUs",
+                f"install --kubelet {unit}; or remove what hides it: "
+                f"/etc/systemd/system/{unit}.d/{DROP_IN}",
+            )
 
 
 def _held(image: Image, unit: str) -> str:
     """The drop-in in force; "" where it does not order."""
     path = image.unit_file(f"{unit}.d/{DROP_IN}")
     text = (image.read(path) or b"").decode("utf-8", "replace")
-    says = all(re.search(rf"^{key}=.*\bgpu-gate\.target\b", text, re.M) for key in ("Wants", "After"))
+    says = all(
+        re.search(rf"^{key}=.*\bgpu-gate\.target\b", text, re.M) for key in ("Wants", "After")
+    )
     return f"/{path}" if says else ""
 
 
@@ -140,23 +195,49 @@ def settings(image: Image) -> Iterator[Row]:
 
 
 def driver(image: Image) -> Iterator[Row]:
-    modules = [path for path in image.glob(*(f"usr/lib/modules/{'*/' * deep}nvidia*.ko*" for deep in (2, 3, 4)))
-               if module_file(f"{path}:".encode())]
+    modules = [
+        path
+        for path in image.glob(*(f"usr/lib/modules/{'*/' * deep}nvidia*.ko*" for deep in (2, 3, 4)))
+        if module_file(f"{path}:".encode())
+    ]
     kernels = sorted({path.split("/")[4] for path in modules})
-    # Debian keeps each driver's libraries in a folder of its own and links to those of one (its alternatives).
-    linked = [image.leads_to(path) for path in image.glob(*(f"{folder}/libnvidia-ml.so.1" for folder in LIBRARIES))]
-    libraries = [*image.glob(*(f"{folder}/libnvidia-ml.so.[0-9]*.*" for folder in LIBRARIES)), *linked]
+    # Debian keeps each driver's libraries in a folder of its own and links to those of one (its
+    # alternatives).
+    linked = [
+        image.leads_to(path)
+        for path in image.glob(*(f"{folder}/libnvidia-ml.so.1" for folder in LIBRARIES))
+    ]
+    libraries = [
+        *image.glob(*(f"{folder}/libnvidia-ml.so.[0-9]*.*" for folder in LIBRARIES)),
+        *linked,
+    ]
     versions = sorted({library_version(path) for path in libraries} - {""})
     if not modules and not versions:
-        yield Row("driver", Level.WARNING, "no NVIDIA driver in the image",
-                  "fine where it comes at boot (GPU Operator, cloud-init): such a node is not held")
+        yield Row(
+            "driver",
+            Level.WARNING,
+            "no NVIDIA driver in the image",
+            "fine where it comes at boot (GPU Operator, cloud-init): such a node is not held",
+        )
     elif not modules or not versions:
-        there, lacks = ("kernel module", "libnvidia-ml.so.1") if modules else ("libnvidia-ml.so.1", "kernel module")
-        yield Row("driver", Level.FAULT, f"there is the {there} of the NVIDIA driver, but not its {lacks}",
-                  "install the whole driver; its module has to be built for the image's kernel")
+        there, lacks = (
+            ("kernel module", "libnvidia-ml.so.1")
+            if modules
+            else ("libnvidia-ml.so.1", "kernel module")
+        )
+        yield Row(
+            "driver",
+            Level.FAULT,
+            f"there is the {there} of the NVIDIA driver, but not its {lacks}",
+            "install the whole driver; its module has to be built for the image's kernel",
+        )
     elif len(versions) > 1:
-        yield Row("driver", Level.FAULT, f"libraries of several drivers: {', '.join(versions)}",
-                  "remove the older one")
+        yield Row(
+            "driver",
+            Level.FAULT,
+            f"libraries of several drivers: {', '.join(versions)}",
+            "remove the older one",
+        )
     else:
         yield Row("driver", Level.OK, f"{versions[0]}, module for {', '.join(kernels)}")
 
@@ -164,49 +245,93 @@ def driver(image: Image) -> Iterator[Row]:
 def persistenced(image: Image) -> Iterator[Row]:
     unit = "nvidia-persistenced.service"
     if not image.exists("usr/bin/nvidia-persistenced"):
-        yield Row("persistenced", Level.WARNING, "nvidia-persistenced is not in the image",
-                  "without it the driver lets go of a GPU that nobody uses, and each look wakes it")
+        yield Row(
+            "persistenced",
+            Level.WARNING,
+            "nvidia-persistenced is not in the image",
+            "without it the driver lets go of a GPU that nobody uses, and each look wakes it",
+        )
     elif not image.unit_file(unit) or image.is_masked(unit):
-        yield Row("persistenced", Level.WARNING, f"{unit} is missing or masked", f"systemctl enable {unit}")
+        yield Row(
+            "persistenced",
+            Level.WARNING,
+            f"{unit} is missing or masked",
+            f"systemctl enable {unit}",
+        )
     else:
         # Not asked whether it is enabled: Debian and Ubuntu start it by a udev rule.
         yield Row("persistenced", Level.OK, f"installed, with {unit}")
 
 
 def toolkit(image: Image) -> Iterator[Row]:
-    version = image.package("nvidia-container-toolkit") or image.package("nvidia-container-toolkit-base")
+    version = image.package("nvidia-container-toolkit") or image.package(
+        "nvidia-container-toolkit-base"
+    )
     if not version and not image.exists("usr/bin/nvidia-ctk"):
-        yield Row("toolkit", Level.WARNING, "the NVIDIA Container Toolkit is not in the image",
-                  "fine where the GPU Operator brings it")
+        yield Row(
+            "toolkit",
+            Level.WARNING,
+            "the NVIDIA Container Toolkit is not in the image",
+            "fine where the GPU Operator brings it",
+        )
     elif not version:
-        yield Row("toolkit", Level.UNKNOWN, "/usr/bin/nvidia-ctk is there; no package says its version",
-                  "nvidia-ctk --version: 1.18 or later is wanted")
+        yield Row(
+            "toolkit",
+            Level.UNKNOWN,
+            "/usr/bin/nvidia-ctk is there; no package says its version",
+            "nvidia-ctk --version: 1.18 or later is wanted",
+        )
     elif numbers(version)[:2] < TOOLKIT_SINCE:
-        yield Row("toolkit", Level.WARNING, f"{version}: before 1.18 containers get their GPUs by a hook, and a "
-                  "daemon-reload may take them away", "use 1.18 or later, which uses CDI")
+        yield Row(
+            "toolkit",
+            Level.WARNING,
+            f"{version}: before 1.18 containers get their GPUs by a hook, and a "
+            "daemon-reload may take them away",
+            "use 1.18 or later, which uses CDI",
+        )
     else:
         yield Row("toolkit", Level.OK, version)
-    baked = [path for path in ("etc/cdi/nvidia.yaml", "var/run/cdi/nvidia.yaml") if image.exists(path)]
+    baked = [
+        path for path in ("etc/cdi/nvidia.yaml", "var/run/cdi/nvidia.yaml") if image.exists(path)
+    ]
     if baked:
-        yield Row("toolkit", Level.WARNING, f"/{baked[0]} is of the machine that built the image", f"rm /{baked[0]}")
+        yield Row(
+            "toolkit",
+            Level.WARNING,
+            f"/{baked[0]} is of the machine that built the image",
+            f"rm /{baked[0]}",
+        )
 
 
 def runc(image: Image) -> Iterator[Row]:
     version = _runc_version(image) if image.root == "/" else image.package("runc")
     if not version:
-        yield Row("runc", Level.UNKNOWN, "its version could not be learned: no package of that name"
-                  + ("" if image.root == "/" else "; a foreign image's programs are not run"), "runc --version")
+        yield Row(
+            "runc",
+            Level.UNKNOWN,
+            "its version could not be learned: no package of that name"
+            + ("" if image.root == "/" else "; a foreign image's programs are not run"),
+            "runc --version",
+        )
     elif RUNC_FORGETS[0] <= numbers(version)[:3] <= RUNC_FORGETS[1]:
-        yield Row("runc", Level.WARNING, f"{version}: 1.1.3 to 1.1.6 forget a device whose /dev/char link is missing "
-                  "at a daemon-reload", "use 1.1.7 or later; until then see /dev/char")
+        yield Row(
+            "runc",
+            Level.WARNING,
+            f"{version}: 1.1.3 to 1.1.6 forget a device whose /dev/char link is missing "
+            "at a daemon-reload",
+            "use 1.1.7 or later; until then see /dev/char",
+        )
     else:
         yield Row("runc", Level.OK, version)
 
 
 def _runc_version(image: Image) -> str:
-    """What is said by the one in PATH; containerd.io carries one that no package of its own names."""
+    """What is said by the one in PATH; containerd.io carries one that no package of its own
+    names."""
     try:
-        done = subprocess.run(["runc", "--version"], capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(
+            ["runc", "--version"], capture_output=True, text=True, timeout=5, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return image.package("runc")
     found = re.search(r"^runc version (\S+)", done.stdout, re.M)
@@ -214,45 +339,79 @@ def _runc_version(image: Image) -> str:
 
 
 def dev_char(image: Image) -> Iterator[Row]:
-    rules = image.glob("etc/udev/rules.d/*.rules", "usr/lib/udev/rules.d/*.rules", "lib/udev/rules.d/*.rules")
+    rules = image.glob(
+        "etc/udev/rules.d/*.rules", "usr/lib/udev/rules.d/*.rules", "lib/udev/rules.d/*.rules"
+    )
     named = [path for path in rules if b"create-dev-char-symlinks" in (image.read(path) or b"")]
     if named:
         yield Row("/dev/char", Level.OK, f"{named[0]} makes the links as the driver is loaded")
     elif image.exists("usr/bin/nvidia-ctk"):
-        yield Row("/dev/char", Level.WARNING, "no udev rule makes the links: there are none until gpu-gate looks",
-                  "run gpu-gate's install script once more, which adds the rule")
+        yield Row(
+            "/dev/char",
+            Level.WARNING,
+            "no udev rule makes the links: there are none until gpu-gate looks",
+            "run gpu-gate's install script once more, which adds the rule",
+        )
     else:
-        yield Row("/dev/char", Level.SKIPPED, "no nvidia-ctk that a rule could call; gpu-gate makes the links")
+        yield Row(
+            "/dev/char",
+            Level.SKIPPED,
+            "no nvidia-ctk that a rule could call; gpu-gate makes the links",
+        )
 
 
 def plugin(image: Image) -> Iterator[Row]:
     places = [CONTAINERD_NAMES, *image.glob("var/lib/rancher/*/agent/images/*.txt")]
     for folder in manifest_folders(configuration.load(image.root).settings):
         places += image.glob(f"{folder.lstrip('/')}/*.y*ml", f"{folder.lstrip('/')}/*.json")
-    found = {m[0].decode("ascii", "replace"): (int(m[1]), int(m[2]))
-             for path in places for m in PLUGIN_IMAGE.finditer(image.read(path, NAMES_BYTES) or b"")}
+    found = {
+        m[0].decode("ascii", "replace"): (int(m[1]), int(m[2]))
+        for path in places
+        for m in PLUGIN_IMAGE.finditer(image.read(path, NAMES_BYTES) or b"")
+    }
     old = sorted(name for name, version in found.items() if version < PLUGIN_SINCE)
     if old:
-        yield Row("plugin", Level.WARNING, f"{', '.join(old)}: older than 0.16; before 0.13 it does not notice a "
-                  "kubelet's restart once its own start failed", "use 0.16 or later")
+        yield Row(
+            "plugin",
+            Level.WARNING,
+            f"{', '.join(old)}: older than 0.16; before 0.13 it does not notice a "
+            "kubelet's restart once its own start failed",
+            "use 0.16 or later",
+        )
     elif found:
         yield Row("plugin", Level.OK, ", ".join(sorted(found)))
     else:
-        yield Row("plugin", Level.SKIPPED, "no list of images or manifest in the image names NVIDIA's device plugin")
+        yield Row(
+            "plugin",
+            Level.SKIPPED,
+            "no list of images or manifest in the image names NVIDIA's device plugin",
+        )
 
 
 def state(image: Image, sealed: bool) -> Iterator[Row]:
     if not sealed:
-        yield Row("state", Level.SKIPPED, "this machine runs, with a state of its own (--sealed: judge it)")
+        yield Row(
+            "state",
+            Level.SKIPPED,
+            "this machine runs, with a state of its own (--sealed: judge it)",
+        )
         return
     left = image.glob("var/lib/gpu-gate/*")
     checkpoint = "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
     if left:
-        yield Row("state", Level.FAULT, f"{', '.join(left)}: what the build machine learned about its own GPUs",
-                  "rm -r /var/lib/gpu-gate; install --seal does it on a machine that runs")
+        yield Row(
+            "state",
+            Level.FAULT,
+            f"{', '.join(left)}: what the build machine learned about its own GPUs",
+            "rm -r /var/lib/gpu-gate; install --seal does it on a machine that runs",
+        )
     elif image.exists(checkpoint):
-        yield Row("state", Level.FAULT, f"/{checkpoint} is of the machine that built the image",
-                  f"stop the kubelet, then: rm /{checkpoint}")
+        yield Row(
+            "state",
+            Level.FAULT,
+            f"/{checkpoint} is of the machine that built the image",
+            f"stop the kubelet, then: rm /{checkpoint}",
+        )
     else:
         yield Row("state", Level.OK, "nothing learned, no action in the ledger")
 
@@ -264,8 +423,12 @@ def machine_id(image: Image, sealed: bool) -> Iterator[Row]:
     for path in ("etc/machine-id", "var/lib/dbus/machine-id"):
         words = (image.read(path) or b"").strip()
         if words not in (b"", b"uninitialized"):
-            yield Row("machine-id", Level.FAULT, f"/{path} holds an ID that every node of this image would share",
-                      f"truncate --size 0 /{path}")
+            yield Row(
+                "machine-id",
+                Level.FAULT,
+                f"/{path} holds an ID that every node of this image would share",
+                f"truncate --size 0 /{path}",
+            )
             return
     yield Row("machine-id", Level.OK, "empty: each machine makes its own")
 

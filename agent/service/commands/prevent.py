@@ -1,7 +1,9 @@
-"""`gpu-gate access --prevent`: what containers that hold GPUs may open is named in their scopes, once and at once.
+"""`gpu-gate access --prevent`: what containers that hold GPUs may open is named in their scopes,
+once and at once.
 
-The package runs it before its own daemon-reload (installation, upgrade, removal), whether an agent runs or not. The
-same look, judgement and hand as the agent's; only [Access] Prevent= is taken for "on".
+The package runs it before its own daemon-reload (installation, upgrade, removal), whether an agent
+runs or not. The same look, judgement and hand as the agent's; only [Access] Prevent= is taken for
+"on".
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from ..connection import systemd
 WITHIN_S = 8.0
 """Of all; an installation waits for it. 100 containers take about 3 s, none 0.3 s."""
 ROUNDS = 8
-"""One look for who there is, one for what they may do, one for their scopes, one for what came of it."""
+"""One look for who there is, one for what they may do, one for their scopes, one for what came of
+it."""
 SOON_S = 1.0
 
 
@@ -33,14 +36,22 @@ def run(settings: Settings) -> int:
     """0: nobody is at risk any more; 1: somebody is, or it could not be told."""
     done: list[Allowed] = []
     try:
-        problem = asyncio.run(asyncio.wait_for(_prevent(replace(settings, prevent="on", heal=True), done), WITHIN_S))
+        problem = asyncio.run(
+            asyncio.wait_for(_prevent(replace(settings, prevent="on", heal=True), done), WITHIN_S)
+        )
     except asyncio.TimeoutError:
         problem = f"not done within {WITHIN_S:g} s"
     for one in done:
-        print(printable(f"gpu-gate: {sentence(one)}"), file=sys.stderr if one.problem or one.lost else sys.stdout)
+        print(
+            printable(f"gpu-gate: {sentence(one)}"),
+            file=sys.stderr if one.problem or one.lost else sys.stdout,
+        )
     if problem:
-        print(f"gpu-gate: containers may lose their GPUs at a daemon-reload: {problem}; see gpu-gate access",
-              file=sys.stderr)
+        print(
+            f"gpu-gate: containers may lose their GPUs at a daemon-reload: {problem}; see "
+            "gpu-gate access",
+            file=sys.stderr,
+        )
     return 1 if problem or any(one.problem or one.lost for one in done) else 0
 
 
@@ -57,6 +68,7 @@ def sentence(one: Allowed) -> str:
 
 async def _prevent(settings: Settings, done: list[Allowed]) -> str:
     """Look and act until there is nothing more to do. Why it could not be done, or ""."""
+
     def take(rows: Sequence[Allowed]) -> None:
         done.extend(row for row in rows if row.named or row.problem)
 

@@ -1,4 +1,5 @@
-"""`gpu-gate pause`, `resume` and `forget`: the verbs that only make or remove a small file. They need no agent."""
+"""`gpu-gate pause`, `resume` and `forget`: the verbs that only make or remove a small file. They
+need no agent."""
 
 from __future__ import annotations
 
@@ -30,10 +31,15 @@ def run(verb: str, span: str | None, why: str | None) -> int:
         elif verb == "resume":
             print("resumed" if _removed(f"{RUN}/paused") else "it was not paused")
         else:
-            print("forgotten: the GPUs that are stable next are remembered"
-                  if _removed(f"{STATE}/learned.json") else "no GPUs were remembered")
+            print(
+                "forgotten: the GPUs that are stable next are remembered"
+                if _removed(f"{STATE}/learned.json")
+                else "no GPUs were remembered"
+            )
     except OSError as exc:
-        raise GateError(f"{exc.filename} could not be changed ({exc.strerror}): are you root?") from exc
+        raise GateError(
+            f"{exc.filename} could not be changed ({exc.strerror}): are you root?"
+        ) from exc
     return 0
 
 
@@ -56,5 +62,9 @@ def _pause(span_s: float | None, why: str) -> None:
     """The end is an instant of boottime: no clock that is set can move it."""
     now = boottime()
     write_mark("/", "paused", why[:200], at=now, until=None if span_s is None else now + span_s)
-    ends = time.strftime("%F %T", time.localtime(time.time() + span_s)) + ", " if span_s is not None else ""
+    ends = (
+        time.strftime("%F %T", time.localtime(time.time() + span_s)) + ", "
+        if span_s is not None
+        else ""
+    )
     print(f"paused until {ends}{UNTIL_RESUMED}")

@@ -1,8 +1,10 @@
-"""`gpu-gate wait`: hold the kubelet back until the gate releases it. It always ends, and always with success.
+"""`gpu-gate wait`: hold the kubelet back until the gate releases it. It always ends, and always
+with success.
 
-A wait unit that failed would be waited for again at every later start of the kubelet (systemd 252 and 257), so
-the only exit is 0: released, not applicable, or the deadline. The agent is asked by the mark it leaves under
-/run; it may crash, restart or hang meanwhile without adding a second. Only stdlib, no D-Bus, no gRPC.
+A wait unit that failed would be waited for again at every later start of the kubelet (systemd 252
+and 257), so the only exit is 0: released, not applicable, or the deadline. The agent is asked by
+the mark it leaves under /run; it may crash, restart or hang meanwhile without adding a second. Only
+stdlib, no D-Bus, no gRPC.
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ def _wait(settings: Settings) -> Mark:
     began = _first_wait_at()
     plane = any(os.path.exists(path) for path in control_plane_files(settings))
     deadline = began + hold_limit_s(settings, plane)
-    _say(f"waiting for the GPUs, {max(0.0, deadline - boottime()):.0f} s at most; to release the kubelet now: "
-         "systemctl stop gpu-gate.target")
+    _say(
+        f"waiting for the GPUs, {max(0.0, deadline - boottime()):.0f} s at most; to release "
+        "the kubelet now: "
+        "systemctl stop gpu-gate.target"
+    )
     while True:
         released = read_mark("released")
         if released is not None:
@@ -89,8 +94,9 @@ def has_no_gpu() -> bool:
         return False
     for name in names:
         try:
-            if _line(f"{PCI}/{name}/vendor") == NVIDIA_VENDOR and \
-                    _line(f"{PCI}/{name}/class").startswith(GPU_CLASSES):
+            if _line(f"{PCI}/{name}/vendor") == NVIDIA_VENDOR and _line(
+                f"{PCI}/{name}/class"
+            ).startswith(GPU_CLASSES):
                 return False
         except FileNotFoundError:
             continue
@@ -110,7 +116,8 @@ def _release(reason: str) -> Mark:
 
 
 def _leave(write: Callable[..., None], *words: str) -> None:
-    """A mark. Best effort: what cannot be written costs one more wait at the kubelet's next start, no failure now."""
+    """A mark. Best effort: what cannot be written costs one more wait at the kubelet's next start,
+    no failure now."""
     try:
         write(*words)
     except HandFailed as failed:

@@ -1,6 +1,7 @@
 """The page at /: one file, without anything from elsewhere, that shows /events as they come.
 
-Its style and script are allowed by their hashes, and nothing else is: a pod that is called <script> stays a name.
+Its style and script are allowed by their hashes, and nothing else is: a pod that is called <script>
+stays a name.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ POLICY = "Content-Security-Policy"
 def answer() -> Answer:
     """Read when somebody first asks: a node that nobody looks at does not carry it."""
     body = (Path(__file__).parent / "page.html").read_bytes()
-    policy = (f"default-src 'none'; style-src {_hash(body, b'style')}; script-src {_hash(body, b'script')}; "
-              "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+    policy = (
+        f"default-src 'none'; style-src {_hash(body, b'style')}; script-src "
+        f"{_hash(body, b'script')}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
     return Answer(200, body, "text/html; charset=utf-8", ((POLICY, policy),))
 
 

@@ -1,7 +1,8 @@
 """A crowd at the agent's HTTP: crowd.py RATE SECONDS. JSON.
 
-Requests fall due by the clock, whether the last one was answered or not, and the time of an answer counts from there.
-Beside them are clients that send a request byte by byte, and clients that ask and never read. Dropped, they return.
+Requests fall due by the clock, whether the last one was answered or not, and the time of an answer
+counts from there. Beside them are clients that send a request byte by byte, and clients that ask
+and never read. Dropped, they return.
 """
 
 import asyncio
@@ -24,8 +25,11 @@ GIVE_UP_S = 30.0
 SAMPLE_S = 0.2
 LEFT_S = 5.0
 CGROUP = "/sys/fs/cgroup/system.slice/gpu-gate.service"
-PID = subprocess.run(["systemctl", "show", "--value", "-p", "MainPID", "gpu-gate.service"],
-                     capture_output=True, text=True).stdout.strip()
+PID = subprocess.run(
+    ["systemctl", "show", "--value", "-p", "MainPID", "gpu-gate.service"],
+    capture_output=True,
+    text=True,
+).stdout.strip()
 
 
 def request(path):
@@ -49,7 +53,9 @@ class Slow(threading.Thread):
         super().__init__(daemon=True)
         self.ended = threading.Event()
         self.dropped = 0
-        self.firsts = [b"GET /status HTTP/1.1\r\nX: "] * DRIPPING + [request("/status") * 200] * DEAF
+        self.firsts = [b"GET /status HTTP/1.1\r\nX: "] * DRIPPING + [
+            request("/status") * 200
+        ] * DEAF
 
     def run(self):
         clients = [self.opened(first) for first in self.firsts]
@@ -80,7 +86,14 @@ class Crowd:
     """Those that ask and read, over connections that stay."""
 
     def __init__(self):
-        self.took_s, self.failures, self.lags, self.rss, self.good, self.again = [], [], {}, [], 0, 0
+        self.took_s, self.failures, self.lags, self.rss, self.good, self.again = (
+            [],
+            [],
+            {},
+            [],
+            0,
+            0,
+        )
         self.due = asyncio.Queue()
 
     async def ask_on(self):
@@ -92,7 +105,10 @@ class Crowd:
                 if kept is not None:
                     try:
                         code, body = await ask(kept, path)
-                    except (ConnectionError, EOFError):  # closed while it rested: once more, as HTTP clients do
+                    except (
+                        ConnectionError,
+                        EOFError,
+                    ):  # closed while it rested: once more, as HTTP clients do
                         kept[1].close()
                         kept = None
                         self.again += 1
@@ -108,8 +124,10 @@ class Crowd:
                 if code != 200:
                     self.failures.append(f"{path}: {code}")
                 elif path == "/metrics":
-                    cycles, lag = (re.search(rf"^gpu_gate_{name} (\S+)$".encode(), body, re.M)[1]
-                                   for name in ("cycles_total", "cycle_lag_seconds"))
+                    cycles, lag = (
+                        re.search(rf"^gpu_gate_{name} (\S+)$".encode(), body, re.M)[1]
+                        for name in ("cycles_total", "cycle_lag_seconds")
+                    )
                     self.lags[cycles.decode()] = float(lag)
             self.due.task_done()
 
@@ -150,7 +168,9 @@ async def main():
     one.cancel()
     before, cpu, began = rss_mib(), cpu_s(), time.monotonic()
     slow.start()
-    tasks = [asyncio.create_task(crowd.ask_on()) for _ in range(BUSY)] + [asyncio.create_task(crowd.watch())]
+    tasks = [asyncio.create_task(crowd.ask_on()) for _ in range(BUSY)] + [
+        asyncio.create_task(crowd.watch())
+    ]
     took = await crowd.come(RATE, SECONDS)
     cpu, took_all = cpu_s() - cpu, time.monotonic() - began
     slow.ended.set()
@@ -159,13 +179,28 @@ async def main():
     slow.join()
     await asyncio.sleep(LEFT_S)
     took_s = sorted(crowd.took_s)
-    print(json.dumps({
-        "alone_s": statistics.median(alone.took_s), "median_s": statistics.median(took_s),
-        "p99_s": took_s[int(len(took_s) * 0.99)], "most_s": took_s[-1], "rate": len(took_s) / took,
-        "failures": RATE * SECONDS - crowd.good, "failed": sorted(set(crowd.failures))[:10],
-        "again": crowd.again, "cycles": len(crowd.lags), "lag_s": max(crowd.lags.values()), "dropped": slow.dropped,
-        "rss_before_mib": before, "rss_most_mib": max(crowd.rss), "rss_after_mib": rss_mib(),
-        "cpu_percent": 100 * cpu / took_all, "cores": os.cpu_count()}))
+    print(
+        json.dumps(
+            {
+                "alone_s": statistics.median(alone.took_s),
+                "median_s": statistics.median(took_s),
+                "p99_s": took_s[int(len(took_s) * 0.99)],
+                "most_s": took_s[-1],
+                "rate": len(took_s) / took,
+                "failures": RATE * SECONDS - crowd.good,
+                "failed": sorted(set(crowd.failures))[:10],
+                "again": crowd.again,
+                "cycles": len(crowd.lags),
+                "lag_s": max(crowd.lags.values()),
+                "dropped": slow.dropped,
+                "rss_before_mib": before,
+                "rss_most_mib": max(crowd.rss),
+                "rss_after_mib": rss_mib(),
+                "cpu_percent": 100 * cpu / took_all,
+                "cores": os.cpu_count(),
+            }
+        )
+    )
 
 
 asyncio.run(main())

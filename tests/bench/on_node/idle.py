@@ -17,14 +17,18 @@ CGROUP = "/sys/fs/cgroup/system.slice/gpu-gate.service"
 
 
 def agent_pid():
-    said = subprocess.run(["systemctl", "show", "--value", "-p", "MainPID", "gpu-gate.service"],
-                          capture_output=True, text=True)
+    said = subprocess.run(
+        ["systemctl", "show", "--value", "-p", "MainPID", "gpu-gate.service"],
+        capture_output=True,
+        text=True,
+    )
     return int(said.stdout)
 
 
 class Switches:
-    """Context switches of all that runs in the agent's cgroup, threads that live for a millisecond included:
-    perf's software counter, one for each CPU. /proc/PID/task shows only threads that live when one looks."""
+    """Context switches of all that runs in the agent's cgroup, threads that live for a millisecond
+    included: perf's software counter, one for each CPU. /proc/PID/task shows only threads that live
+    when one looks."""
 
     PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}[os.uname().machine]
     TYPE_SOFTWARE, CONTEXT_SWITCHES, OF_A_CGROUP, ATTR_BYTES = 1, 3, 4, 128
@@ -63,11 +67,14 @@ def cpu_s():
 def memory(pid, name):
     with open(f"/proc/{pid}/{name}") as file:
         rows = [line.split() for line in file]
-    return {row[0].rstrip(":"): int(row[1]) / 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
+    return {
+        row[0].rstrip(":"): int(row[1]) / 1024 for row in rows if len(row) == 3 and row[2] == "kB"
+    }
 
 
 class Uevents:
-    """Counts the kernel's uevents: every namespace hears every node's, so a boot elsewhere is no idleness here."""
+    """Counts the kernel's uevents: every namespace hears every node's, so a boot elsewhere is no
+    idleness here."""
 
     def __init__(self):
         self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 15)
@@ -89,9 +96,9 @@ class Uevents:
 
 
 def undisturbed(samples):
-    """The samples without uevents, for those of the machine's other nodes are no cost of ours. Only whole heartbeats
-    of them in a row: a uevent brings a cycle and puts the next heartbeat off, so that the pieces in between would
-    hold too few of them."""
+    """The samples without uevents, for those of the machine's other nodes are no cost of ours. Only
+    whole heartbeats of them in a row: a uevent brings a cycle and puts the next heartbeat off, so
+    that the pieces in between would hold too few of them."""
     kept, run = [], []
     for sample in samples:
         run = [] if sample[3] else [*run, sample]
@@ -108,7 +115,9 @@ def added(samples):
 def main():
     uevents = Uevents()
     seconds, pid = float(sys.argv[1]), agent_pid()
-    loop = subprocess.Popen(["sh", "-c", LOOP], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    loop = subprocess.Popen(
+        ["sh", "-c", LOOP], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     switches = Switches(CGROUP)
     last, cpu, ends = switches.read(), cpu_s(), time.monotonic() + seconds
     alive = switches_alive(pid)
@@ -127,19 +136,31 @@ def main():
     loop.terminate()
     loop.wait()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(json.dumps({
-        "uevents": uevents.count,
-        "agent": {"rss_mib": status["VmRSS"], "peak_mib": status["VmHWM"], "pss_mib": rollup["Pss"],
-                  "anonymous_mib": rollup["Anonymous"],
-                  "quiet_s": quiet[0] if is_quiet else 0.0,
-                  "cpu_percent": 100 * quiet[2] / quiet[0], "wakes_per_s": quiet[1] / quiet[0],
-                  "cpu_percent_whole": 100 * whole[2] / took, "wakes_per_s_whole": whole[1] / took,
-                  "wakes_per_s_alive": alive / took,
-                  "threads": len(os.listdir(f"/proc/{pid}/task"))},
-        "loop": {"rss_mib": shell + used.ru_maxrss / 1024,
-                 "cpu_percent": 100 * (used.ru_utime + used.ru_stime) / took,
-                 "wakes_per_s": (used.ru_nvcsw + used.ru_nivcsw) / took},
-    }))
+    print(
+        json.dumps(
+            {
+                "uevents": uevents.count,
+                "agent": {
+                    "rss_mib": status["VmRSS"],
+                    "peak_mib": status["VmHWM"],
+                    "pss_mib": rollup["Pss"],
+                    "anonymous_mib": rollup["Anonymous"],
+                    "quiet_s": quiet[0] if is_quiet else 0.0,
+                    "cpu_percent": 100 * quiet[2] / quiet[0],
+                    "wakes_per_s": quiet[1] / quiet[0],
+                    "cpu_percent_whole": 100 * whole[2] / took,
+                    "wakes_per_s_whole": whole[1] / took,
+                    "wakes_per_s_alive": alive / took,
+                    "threads": len(os.listdir(f"/proc/{pid}/task")),
+                },
+                "loop": {
+                    "rss_mib": shell + used.ru_maxrss / 1024,
+                    "cpu_percent": 100 * (used.ru_utime + used.ru_stime) / took,
+                    "wakes_per_s": (used.ru_nvcsw + used.ru_nivcsw) / took,
+                },
+            }
+        )
+    )
 
 
 main()

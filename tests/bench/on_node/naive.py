@@ -1,4 +1,5 @@
-"""A subscriber as one writes it at first: dbus-next's proxies, every signal of systemd, a list read anew."""
+"""A subscriber as one writes it at first: dbus-next's proxies, every signal of systemd, a list read
+anew."""
 
 import asyncio
 
@@ -12,8 +13,9 @@ WATCHED = ("nvidia-persistenced.service", "containerd.service", "kubelet.service
 
 async def main():
     bus = await MessageBus(bus_type=BusType.SYSTEM).connect()
-    manager = bus.get_proxy_object(SYSTEMD, PATH, await bus.introspect(SYSTEMD, PATH)).get_interface(
-        f"{SYSTEMD}.Manager")
+    manager = bus.get_proxy_object(
+        SYSTEMD, PATH, await bus.introspect(SYSTEMD, PATH)
+    ).get_interface(f"{SYSTEMD}.Manager")
     units, reads = {}, []
 
     def reloading(active):

@@ -1,4 +1,5 @@
-"""Wall time of commands, as JSON: time_it.py TIMES [NAME…]. They take turns, so that noise falls on all alike."""
+"""Wall time of commands, as JSON: time_it.py TIMES [NAME…]. They take turns, so that noise falls on
+all alike."""
 
 import contextlib
 import json
@@ -21,7 +22,12 @@ def took(name):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(MARK)
     began = time.perf_counter()
-    subprocess.run(COMMANDS[name], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        COMMANDS[name],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     return time.perf_counter() - began
 
 

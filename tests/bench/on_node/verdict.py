@@ -34,7 +34,10 @@ def until(holds):
     ends = time.monotonic() + GIVE_UP_S
     while not holds():
         if time.monotonic() > ends:
-            sys.exit(f"{holds.__name__} did not come within {GIVE_UP_S:.0f} s: {ask('/status')[1].decode()}")
+            sys.exit(
+                f"{holds.__name__} did not come within {GIVE_UP_S:.0f} s: "
+                f"{ask('/status')[1].decode()}"
+            )
         time.sleep(PAUSE_S)
     return time.monotonic()
 
@@ -61,12 +64,16 @@ class Loop(threading.Thread):
 
     def run(self):
         while True:
-            good = subprocess.run(["/opt/bench/poll-nvml", "8"], capture_output=True).returncode == 0
+            good = (
+                subprocess.run(["/opt/bench/poll-nvml", "8"], capture_output=True).returncode == 0
+            )
             self.seen.append((time.monotonic(), good))
             time.sleep(LOOP_S)
 
     def next(self, after, good):
-        return next((at for at, was_good in list(self.seen) if at > after and was_good is good), None)
+        return next(
+            (at for at, was_good in list(self.seen) if at > after and was_good is good), None
+        )
 
 
 def lose_a_node(loop, phase_s, found):

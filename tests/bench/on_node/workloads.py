@@ -1,8 +1,11 @@
-"""A hundred GPU containers as a runtime's systemd driver makes them, and what each daemon-reload costs beside them.
+"""A hundred GPU containers as a runtime's systemd driver makes them, and what each daemon-reload
+costs beside them.
 
-    workloads.py COUNT ROUNDS      JSON: CPU before and with the containers, reload to verdict, `test -r` in each
+    workloads.py COUNT ROUNDS      JSON: CPU before and with the containers, reload to verdict,
+    `test -r` in each
 
-The scopes are real; who lists them is a CRI service of our own: a hundred shims would say nothing about the agent.
+The scopes are real; who lists them is a CRI service of our own: a hundred shims would say nothing
+about the agent.
 """
 
 import json
@@ -22,7 +25,8 @@ SOCKET = "/run/bench-cri.sock"
 DEVICES = (("/dev/char/1:3", "rwm"), ("/dev/char/195:0", "rw"), ("/dev/char/195:255", "rw"))
 CGROUP = "/sys/fs/cgroup"
 REST_S = 4.0
-"within it the agent has looked, asked and read what it wants after a reload, its second look excepted"
+"""within it the agent has looked, asked and read what it wants after a reload, its second look
+excepted"""
 
 
 def container(number):
@@ -30,11 +34,26 @@ def container(number):
     name = f"{number:064x}"
     scope = f"cri-containerd-{name}.scope"
     allow = [word for path, rights in DEVICES for word in ("-p", f"DeviceAllow={path} {rights}")]
-    subprocess.Popen(["systemd-run", "--quiet", "--scope", f"--unit={scope}", "--slice=kubepods.slice",
-                      "-p", "DevicePolicy=strict", *allow, "sleep", "infinity"],
-                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # they outlive whoever reads our output
+    subprocess.Popen(
+        [
+            "systemd-run",
+            "--quiet",
+            "--scope",
+            f"--unit={scope}",
+            "--slice=kubepods.slice",
+            "-p",
+            "DevicePolicy=strict",
+            *allow,
+            "sleep",
+            "infinity",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # they outlive whoever reads our output
     folder = f"{CGROUP}/kubepods.slice/{scope}"
-    while not os.path.exists(f"{folder}/cgroup.procs") or not (pids := open(f"{folder}/cgroup.procs").read().split()):
+    while not os.path.exists(f"{folder}/cgroup.procs") or not (
+        pids := open(f"{folder}/cgroup.procs").read().split()
+    ):
         time.sleep(0.01)
     return name, int(pids[0]), folder
 
@@ -44,24 +63,44 @@ def serve(containers):
     pids = {name: pid for name, pid, _ in containers}
 
     def sandboxes(_request, _context):
-        return types["ListPodSandboxResponse"](items=[{
-            "id": f"s{name}", "metadata": {"name": f"train-{n}", "namespace": "ml", "uid": f"u{n}"}}
-            for n, name in enumerate(pids)])
+        return types["ListPodSandboxResponse"](
+            items=[
+                {
+                    "id": f"s{name}",
+                    "metadata": {"name": f"train-{n}", "namespace": "ml", "uid": f"u{n}"},
+                }
+                for n, name in enumerate(pids)
+            ]
+        )
 
     def lists(_request, _context):
-        return types["ListContainersResponse"](containers=[{
-            "id": name, "pod_sandbox_id": f"s{name}", "metadata": {"name": "main"}, "state": 1} for name in pids])
+        return types["ListContainersResponse"](
+            containers=[
+                {"id": name, "pod_sandbox_id": f"s{name}", "metadata": {"name": "main"}, "state": 1}
+                for name in pids
+            ]
+        )
 
     def status(request, _context):
         name = request.container_id
         return types["ContainerStatusResponse"](
-            status={"id": name, "state": 1}, info={"info": json.dumps({"pid": pids[name]})})
+            status={"id": name, "state": 1}, info={"info": json.dumps({"pid": pids[name]})}
+        )
 
-    methods = {name: grpc.unary_unary_rpc_method_handler(
-        handler, types[f"{name}Request"].FromString, lambda answer: answer.SerializeToString())
-        for name, handler in (("ListPodSandbox", sandboxes), ("ListContainers", lists), ("ContainerStatus", status))}
+    methods = {
+        name: grpc.unary_unary_rpc_method_handler(
+            handler, types[f"{name}Request"].FromString, lambda answer: answer.SerializeToString()
+        )
+        for name, handler in (
+            ("ListPodSandbox", sandboxes),
+            ("ListContainers", lists),
+            ("ContainerStatus", status),
+        )
+    }
     server = grpc.server(futures.ThreadPoolExecutor(4))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", methods),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", methods),)
+    )
     server.add_insecure_port(f"unix://{SOCKET}")
     server.start()
     return server
@@ -89,18 +128,30 @@ def verdicts(at):
     """Seconds from the reload to the last container's new verdict."""
     seen, now = rows(), time.monotonic()
     stamps = [now - row["age_s"] for row in seen if row["age_s"] is not None]
-    if len(stamps) < COUNT or min(stamps) < at - 1.0 or any(row["now"] != "allowed" for row in seen):
-        sys.exit(f"{len(stamps)} verdicts, the oldest {now - min(stamps, default=now):.1f} s old: {seen[:1]}")
+    if (
+        len(stamps) < COUNT
+        or min(stamps) < at - 1.0
+        or any(row["now"] != "allowed" for row in seen)
+    ):
+        sys.exit(
+            f"{len(stamps)} verdicts, the oldest {now - min(stamps, default=now):.1f} s old: "
+            f"{seen[:1]}"
+        )
     return max(stamps) - at
 
 
 def test_in_each(containers):
-    """(wall, CPU in s): `test -r` by a process that joins each container's cgroup, as an exec does at the least."""
+    """(wall, CPU in s): `test -r` by a process that joins each container's cgroup, as an exec does
+    at the least."""
     began, before = time.monotonic(), os.times()
     for _, _, folder in containers:
-        subprocess.run(["sh", "-c", f"echo 0 >{folder}/cgroup.procs; test -r /dev/nvidiactl"], check=True)
+        subprocess.run(
+            ["sh", "-c", f"echo 0 >{folder}/cgroup.procs; test -r /dev/nvidiactl"], check=True
+        )
     after = os.times()
-    spent = after.children_user - before.children_user + after.children_system - before.children_system
+    spent = (
+        after.children_user - before.children_user + after.children_system - before.children_system
+    )
     return time.monotonic() - began, spent
 
 
@@ -111,7 +162,9 @@ def main():
     os.makedirs("/etc/gpu-gate/gpu-gate.conf.d", exist_ok=True)
     with open("/etc/gpu-gate/gpu-gate.conf.d/bench.conf", "w") as file:
         file.write(f"[Plugin]\nRuntimeSocket={SOCKET}\n")
-    subprocess.run(["systemctl", "kill", "-s", "HUP", "--kill-whom=main", "gpu-gate.service"], check=True)
+    subprocess.run(
+        ["systemctl", "kill", "-s", "HUP", "--kill-whom=main", "gpu-gate.service"], check=True
+    )
     ends = time.monotonic() + 60
     while sum(row["age_s"] is not None for row in rows()) < COUNT:
         if time.monotonic() > ends:
@@ -128,8 +181,18 @@ def main():
     idle_percent = (cpu_s() - idle) / (time.monotonic() - began) * 100
     by_hand = [test_in_each(containers) for _ in range(min(ROUNDS, 3))]
     server.stop(0)
-    print(json.dumps({"bare_cpu": bare, "cpu": cpu, "wall": wall, "idle_percent": idle_percent,
-                      "test_wall": [w for w, _ in by_hand], "test_cpu": [c for _, c in by_hand]}))
+    print(
+        json.dumps(
+            {
+                "bare_cpu": bare,
+                "cpu": cpu,
+                "wall": wall,
+                "idle_percent": idle_percent,
+                "test_wall": [w for w, _ in by_hand],
+                "test_cpu": [c for _, c in by_hand],
+            }
+        )
+    )
 
 
 main()

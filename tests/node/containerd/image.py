@@ -1,9 +1,10 @@
-"""Writes a docker archive with the two images of a node: localhost/sim/base:1 and localhost/sim/pause:1.
+"""Writes a docker archive with the two images of a node: localhost/sim/base:1 and
+localhost/sim/pause:1.
 
     python3 image.py BUSYBOX OUT.tar
 
-One layer for both: busybox and empty folders, over which a pod mounts the node's /usr, /etc and so on. Made
-without a registry and without a build tool, and the same bytes each time.
+One layer for both: busybox and empty folders, over which a pod mounts the node's /usr, /etc and so
+on. Made without a registry and without a build tool, and the same bytes each time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Puts the stand-ins into a node's tree, or into any folder that is to become one.
 
-    install.py ROOT [--pynvml FILE] [--library FILE] [--no-static-pod] [--no-kubelet] [--no-modprobe]
+    install.py ROOT [--pynvml FILE] [--library FILE] [--no-static-pod] [--no-kubelet]
+    [--no-modprobe]
 
-The harness may call onto(node), or copy this folder to /opt/gpu-gate-sim with lib/libnvidia-ml.so.1 and
-pynvml.py in it, and run `install` there.
+The harness may call onto(node), or copy this folder to /opt/gpu-gate-sim with lib/libnvidia-ml.so.1
+and pynvml.py in it, and run `install` there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ HOME = "opt/gpu-gate-sim"
 IS_IN_PLACE = Path("/", HOME) == HERE
 REPO = HERE if IS_IN_PLACE else HERE.parents[2]
 CACHE = REPO / ".cache" / "standins"
-PROGRAMS = ("kubelet.py", "plugin.py", "simgpu.py", "simcri.py", "persistenced.py", "nvidia_modprobe.py")
+PROGRAMS = (
+    "kubelet.py",
+    "plugin.py",
+    "simgpu.py",
+    "simcri.py",
+    "persistenced.py",
+    "nvidia_modprobe.py",
+)
 COMMANDS = {
     "simgpu": "simgpu.py",
     "simcri": "simcri.py",
@@ -44,9 +52,15 @@ plug --gpus 8
 def made_of() -> str:
     """A digest of all that is installed, for the harness's cache."""
     total = hashlib.sha256()
-    files = (p for p in HERE.rglob("*") if p.is_file() and "__pycache__" not in p.parts and p.name != "pynvml.py")
+    files = (
+        p
+        for p in HERE.rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts and p.name != "pynvml.py"
+    )
     for path in sorted(files):
-        total.update(f"{path.relative_to(HERE)} {path.stat().st_mode:o}".encode() + path.read_bytes())
+        total.update(
+            f"{path.relative_to(HERE)} {path.stat().st_mode:o}".encode() + path.read_bytes()
+        )
     return total.hexdigest()[:12]
 
 
@@ -54,7 +68,9 @@ def library() -> Path:
     """The stand-in libnvidia-ml.so.1, built once for each state of its source."""
     if IS_IN_PLACE:
         return HERE / "lib/libnvidia-ml.so.1"
-    source = b"".join((HERE / "nvml" / name).read_bytes() for name in ("libnvidia-ml.c", "libcuda.c", "build.sh"))
+    source = b"".join(
+        (HERE / "nvml" / name).read_bytes() for name in ("libnvidia-ml.c", "libcuda.c", "build.sh")
+    )
     folder = CACHE / f"nvml-{hashlib.sha256(source).hexdigest()[:12]}"
     if not (folder / "libnvidia-ml.so.1").exists():
         subprocess.run([HERE / "nvml/build.sh", folder], check=True)
@@ -67,7 +83,9 @@ def pynvml() -> Path:
         return HERE / "pynvml.py"
     folder = CACHE / "pynvml"
     if not (folder / "pynvml.py").exists():
-        subprocess.run(["sh", REPO / "packaging/deb/fetch-pynvml", folder, REPO / ".cache/wheels"], check=True)
+        subprocess.run(
+            ["sh", REPO / "packaging/deb/fetch-pynvml", folder, REPO / ".cache/wheels"], check=True
+        )
     return folder / "pynvml.py"
 
 
@@ -88,9 +106,14 @@ def _link(path: Path, target: str) -> None:
 
 
 def install(
-    root: Path, *, static_pod: bool = True, kubelet: bool = True, modprobe: bool = True,
-    library_file: Path | None = None, pynvml_file: Path | None = None,
-) -> None:  # fmt: skip
+    root: Path,
+    *,
+    static_pod: bool = True,
+    kubelet: bool = True,
+    modprobe: bool = True,
+    library_file: Path | None = None,
+    pynvml_file: Path | None = None,
+) -> None:
     """Writes files and the links that enable the units; runs nothing of the tree."""
     home = root / HOME
     for name in PROGRAMS:
@@ -132,7 +155,9 @@ def onto(node, **options) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("root", type=Path)
     parser.add_argument("--pynvml", type=Path, dest="pynvml_file")
     parser.add_argument("--library", type=Path, dest="library_file")

@@ -1,8 +1,10 @@
 #!/usr/bin/python3
 """A kubelet without an API server: device manager, static pods over CRI, pod-resources.
 
-Every option may also be given as KUBELET_<NAME> in the environment. What the node would be told (capacity,
-allocatable, pods) is written to --state as JSON, for tests to read; the product does not know of it.
+Every option may also be given as KUBELET_<NAME> in the environment. What the node would be told
+(capacity,
+allocatable, pods) is written to --state as JSON, for tests to read; the product does not know of
+it.
 """
 
 from __future__ import annotations
@@ -34,19 +36,29 @@ OPTIONS = (
     ("node", os.uname().nodename, "node name, the end of every static pod's name"),
     ("cgroup-driver", "systemd", "systemd or cgroupfs"),
     ("grace-s", "300", "endpoint stop grace period"),
-    ("status-s", "10", "seconds between node status updates (an expired endpoint is noticed there)"),
+    (
+        "status-s",
+        "10",
+        "seconds between node status updates (an expired endpoint is noticed there)",
+    ),
     ("relist-s", "1", "seconds between two looks at the runtime"),
     ("backoff-factor", "1", "of 10 s, 20 s … 300 s"),
     ("qps", "100", "pod-resources calls a second"),
     ("burst", "10", "pod-resources calls at once"),
-    ("faults", "/run/simgpu/kubelet.faults", "what to break, read at every use: see podresources.py"),
+    (
+        "faults",
+        "/run/simgpu/kubelet.faults",
+        "what to break, read at every use: see podresources.py",
+    ),
     ("state", "/run/simgpu/kubelet.state", "JSON for tests; empty: none"),
     ("start-delay-s", "0", "before anything is done"),
 )
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default, words in OPTIONS:
         environment = os.environ.get("KUBELET_" + name.upper().replace("-", "_"), default)
         parser.add_argument(f"--{name}", default=environment, help=f"{words} ({default})")
@@ -87,17 +99,30 @@ class Node:
         root = Path(options.root)
         self.options = options
         self.lock = threading.Lock()
-        self.devices = DeviceManager(log, root / "device-plugins", float(options.grace_s), self.report)
+        self.devices = DeviceManager(
+            log, root / "device-plugins", float(options.grace_s), self.report
+        )
         self.pods: PodWorker | None = None
         if options.cri != "none":
             self.pods = PodWorker(
-                log, connect_runtime(Path(options.cri)), self.devices, Path(options.manifests), options.node, root,
-                Path(options.log_root), options.cgroup_driver, Backoff(float(options.backoff_factor)), self.report,
-            )  # fmt: skip
+                log,
+                connect_runtime(Path(options.cri)),
+                self.devices,
+                Path(options.manifests),
+                options.node,
+                root,
+                Path(options.log_root),
+                options.cgroup_driver,
+                Backoff(float(options.backoff_factor)),
+                self.report,
+            )
         self.resources = PodResources(
-            root / "pod-resources/kubelet.sock", Path(options.faults), self.devices.allocatable,
-            self.pods.active if self.pods else list, RateLimit(float(options.qps), int(options.burst)),
-        )  # fmt: skip
+            root / "pod-resources/kubelet.sock",
+            Path(options.faults),
+            self.devices.allocatable,
+            self.pods.active if self.pods else list,
+            RateLimit(float(options.qps), int(options.burst)),
+        )
 
     def report(self) -> None:
         if not self.options.state:
@@ -136,7 +161,9 @@ class Node:
             while True:
                 try:
                     what()
-                except Exception as exc:  # a stand-in that falls silent would be a lie nobody asked for
+                except (
+                    Exception
+                ) as exc:  # a stand-in that falls silent would be a lie nobody asked for
                     log.say("kubelet.go:1", "The stand-in itself failed", "E", err=repr(exc))
                 time.sleep(every_s)
 

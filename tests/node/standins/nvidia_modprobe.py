@@ -1,9 +1,11 @@
 #!/usr/bin/python3
 """nvidia-modprobe as far as a node without a driver can have it: makes device nodes, loads nothing.
 
-  -c MINOR   device node for that minor (255: nvidiactl)       -u   the unified memory module's nodes instead
+  -c MINOR   device node for that minor (255: nvidiactl)       -u   the unified memory module's
+  nodes instead
   -m         nvidia-modeset      -f FILE  the capability in that /proc file        -s, -l   accepted
-Every call is written to /run/simgpu/modprobe.calls ("BOOTTIME ARGUMENTS"). Without a loaded driver it exits 1.
+Every call is written to /run/simgpu/modprobe.calls ("BOOTTIME ARGUMENTS"). Without a loaded driver
+it exits 1.
 """
 
 from __future__ import annotations
@@ -40,16 +42,24 @@ def main() -> int:
         return 1
     known, dev = majors(), Path("/dev")
     flags = {flag for flag, _ in words}
-    minors = [int(value.lstrip("=")) for flag, value in words if flag in ("-c", "--create-nvidia-device-file")]
+    minors = [
+        int(value.lstrip("="))
+        for flag, value in words
+        if flag in ("-c", "--create-nvidia-device-file")
+    ]
     if flags & {"-m", "--modeset"}:
         make_node(dev, "nvidia-modeset", known["nvidia-modeset"], 254)
     elif flags & {"-u", "--unified-memory"}:
         for minor in minors:
-            make_node(dev, "nvidia-uvm-tools" if minor else "nvidia-uvm", known["nvidia-uvm"], minor)
+            make_node(
+                dev, "nvidia-uvm-tools" if minor else "nvidia-uvm", known["nvidia-uvm"], minor
+            )
             make_node(dev, "nvidia-uvm-tools", known["nvidia-uvm"], 1)
     elif not flags & {"-s", "-l"}:
         for minor in minors:
-            make_node(dev, "nvidiactl" if minor == 255 else f"nvidia{minor}", known["nvidiactl"], minor)
+            make_node(
+                dev, "nvidiactl" if minor == 255 else f"nvidia{minor}", known["nvidiactl"], minor
+            )
     return 0
 
 

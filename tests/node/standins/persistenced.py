@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """nvidia-persistenced's outside: it forks, writes its pid file and the real log lines, and stays.
 
-When it starts, what /etc/simgpu.conf has after "persistenced:" is run, so that a window in which NVML fails
-is counted from its start, as in the incident.
+When it starts, what /etc/simgpu.conf has after "persistenced:" is run, so that a window in which
+NVML fails is counted from its start, as in the incident.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def main() -> None:
         syslog.syslog("Received signal 15")
         syslog.syslog("PID file closed.")
         syslog.syslog(
-            "The daemon no longer has permission to remove its runtime data directory /run/nvidia-persistenced"
+            "The daemon no longer has permission to remove its runtime data directory "
+            "/run/nvidia-persistenced"
         )
         syslog.syslog("Shutdown (1)")
         sys.exit(0)

@@ -2,12 +2,15 @@
 """A device plugin that behaves, and misbehaves, as NVIDIA's does; NVML comes through nvidia-ml-py.
 
 Environment:
-  FAIL_ON_INIT_ERROR   true (default): NVML failure ends it with 1; false: Running for ever, nothing registered
-  OLD=1                as v0.9: the old log form; after a failed init deaf to kubelet restarts, SIGHUP ends it with 2
+  FAIL_ON_INIT_ERROR   true (default): NVML failure ends it with 1; false: Running for ever, nothing
+  registered
+  OLD=1                as v0.9: the old log form; after a failed init deaf to kubelet restarts,
+  SIGHUP ends it with 2
   DEAF=1               never registers again, whatever happens; DEAF=socket: only SIGHUP makes it
   NVIDIA_VISIBLE_DEVICES   "all", or the indices or UUIDs (of MIG devices, too) that it may see
   MIG_STRATEGY         none (default), single, mixed
-  REPLICAS=4           time-slicing: every device so many times, ids with ::N; RENAME=yes: as RESOURCE.shared
+  REPLICAS=4           time-slicing: every device so many times, ids with ::N; RENAME=yes: as
+  RESOURCE.shared
   PASS_DEVICE_SPECS=true   Allocate answers with device nodes
   LINGER_S=5           on SIGTERM serves on for that long (an old instance that outlives a new one)
   RETRY_S=30           after a failed registration
@@ -46,8 +49,10 @@ LINGER_S = float(os.environ.get("LINGER_S", "0"))
 PREREQUISITES = (
     "If this is a GPU node, did you set the docker default runtime to `nvidia`?",
     "You can check the prerequisites at: https://github.com/NVIDIA/k8s-device-plugin#prerequisites",
-    "You can learn how to set the runtime at: https://github.com/NVIDIA/k8s-device-plugin#quick-start",
-    "If this is not a GPU node, you should set up a toleration or nodeSelector to only deploy this plugin"
+    "You can learn how to set the runtime at: "
+    "https://github.com/NVIDIA/k8s-device-plugin#quick-start",
+    "If this is not a GPU node, you should set up a toleration or nodeSelector to only deploy "
+    "this plugin"
     " on GPU nodes",
 )
 
@@ -65,20 +70,35 @@ class Broken(Exception):
 
 
 def words(exc: pynvml.NVMLError) -> str:
-    return "could not load NVML library" if exc.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND else str(exc)
+    return (
+        "could not load NVML library"
+        if exc.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        else str(exc)
+    )
 
 
 def config_text() -> str:
     flags = {
-        "migStrategy": STRATEGY, "failOnInitError": FAILS_ON_INIT, "mpsRoot": "", "nvidiaDriverRoot": "/",
-        "nvidiaDevRoot": "/", "gdrcopyEnabled": False, "gdsEnabled": False, "mofedEnabled": False,
-        "useNodeFeatureAPI": None, "deviceDiscoveryStrategy": "auto",
+        "migStrategy": STRATEGY,
+        "failOnInitError": FAILS_ON_INIT,
+        "mpsRoot": "",
+        "nvidiaDriverRoot": "/",
+        "nvidiaDevRoot": "/",
+        "gdrcopyEnabled": False,
+        "gdsEnabled": False,
+        "mofedEnabled": False,
+        "useNodeFeatureAPI": None,
+        "deviceDiscoveryStrategy": "auto",
         "plugin": {
-            "passDeviceSpecs": is_true(os.environ.get("PASS_DEVICE_SPECS", "")), "deviceListStrategy": ["envvar"],
-            "deviceIDStrategy": "uuid", "cdiAnnotationPrefix": "cdi.k8s.io/", "nvidiaCTKPath": "/usr/bin/nvidia-ctk",
-            "containerDriverRoot": "/driver-root", "sharedDevicesAllocationPolicy": "distributed",
+            "passDeviceSpecs": is_true(os.environ.get("PASS_DEVICE_SPECS", "")),
+            "deviceListStrategy": ["envvar"],
+            "deviceIDStrategy": "uuid",
+            "cdiAnnotationPrefix": "cdi.k8s.io/",
+            "nvidiaCTKPath": "/usr/bin/nvidia-ctk",
+            "containerDriverRoot": "/driver-root",
+            "sharedDevicesAllocationPolicy": "distributed",
         },
-    }  # fmt: skip
+    }
     resources = {"gpus": [{"pattern": "*", "name": RESOURCE}]}
     config = {
         "version": "v1",
@@ -124,11 +144,15 @@ def init_nvml() -> None:
 
 
 def platform_unknown(why: str) -> Offers:
-    """A container without the driver's library: no GPU node at all, as far as the plugin can see."""
+    """A container without the driver's library: no GPU node at all, as far as the plugin can
+    see."""
     log.plain("plugin-manager.go:101", f"Detected non-NVML platform: {why}")
     complain(
         "Incompatible strategy detected auto",
-        ("If this is a GPU node, did you configure the NVIDIA Container Toolkit?", *PREREQUISITES[1:]),
+        (
+            "If this is a GPU node, did you configure the NVIDIA Container Toolkit?",
+            *PREREQUISITES[1:],
+        ),
     )
     if FAILS_ON_INIT:
         raise Broken("unable to create plugin manager: invalid device discovery strategy")
@@ -167,7 +191,8 @@ def watch_health(servers: list[PluginServer]) -> None:
     """Waits for critical events until the servers stop; runs in a thread of its own."""
     log.plain(
         "health.go:64",
-        "Ignoring the following XIDs for health checks: map[13:true 31:true 43:true 45:true 68:true 109:true]",
+        "Ignoring the following XIDs for health checks: map[13:true 31:true 43:true 45:true "
+        "68:true 109:true]",
     )
     try:
         events = pynvml.nvmlEventSetCreate()
@@ -184,20 +209,28 @@ def watch_health(servers: list[PluginServer]) -> None:
             for server in servers:
                 server.sees_xid(event.eventData, minor)
     except pynvml.NVMLError as exc:
-        log.plain("health.go:121", f"Error waiting for event: {exc}; Marking all devices as unhealthy", "E")
+        log.plain(
+            "health.go:121",
+            f"Error waiting for event: {exc}; Marking all devices as unhealthy",
+            "E",
+        )
         for server in servers:
             for device_id in server.health:
                 server.mark_unhealthy(device_id)
 
 
 def start() -> tuple[list[PluginServer], float | None]:
-    """The running servers, one a resource; and when to try again (monotonic), if a registration failed."""
+    """The running servers, one a resource; and when to try again (monotonic), if a registration
+    failed."""
     offers = retrieve_gpus()
     if not offers:
         log.plain("main.go:416", "No devices found. Waiting indefinitely.")
         return [], None
     specs = is_true(os.environ.get("PASS_DEVICE_SPECS", ""))
-    servers = [PluginServer(log, DIRECTORY, name, ids, check_all_gpus, specs) for name, ids in offers.items()]
+    servers = [
+        PluginServer(log, DIRECTORY, name, ids, check_all_gpus, specs)
+        for name, ids in offers.items()
+    ]
     try:
         for server in servers:
             server.start()
@@ -287,7 +320,8 @@ def run() -> int:
                 return 0
         log.plain("main.go:423", "Stopping plugins.")
         stop(servers)
-        # Python is slower to be heard than Go: let the kubelet see this stream end before the next registration.
+        # Python is slower to be heard than Go: let the kubelet see this stream end before the next
+        # registration.
         time.sleep(0.02)
 
 

@@ -50,7 +50,9 @@ def inspect(runtime: Runtime, word: str) -> dict:
     answer = runtime.ask("ContainerStatus", container_id=resolve(runtime, word), verbose=True)
     status = answer.status
     kept = {"id": status.id, "state": STATES[status.state], "attempt": status.metadata.attempt}
-    kept.update(exit_code=status.exit_code, started_at=status.started_at, finished_at=status.finished_at)
+    kept.update(
+        exit_code=status.exit_code, started_at=status.started_at, finished_at=status.finished_at
+    )
     return {**kept, "info": json.loads(answer.info["info"])}
 
 
@@ -63,19 +65,31 @@ def run(runtime: Runtime, args: argparse.Namespace) -> None:
         case "pods":
             for pod in runtime.ask("ListPodSandbox").items:
                 one = {"id": pod.id, "name": pod.metadata.name, "uid": pod.metadata.uid}
-                print(json.dumps({**one, "attempt": pod.metadata.attempt, "state": ("READY", "NOTREADY")[pod.state]}))
+                print(
+                    json.dumps(
+                        {
+                            **one,
+                            "attempt": pod.metadata.attempt,
+                            "state": ("READY", "NOTREADY")[pod.state],
+                        }
+                    )
+                )
         case "id":
             print(resolve(runtime, args.id))
         case "inspect":
             print(json.dumps(inspect(runtime, args.id), indent=1))
         case "stop":
-            runtime.ask("StopContainer", container_id=resolve(runtime, args.id), timeout=args.timeout)
+            runtime.ask(
+                "StopContainer", container_id=resolve(runtime, args.id), timeout=args.timeout
+            )
         case "rm":
             runtime.ask("RemoveContainer", container_id=resolve(runtime, args.id))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--socket", type=Path, default=Path("/run/containerd/containerd.sock"))
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("ps").add_argument("-a", dest="all", action="store_true")

@@ -1,23 +1,31 @@
 #!/usr/bin/python3
-"""GPUs for a node that has none: what the kernel, the driver and NVML would show, changed by command.
+"""GPUs for a node that has none: what the kernel, the driver and NVML would show, changed by
+command.
 
   simgpu plug --gpus 8               hardware, driver, device nodes (see plug --help)
   simgpu unplug                      all of it away again
   simgpu driver load|unload|version V     [--in SECONDS] [--no-nodes]
-  simgpu nodes make|remove|link|unlink [NAME…]    device nodes, or only their /dev/char links; wildcards allowed
+  simgpu nodes make|remove|link|unlink [NAME…]    device nodes, or only their /dev/char links;
+  wildcards allowed
   simgpu lose N [--gone]   simgpu find N          NVML 15 for one GPU; --gone: off the PCI bus, too
   simgpu bind N nvidia|vfio-pci|nouveau|none
-  simgpu nvml WORD…                  adds a fault for libnvidia-ml; "ok": none any more; "reset WORD…": only this one:
-      init=999 for=6 · init=18 · init-delay=500 · count=15 · gpu=3 error=15 · gpu=3 delay=1500 · delay=300
-      hang=init|count|handle [gpu=3] [deaf] [for=4] · show=7 · omit=3 · uuid=3:GPU-x · shuffle · shuffle=2
+  simgpu nvml WORD…                  adds a fault for libnvidia-ml; "ok": none any more; "reset
+  WORD…": only this one:
+      init=999 for=6 · init=18 · init-delay=500 · count=15 · gpu=3 error=15 · gpu=3 delay=1500 ·
+      delay=300
+      hang=init|count|handle [gpu=3] [deaf] [for=4] · show=7 · omit=3 · uuid=3:GPU-x · shuffle ·
+      shuffle=2
       xid=79 gpu=3 · check-devices=off|on · persistence=off · fabric=STATE:STATUS
       any of them with for=SECONDS | until=BOOTTIME, in=SECONDS | from=BOOTTIME
-  simgpu kubelet WORD…               faults of the stand-in kubelet: "podresources=hang" …, "ok": none
-  simgpu calls                       from now on NVML's callers are written to /run/simgpu/nvml.calls
+  simgpu kubelet WORD…               faults of the stand-in kubelet: "podresources=hang" …, "ok":
+  none
+  simgpu calls                       from now on NVML's callers are written to
+  /run/simgpu/nvml.calls
   simgpu kmsg TEXT…                  a line of the kernel's log: /dev/kmsg, a plain file
   simgpu uevent ACTION SUBSYSTEM DEVPATH [KEY=VALUE…]
   simgpu node                        what the stand-in kubelet would tell the API server
-  simgpu boot | started SERVICE      runs the lines of /etc/simgpu.conf: those without, or with "SERVICE:" before them
+  simgpu boot | started SERVICE      runs the lines of /etc/simgpu.conf: those without, or with
+  "SERVICE:" before them
 
 With --root DIR everything is plain files below DIR and nothing is mounted.
 """
@@ -58,7 +66,8 @@ def write_all(lay: Layout) -> None:
     lay.write_pci()
     gpus = [g for g in lay.gpus if g["driver"] == "nvidia" and not g.get("gone")]
     nvmlscript.set_hardware(
-        script(lay.root), nvmlscript.hardware(gpus, lay.state["driver_version"], lay.state["loaded"])
+        script(lay.root),
+        nvmlscript.hardware(gpus, lay.state["driver_version"], lay.state["loaded"]),
     )
 
 
@@ -104,13 +113,17 @@ def driver(root: Path, args: argparse.Namespace) -> None:
     lay = layout(root)
     if args.verb == "version":
         # The library on disk is new, the loaded module stays what it was: NVML 18 until a reboot.
-        nvmlscript.set_hardware(script(root), nvmlscript.hardware(lay.gpus, args.version, lay.state["loaded"]))
+        nvmlscript.set_hardware(
+            script(root), nvmlscript.hardware(lay.gpus, args.version, lay.state["loaded"])
+        )
         nvmlscript.change(script(root), ["init=18"])
         return
     lay.state["loaded"] = args.verb == "load"
     write_all(lay)
     if lay.state["loaded"]:
-        print_to_kernel_log(root, f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {lay.state['driver_version']}")
+        print_to_kernel_log(
+            root, f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {lay.state['driver_version']}"
+        )
     if args.verb == "unload":
         lay.remove_nodes([])
     elif not args.no_nodes:
@@ -121,8 +134,8 @@ def driver(root: Path, args: argparse.Namespace) -> None:
 
 
 def print_to_kernel_log(root: Path, text: str) -> None:
-    """A record as /dev/kmsg gives it: priority, number, microseconds since the boot without suspend. A node of
-    systemd-nspawn has no /dev/kmsg, and gets a plain file."""
+    """A record as /dev/kmsg gives it: priority, number, microseconds since the boot without
+    suspend. A node of systemd-nspawn has no /dev/kmsg, and gets a plain file."""
     log = root / "dev/kmsg"
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.is_char_device():
@@ -164,7 +177,9 @@ def lose(root: Path, args: argparse.Namespace) -> None:
     if args.command == "find":
         gpu.pop("gone", None)
         fault = f"handle gpu={args.gpu} error=15"
-        nvmlscript.write(script(root), [line for line in nvmlscript.read(script(root)) if line != fault])
+        nvmlscript.write(
+            script(root), [line for line in nvmlscript.read(script(root)) if line != fault]
+        )
     elif args.gone:
         gpu["gone"] = True
     else:
@@ -183,7 +198,11 @@ def bind(root: Path, args: argparse.Namespace) -> None:
     if is_running(root):
         action = "bind" if gpu["driver"] else "unbind"
         uevent.send(
-            action, "pci", f"/devices/pci0000:00/{gpu['bus']}", PCI_SLOT_NAME=gpu["bus"], DRIVER=gpu["driver"]
+            action,
+            "pci",
+            f"/devices/pci0000:00/{gpu['bus']}",
+            PCI_SLOT_NAME=gpu["bus"],
+            DRIVER=gpu["driver"],
         )
 
 
@@ -228,11 +247,17 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--gpus", type=int, default=8)
     one.add_argument("--driver-version", default="550.54.15")
     one.add_argument("--bound", default="nvidia", help="nvidia, vfio-pci, nouveau, none")
-    one.add_argument("--driver", action="store_true", help="driver loaded although nothing is bound to it")
-    one.add_argument("--no-driver", action="store_true", help="hardware only; driver load comes later")
+    one.add_argument(
+        "--driver", action="store_true", help="driver loaded although nothing is bound to it"
+    )
+    one.add_argument(
+        "--no-driver", action="store_true", help="hardware only; driver load comes later"
+    )
     one.add_argument("--no-nodes", action="store_true")
     one.add_argument("--no-links", action="store_true", help="no /dev/char links")
-    one.add_argument("--without", action="append", default=[], metavar="NAME", help="leave this device node out")
+    one.add_argument(
+        "--without", action="append", default=[], metavar="NAME", help="leave this device node out"
+    )
     verb("kmsg", kmsg).add_argument("words", nargs="+")
     verb("unplug", unplug)
     one = verb("driver", driver)
@@ -257,7 +282,9 @@ def parser() -> argparse.ArgumentParser:
         ("kubelet", kubelet),
         (
             "uevent",
-            lambda root, args: uevent.send(*args.words[:3], **dict(w.split("=", 1) for w in args.words[3:])),
+            lambda root, args: uevent.send(
+                *args.words[:3], **dict(w.split("=", 1) for w in args.words[3:])
+            ),
         ),
     ):
         verb(name, handler).add_argument("words", nargs="+")

@@ -1,4 +1,5 @@
-"""What a boot came to: the incident lived through, with the gate and without, and a way in whatever the GPUs do."""
+"""What a boot came to: the incident lived through, with the gate and without, and a way in whatever
+the GPUs do."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ WAYS_IN = ("getty.target", "serial-getty@ttyS0.service", "systemd-logind.service
 
 
 def incident_with_the_gate(node: Here) -> dict[str, Any]:
-    """NVML answers 999 at first: the kubelet starts after it is well, and the plugin registers at its first try."""
+    """NVML answers 999 at first: the kubelet starts after it is well, and the plugin registers at
+    its first try."""
     gate.wait_ready(node, SLOW_S)
-    before = [(float(at), result) for at, _, _, call, result in gate.nvml_calls(node) if call == "init"]
+    before = [
+        (float(at), result) for at, _, _, call, result in gate.nvml_calls(node) if call == "init"
+    ]
     before = [result for at, result in before if at < gate.entered(node, "gpu-gate.target")]
     assert "999" in before and before[-3:] == ["0", "0", "0"], before
     assert gate.released(node)["word"] == "Open"
@@ -29,7 +33,8 @@ def incident_with_the_gate(node: Here) -> dict[str, Any]:
 
 
 def agent_killed_before_ready(node: Here) -> dict[str, Any]:
-    """The first agent of this boot died while it was starting (killed.conf); the second released the kubelet."""
+    """The first agent of this boot died while it was starting (killed.conf); the second released
+    the kubelet."""
     said = node.journal("-u", "gpu-gate.service", "-o", "cat", "_PID=1").splitlines()
     ended = next(number for number, line in enumerate(said) if "status=9/KILL" in line)
     started = [number for number, line in enumerate(said) if line.startswith("Started ")]
@@ -40,14 +45,21 @@ def agent_killed_before_ready(node: Here) -> dict[str, Any]:
 
 
 def incident_without_the_gate(node: Here) -> dict[str, Any]:
-    """The same node: the plugin asked too early, runs, and has registered nothing; NVML is well all the while."""
+    """The same node: the plugin asked too early, runs, and has registered nothing; NVML is well all
+    the while."""
     log = "cat /var/log/pods/*/nvidia-device-plugin-ctr/*.log"
-    gate.until(lambda: "only deploy this plugin on GPU nodes" in node.run(log, check=False).stdout,
-               lambda: node.run(log, check=False).stdout, SLOW_S)
+    gate.until(
+        lambda: "only deploy this plugin on GPU nodes" in node.run(log, check=False).stdout,
+        lambda: node.run(log, check=False).stdout,
+        SLOW_S,
+    )
     count = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
     ask = ["python3", "-c", count]
-    gate.until(lambda: node.run(ask, check=False, env={"PYTHONPATH": "/opt/gpu-gate-sim"}).stdout == "8\n",
-               "NVML is not well yet", SLOW_S)
+    gate.until(
+        lambda: node.run(ask, check=False, env={"PYTHONPATH": "/opt/gpu-gate-sim"}).stdout == "8\n",
+        "NVML is not well yet",
+        SLOW_S,
+    )
     (plugin,) = gate.plugins(node)
     assert plugin["state"] == "RUNNING"
     assert not gate.allocatable(node) and gate.kubelet_state(node)["registrations"] == 0
@@ -56,7 +68,8 @@ def incident_without_the_gate(node: Here) -> dict[str, Any]:
 
 
 def held_and_reachable(node: Here) -> dict[str, Any]:
-    """NVML fails for good: while the kubelet is held there is a way in, and the boot is not over."""
+    """NVML fails for good: while the kubelet is held there is a way in, and the boot is not
+    over."""
     gate.until(lambda: gate.is_held(node), lambda: gate.status(node), SLOW_S)
     _way_in(node)
     assert gate.is_held(node) and not node.is_active("multi-user.target")
@@ -64,7 +77,8 @@ def held_and_reachable(node: Here) -> dict[str, Any]:
 
 
 def deadline_over(node: Here) -> dict[str, Any]:
-    """The kubelet starts by itself in the end, and says why; the node is not ready, and reachable."""
+    """The kubelet starts by itself in the end, and says why; the node is not ready, and
+    reachable."""
     gate.wait_kubelet(node, SLOW_S)
     mark = gate.released(node)
     assert mark["word"] == "Deadline", mark
@@ -74,9 +88,16 @@ def deadline_over(node: Here) -> dict[str, Any]:
     _way_in(node)
     assert gate.readyz(node)[0] == 503
     agent = agent_said(node)
-    waited = gate.entered(node, "kubelet.service") - json.loads(node.read("/run/gpu-gate/waiting"))["at"]
-    return {"mark": mark, "held for": round(waited, 1), "readyz": gate.readyz(node)[1],
-            "settings": node.read(gate.CONF).split(), "agent": agent}
+    waited = (
+        gate.entered(node, "kubelet.service") - json.loads(node.read("/run/gpu-gate/waiting"))["at"]
+    )
+    return {
+        "mark": mark,
+        "held for": round(waited, 1),
+        "readyz": gate.readyz(node)[1],
+        "settings": node.read(gate.CONF).split(),
+        "agent": agent,
+    }
 
 
 def reachable(node: Here) -> dict[str, Any]:
@@ -89,15 +110,24 @@ def reachable(node: Here) -> dict[str, Any]:
 def boot_time(node: Here) -> dict[str, Any]:
     """What systemd-analyze says once the boot is over; for times.py."""
     node.wait_booted(SLOW_S)
-    units = ("basic.target", "nvidia-persistenced.service", "gpu-gate.target", "kubelet.service", "multi-user.target")
+    units = (
+        "basic.target",
+        "nvidia-persistenced.service",
+        "gpu-gate.target",
+        "kubelet.service",
+        "multi-user.target",
+    )
     usec = {unit: int(node.show(unit, "ActiveEnterTimestampMonotonic")) for unit in units}
     return {"analyze": node.run("systemd-analyze").stdout.splitlines()[0], **usec}
 
 
 def agent_said(node: Here, restarts: int = 0) -> list[str]:
-    """The agent's first words in this boot; it was started so often again, and no program of it failed."""
+    """The agent's first words in this boot; it was started so often again, and no program of it
+    failed."""
     assert node.show("gpu-gate.service", "NRestarts") == str(restarts)
-    said = node.journal("-u", "gpu-gate.service", "-u", "gpu-gate-wait.service", "-o", "short-monotonic")
+    said = node.journal(
+        "-u", "gpu-gate.service", "-u", "gpu-gate-wait.service", "-o", "short-monotonic"
+    )
     assert "Traceback" not in said and "core-dump" not in said, said
     return said.splitlines()[:20]
 

@@ -1,4 +1,5 @@
-"""This machine as the tests' Node: what tests/node asks of a node from outside is asked here from inside."""
+"""This machine as the tests' Node: what tests/node asks of a node from outside is asked here from
+inside."""
 
 from __future__ import annotations
 
@@ -25,13 +26,24 @@ class Here(Node):
         self.name = os.uname().nodename
 
     def run(
-        self, command: Command, *, check: bool = True, timeout: float = 120.0, input: str | bytes | None = None,
+        self,
+        command: Command,
+        *,
+        check: bool = True,
+        timeout: float = 120.0,
+        input: str | bytes | None = None,
         env: dict[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    ) -> subprocess.CompletedProcess[str]:
         words = ["sh", "-ec", command] if isinstance(command, str) else list(command)
         data = input.encode() if isinstance(input, str) else input
-        done = subprocess.run(words, input=data or b"", capture_output=True, timeout=timeout, check=False,
-                              env={**ENVIRONMENT, **(env or {})})
+        done = subprocess.run(
+            words,
+            input=data or b"",
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+            env={**ENVIRONMENT, **(env or {})},
+        )
         out, err = (stream.decode(errors="replace") for stream in (done.stdout, done.stderr))
         if check and done.returncode:
             raise NodeError(f"{shown(command)} ended with {done.returncode}.\n{out}{err}")
@@ -40,7 +52,9 @@ class Here(Node):
     @contextlib.contextmanager
     def spawn(self, command: Command, **options: Any) -> Iterator[subprocess.Popen[str]]:
         words = ["sh", "-ec", command] if isinstance(command, str) else list(command)
-        with subprocess.Popen(words, text=True, env=ENVIRONMENT, stdout=subprocess.PIPE, **options) as proc:
+        with subprocess.Popen(
+            words, text=True, env=ENVIRONMENT, stdout=subprocess.PIPE, **options
+        ) as proc:
             try:
                 yield proc
             finally:
@@ -60,6 +74,11 @@ def check(what: Callable[[Here], dict[str, Any]]) -> None:
     try:
         saw = what(Here())
     except Exception:
-        report(name, ok=False, failed=traceback.format_exc()[-3000:], took_s=round(time.monotonic() - began, 1))
+        report(
+            name,
+            ok=False,
+            failed=traceback.format_exc()[-3000:],
+            took_s=round(time.monotonic() - began, 1),
+        )
     else:
         report(name, ok=True, saw=saw, took_s=round(time.monotonic() - began, 1))

@@ -1,7 +1,9 @@
-"""Runs in the machine, as a service beside the boot: lives one scenario, then the machine is switched off.
+"""Runs in the machine, as a service beside the boot: lives one scenario, then the machine is
+switched off.
 
-Which one, the kernel's command line says (gpu-gate.live=NAME). Each check writes one JSON line to the second serial
-port, and the program outside judges nothing but that all of them were there and went well.
+Which one, the kernel's command line says (gpu-gate.live=NAME). Each check writes one JSON line to
+the second serial port, and the program outside judges nothing but that all of them were there and
+went well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""GPU containers on a machine with every controller of cgroup v2: reloads under load, and limits that are reached."""
+"""GPU containers on a machine with every controller of cgroup v2: reloads under load, and limits
+that are reached."""
 
 from __future__ import annotations
 
@@ -15,22 +16,27 @@ NAMES = ("first", "second")
 CHECKS = 1000
 FILL = "busybox dd if=/dev/zero of=/dev/shm/fill bs=1M count=16"
 LOAD = "while :; do systemd-run --quiet --wait --collect true; sleep 0.2; done"
-"""Units come and go: with two of these the one emulated processor is busy with them most of the time."""
+"""Units come and go: with two of these the one emulated processor is busy with them most of the
+time."""
 
 
 def pod(node: Here, name: str, devices: str) -> dict[str, Any]:
-    """A pod of the kubelet's stand-in with one GPU; its container's row in /status, once the agent has asked."""
+    """A pod of the kubelet's stand-in with one GPU; its container's row in /status, once the agent
+    has asked."""
     node.put(f"/etc/kubernetes/manifests/{name}.yaml", gate.pod_text(name, 1, devices))
     gate.until(lambda: row(node, name).get("how"), lambda: gate.status(node).get("access"), SLOW_S)
     return row(node, name)
 
 
 def row(node: Here, name: str) -> dict[str, Any]:
-    return next((row for row in gate.status(node).get("access", ()) if row["container"] == name), {})
+    return next(
+        (row for row in gate.status(node).get("access", ()) if row["container"] == name), {}
+    )
 
 
 def reloads_under_load(node: Here) -> dict[str, Any]:
-    """Reloads while units come and go: nobody loses a GPU, nothing is started again, and the gate is open after."""
+    """Reloads while units come and go: nobody loses a GPU, nothing is started again, and the gate
+    is open after."""
     rows = [pod(node, name, "/dev/nvidiactl,/dev/nvidia-uvm,/dev/nvidia[0-9]*") for name in NAMES]
     assert [one["now"] for one in rows] == ["allowed"] * 2, rows
     gate.wait_ready(node, SLOW_S)
@@ -41,15 +47,19 @@ def reloads_under_load(node: Here) -> dict[str, Any]:
         node.systemctl("daemon-reexec" if number == 2 else "daemon-reload", timeout=SLOW_S)
     node.run("systemctl stop 'load-*'")
     gate.wait_ready(node, SLOW_S)
-    gate.until(lambda: node.run("gpu-gate access", check=False).returncode == 0,
-               lambda: node.run("gpu-gate access", check=False).stdout, SLOW_S)
+    gate.until(
+        lambda: node.run("gpu-gate access", check=False).returncode == 0,
+        lambda: node.run("gpu-gate access", check=False).stdout,
+        SLOW_S,
+    )
     assert (gate.kubelet_start(node), gate.agent_pid(node), gate.plugins(node)) == before
     assert gate.allocatable(node) == 8
     return {"access": node.run("gpu-gate access").stdout.splitlines()}
 
 
 def containers_at_their_limits(node: Here) -> dict[str, Any]:
-    """Their memory and pids are at the limit of the very cgroup that is asked about: nobody feels the checks."""
+    """Their memory and pids are at the limit of the very cgroup that is asked about: nobody feels
+    the checks."""
     rows = [row(node, name) for name in NAMES]
     cgroups = [Path(f"/sys/fs/cgroup{one['cgroup']}") for one in rows]
     for one, cgroup in zip(rows, cgroups, strict=True):
@@ -63,14 +73,19 @@ def containers_at_their_limits(node: Here) -> dict[str, Any]:
     words = " ".join(f"--pid {one['pid']} /dev/nvidiactl c:1:3" for one in rows)
     found = []
     for _ in range(4):
-        lines = node.run(f"{PROBE} {f'{words} ' * (CHECKS // 4 // len(rows))}", timeout=SLOW_S).stdout.splitlines()
+        lines = node.run(
+            f"{PROBE} {f'{words} ' * (CHECKS // 4 // len(rows))}", timeout=SLOW_S
+        ).stdout.splitlines()
         found += [answer["access"] for line in lines for answer in json.loads(line)["answers"]]
     assert found == ["allowed"] * CHECKS * 2, sorted(set(found))
     after = [_state(cgroup) for cgroup in cgroups]
     assert after == before, (before, after)
     limits = [int((cgroup / "memory.max").read_text()) for cgroup in cgroups]
     used = [int((cgroup / "memory.current").read_text()) for cgroup in cgroups]
-    assert all(limit - now < 1 << 20 < limit for limit, now in zip(limits, used, strict=True)), (limits, used)
+    assert all(limit - now < 1 << 20 < limit for limit, now in zip(limits, used, strict=True)), (
+        limits,
+        used,
+    )
     return {"checks": CHECKS, "limits": limits, "used": used, "state": before[0]}
 
 
@@ -80,7 +95,8 @@ def _limit(cgroup: Path, kind: str) -> None:
 
 
 def _state(cgroup: Path) -> dict[str, str]:
-    """What moves if anything of a check is counted there: at its limit, one more page shows in memory.events."""
+    """What moves if anything of a check is counted there: at its limit, one more page shows in
+    memory.events."""
     names = "memory.max memory.events pids.max pids.current pids.events cgroup.procs cgroup.events".split()
     return {name: (cgroup / name).read_text().strip() for name in names}
 

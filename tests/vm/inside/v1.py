@@ -25,16 +25,24 @@ def it_is_cgroup_v1(node: Here) -> dict[str, Any]:
     assert Path("/sys/fs/cgroup/devices/devices.list").exists()
     gate.wait_ready(node, SLOW_S)
     assert gate.allocatable(node) == 8
-    return {"mounts": re.findall(r"(?m)^cgroup\S* (\S+)", node.read("/proc/mounts")), "agent": agent_said(node)}
+    return {
+        "mounts": re.findall(r"(?m)^cgroup\S* (\S+)", node.read("/proc/mounts")),
+        "agent": agent_said(node),
+    }
 
 
 def a_loss_is_found(node: Here) -> dict[str, Any]:
-    """What the legacy hook does on v1, behind runc: devices.allow. systemd knows nothing of it, and takes it away."""
+    """What the legacy hook does on v1, behind runc: devices.allow. systemd knows nothing of it, and
+    takes it away."""
     one = pod(node, "legacy", "")
     assert one["now"] == "denied" and one["how"].startswith("devices.list"), one
     lines = node.read(f"/proc/{one['pid']}/cgroup").splitlines()
-    cgroup = "/sys/fs/cgroup/devices" + next(line.split(":", 2)[2] for line in lines if ":devices:" in line)
-    minor = next(d["device"] for d in one["devices"] if d["device"] not in ("c:195:255", "c:235:0")).split(":")[2]
+    cgroup = "/sys/fs/cgroup/devices" + next(
+        line.split(":", 2)[2] for line in lines if ":devices:" in line
+    )
+    minor = next(
+        d["device"] for d in one["devices"] if d["device"] not in ("c:195:255", "c:235:0")
+    ).split(":")[2]
     nodes = ("/dev/nvidiactl", f"/dev/nvidia{minor}", "/dev/nvidia-uvm")
     start = Path(f"{cgroup}/devices.list").read_text().splitlines()
     assert "c *:* m" in start, start
@@ -50,8 +58,11 @@ def a_loss_is_found(node: Here) -> dict[str, Any]:
     _until(node, "denied")
     lost = row(node, "legacy")
     assert lost["loss"] == "reload", lost
-    assert {d["device"] for d in lost["devices"] if d["now"] == "denied"} == \
-        {"c:195:255", f"c:195:{minor}", "c:235:0"}, lost
+    assert {d["device"] for d in lost["devices"] if d["now"] == "denied"} == {
+        "c:195:255",
+        f"c:195:{minor}",
+        "c:235:0",
+    }, lost
     assert _tried(node, cgroup, *nodes) == [1, 1, 1]
     left = Path(f"{cgroup}/devices.list").read_text().splitlines()
     assert "c *:* m" in left and not any("195" in line for line in left), left
@@ -66,7 +77,9 @@ def _until(node: Here, now: str) -> None:
 
 def _tried(node: Here, cgroup: str, *paths: str) -> list[int]:
     """errno of access(2), of a process that joins the container's own cgroup."""
-    return [int(n) for n in re.findall(r"\d+", node.run(["python3", "-c", TRY, cgroup, *paths]).stdout)]
+    return [
+        int(n) for n in re.findall(r"\d+", node.run(["python3", "-c", TRY, cgroup, *paths]).stdout)
+    ]
 
 
 SCENARIOS = {"v1": [it_is_cgroup_v1, a_loss_is_found]}

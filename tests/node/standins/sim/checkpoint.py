@@ -1,6 +1,7 @@
 """``kubelet_internal_checkpoint``: the real shape, with the real checksum.
 
-The checksum is FNV-1a (32 bit) over Go's printed form of the data; it was checked against captured files.
+The checksum is FNV-1a (32 bit) over Go's printed form of the data; it was checked against captured
+files.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _printed(data: dict) -> str:
         return (
             f"{{PodUID:(string){e['PodUID']} ContainerName:(string){e['ContainerName']} "
             f"ResourceName:(string){e['ResourceName']} "
-            f"DeviceIDs:(checkpoint.DevicesPerNUMA)map[{lists(e['DeviceIDs'])}] AllocResp:([]uint8)[{octets}]}}"
+            f"DeviceIDs:(checkpoint.DevicesPerNUMA)map[{lists(e['DeviceIDs'])}] "
+            f"AllocResp:([]uint8)[{octets}]}}"
         )
 
     entries = data["PodDeviceEntries"]

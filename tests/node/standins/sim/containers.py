@@ -12,8 +12,8 @@ from sim.wire import cri
 from sim.wire import plugin_api as plugin
 
 DEVICES_ANNOTATION = "sim/devices"
-"""Comma-separated device nodes for every container of the pod; a name with a wildcard may match nothing,
-a plain one that is missing makes the container fail to be created, as it would."""
+"""Comma-separated device nodes for every container of the pod; a name with a wildcard may match
+nothing, a plain one that is missing makes the container fail to be created, as it would."""
 
 NODE, CONTAINER = 2, 1  # namespace modes
 
@@ -36,14 +36,20 @@ def is_privileged(container: dict) -> bool:
 
 def sandbox_config(pod: Pod, attempt: int, log_root: Path, cgroup_driver: str):
     config = cri.PodSandboxConfig()
-    config.metadata.name, config.metadata.uid, config.metadata.namespace = pod.name, pod.uid, pod.namespace
+    config.metadata.name, config.metadata.uid, config.metadata.namespace = (
+        pod.name,
+        pod.uid,
+        pod.namespace,
+    )
     config.metadata.attempt = attempt
     config.log_directory = str(log_root / f"{pod.namespace}_{pod.name}_{pod.uid}")
     config.dns_config.servers.append("127.0.0.53")  # else containerd wants the host's resolv.conf
     config.labels.update({**pod.labels, **pod_labels(pod)})
     config.annotations.update(pod.annotations)
     config.annotations["kubernetes.io/config.hash"] = pod.uid
-    config.annotations["kubernetes.io/config.seen"] = datetime.datetime.now(tz=datetime.timezone.utc).isoformat()
+    config.annotations["kubernetes.io/config.seen"] = datetime.datetime.now(
+        tz=datetime.timezone.utc
+    ).isoformat()
     config.annotations["kubernetes.io/config.source"] = "file"
     if cgroup_driver == "systemd":
         config.linux.cgroup_parent = f"kubepods-besteffort-pod{pod.uid}.slice"
@@ -76,7 +82,9 @@ def _add_mounts(config, pod: Pod, container: dict, kubelet_dir: Path) -> None:
         if mount.get("subPath"):
             host /= mount["subPath"]
         config.mounts.add(
-            container_path=mount["mountPath"], host_path=str(host), readonly=bool(mount.get("readOnly"))
+            container_path=mount["mountPath"],
+            host_path=str(host),
+            readonly=bool(mount.get("readOnly")),
         )
     own = kubelet_dir / "pods" / pod.uid / "containers" / container["name"] / secrets.token_hex(4)
     own.parent.mkdir(parents=True, exist_ok=True)
@@ -101,15 +109,21 @@ def _add_devices(config, pod: Pod, entries) -> None:
             )
         for mount in given.mounts:
             config.mounts.add(
-                container_path=mount.container_path, host_path=mount.host_path, readonly=mount.read_only
+                container_path=mount.container_path,
+                host_path=mount.host_path,
+                readonly=mount.read_only,
             )
         for device in given.cdi_devices:
             config.CDI_devices.add(name=device.name)
 
 
-def container_config(pod: Pod, container: dict, attempt: int, image_id: str, entries, kubelet_dir: Path):
+def container_config(
+    pod: Pod, container: dict, attempt: int, image_id: str, entries, kubelet_dir: Path
+):
     """Raises MountFailed."""
-    config = cri.ContainerConfig(command=container.get("command") or [], args=container.get("args") or [])
+    config = cri.ContainerConfig(
+        command=container.get("command") or [], args=container.get("args") or []
+    )
     config.working_dir = container.get("workingDir", "")
     config.metadata.name, config.metadata.attempt = container["name"], attempt
     config.image.image = image_id

@@ -1,4 +1,5 @@
-"""The stand-in kubelet's device manager: registration, endpoints, capacity and allocatable, lies included."""
+"""The stand-in kubelet's device manager: registration, endpoints, capacity and allocatable, lies
+included."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ class Resource:
 
 
 class DeviceManager:
-    def __init__(self, log: Klog, directory: Path, grace_s: float = 300.0, on_change=lambda: None) -> None:
+    def __init__(
+        self, log: Klog, directory: Path, grace_s: float = 300.0, on_change=lambda: None
+    ) -> None:
         self.log, self.directory, self.grace_s, self.on_change = log, directory, grace_s, on_change
         self.lock = threading.RLock()
         self.resources: dict[str, Resource] = {}
@@ -51,12 +54,17 @@ class DeviceManager:
 
     def start(self) -> None:
         """Reads the checkpoint, deletes all sockets, listens on kubelet.sock."""
-        self.log.say("manager.go:143", "Creating Device Plugin manager", path=str(self.directory / "kubelet.sock"))
+        self.log.say(
+            "manager.go:143",
+            "Creating Device Plugin manager",
+            path=str(self.directory / "kubelet.sock"),
+        )
         self.directory.mkdir(parents=True, exist_ok=True)
         try:
             self.entries, registered = checkpoint.read(self.directory)
             for name in registered:
-                # A stopped endpoint with no devices: capacity stays 0 until its plugin registers again.
+                # A stopped endpoint with no devices: capacity stays 0 until its plugin registers
+                # again.
                 self.resources[name] = Resource(stopped_at=time.monotonic())
                 self.known.add(name)
         except FileNotFoundError:
@@ -69,15 +77,17 @@ class DeviceManager:
         except checkpoint.Corrupt as exc:
             self.log.say(
                 "manager.go:351",
-                "Continue after failing to read checkpoint file. Device allocation info may NOT be up-to-date",
+                "Continue after failing to read checkpoint file. Device allocation info may "
+                "NOT be up-to-date",
                 "E",
                 err=str(exc),
             )
         checkpoint.remove_sockets(self.directory)
         self.server = rpc.serve(
-            self.directory / "kubelet.sock", "v1beta1.Registration",
+            self.directory / "kubelet.sock",
+            "v1beta1.Registration",
             {"Register": rpc.unary(self._register, api.RegisterRequest)},
-        )  # fmt: skip
+        )
         self.log.say(
             "server.go:80",
             "Serving device plugin registration server on socket",
@@ -88,7 +98,11 @@ class DeviceManager:
 
     def _register(self, request, context):
         name = request.resource_name
-        self.log.say("server.go:144", "Got registration request from device plugin with resource", resourceName=name)
+        self.log.say(
+            "server.go:144",
+            "Got registration request from device plugin with resource",
+            resourceName=name,
+        )
         if request.version != "v1beta1":
             context.abort(
                 grpc.StatusCode.UNKNOWN,
@@ -119,11 +133,18 @@ class DeviceManager:
     def _watch(self, client: Client) -> None:
         try:
             for answer in rpc.stream(
-                client.channel, "/v1beta1.DevicePlugin/ListAndWatch", api.Empty(), api.ListAndWatchResponse
+                client.channel,
+                "/v1beta1.DevicePlugin/ListAndWatch",
+                api.Empty(),
+                api.ListAndWatchResponse,
             ):
                 self._receive(client.resource, answer)
         except (grpc.RpcError, ValueError) as exc:  # ValueError: the channel was closed under us
-            said = exc.details() if isinstance(exc, grpc.RpcError) else "the client connection is closing"
+            said = (
+                exc.details()
+                if isinstance(exc, grpc.RpcError)
+                else "the client connection is closing"
+            )
             self.log.say(
                 "client.go:88",
                 "ListAndWatch ended unexpectedly for device plugin",
@@ -132,8 +153,9 @@ class DeviceManager:
                 resource=client.resource,
             )
         with self.lock:
-            # The lie of the overlap: looked up by resource name, so when an old instance ends after a
-            # new one has registered, it is the NEW one's client that is found, closed and marked stopped.
+            # The lie of the overlap: looked up by resource name, so when an old instance ends after
+            # a new one has registered, it is the NEW one's client that is found, closed and marked
+            # stopped.
             current = self.clients.pop(client.resource, None)
             if current is None:
                 return
@@ -163,7 +185,9 @@ class DeviceManager:
         self.on_change()
 
     def _write(self) -> None:
-        checkpoint.write(self.directory, self.entries, {name: r.healthy for name, r in self.resources.items()})
+        checkpoint.write(
+            self.directory, self.entries, {name: r.healthy for name, r in self.resources.items()}
+        )
         self.log.say("manager.go:514", "Checkpoint file written", checkpoint=checkpoint.NAME)
 
     # What the node is said to have
@@ -172,9 +196,10 @@ class DeviceManager:
         """Once per node status update: forgets what has been stopped for the grace period."""
         with self.lock:
             late = [
-                name for name, r in self.resources.items()
+                name
+                for name, r in self.resources.items()
                 if r.stopped_at is not None and time.monotonic() - r.stopped_at > self.grace_s
-            ]  # fmt: skip
+            ]
             for name in late:
                 del self.resources[name]
             if late:
@@ -223,10 +248,13 @@ class DeviceManager:
             chosen = self._choose(client, free, count)
             request = api.AllocateRequest()
             request.container_requests.add().devices_ids.extend(chosen)
-            answer = rpc.call(client.channel, "/v1beta1.DevicePlugin/Allocate", request, api.AllocateResponse)
+            answer = rpc.call(
+                client.channel, "/v1beta1.DevicePlugin/Allocate", request, api.AllocateResponse
+            )
         except grpc.RpcError as exc:
             raise Rejected(
-                f"Allocate failed due to rpc error: code = {exc.code().name.title()} desc = {exc.details()}, "
+                f"Allocate failed due to rpc error: code = {exc.code().name.title()} desc = "
+                f"{exc.details()}, "
                 "which is unexpected"
             ) from exc
         response = answer.container_responses[0].SerializeToString()

@@ -1,7 +1,8 @@
-"""The GPUs of a simulated node as files: PCI functions, the driver's /proc and /sys entries, device nodes.
+"""The GPUs of a simulated node as files: PCI functions, the driver's /proc and /sys entries, device
+nodes.
 
-Everything is written below one folder (``Layout.under``). On a running node parts of it are mounted over the
-kernel's own places; with --root they simply are the files of a node-as-a-folder.
+Everything is written below one folder (``Layout.under``). On a running node parts of it are mounted
+over the kernel's own places; with --root they simply are the files of a node-as-a-folder.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ DECOYS = {
     "0000:00:00.0": ("0x8086", "0x09a2", "0x088000", ""),
     "0000:00:01.0": ("0x8086", "0x352a", "0x060400", "pcieport"),
     "0000:0c:00.0": ("0x15b3", "0x1021", "0x020700", "mlx5_core"),
-    "0000:06:00.0": ("0x1a03", "0x2000", "0x030000", "ast"),  # the BMC's VGA: a display, not NVIDIA's
+    "0000:06:00.0": (
+        "0x1a03",
+        "0x2000",
+        "0x030000",
+        "ast",
+    ),  # the BMC's VGA: a display, not NVIDIA's
     "0000:07:00.1": ("0x10de", "0x10f1", "0x040300", "snd_hda_intel"),  # NVIDIA's audio function
     "0000:c4:00.0": ("0x10de", "0x22a3", "0x068000", "nvidia-nvswitch"),
 }
@@ -126,7 +132,9 @@ class Layout:
     def write_pci(self) -> None:
         devices, drivers = self.under / "sys/bus/pci/devices", self.under / "sys/bus/pci/drivers"
         present = {
-            g["bus"]: ("0x10de", "0x2330", "0x030200", self.driver_of(g)) for g in self.gpus if not g.get("gone")
+            g["bus"]: ("0x10de", "0x2330", "0x030200", self.driver_of(g))
+            for g in self.gpus
+            if not g.get("gone")
         }
         present.update(DECOYS)
         devices.mkdir(parents=True, exist_ok=True)
@@ -233,18 +241,31 @@ class Layout:
             if gpu["driver"] != "nvidia" or gpu.get("gone"):
                 continue
             fields = {
-                "Model": gpu["name"], "IRQ": 16 + gpu["index"], "GPU UUID": gpu["uuid"],
-                "Video BIOS": "96.00.5e.00.01", "Bus Type": "PCIe", "DMA Size": "52 bits",
-                "DMA Mask": "0xfffffffffffff", "Bus Location": gpu["bus"],
-                "Device Minor": gpu["minor"], "GPU Firmware": version, "GPU Excluded": "No",
-            }  # fmt: skip
+                "Model": gpu["name"],
+                "IRQ": 16 + gpu["index"],
+                "GPU UUID": gpu["uuid"],
+                "Video BIOS": "96.00.5e.00.01",
+                "Bus Type": "PCIe",
+                "DMA Size": "52 bits",
+                "DMA Mask": "0xfffffffffffff",
+                "Bus Location": gpu["bus"],
+                "Device Minor": gpu["minor"],
+                "GPU Firmware": version,
+                "GPU Excluded": "No",
+            }
             rewrite(
                 new / "gpus" / gpu["bus"] / "information",
                 "".join(f"{f'{k}:':6s} \t{v}\n" for k, v in fields.items()),
             )
         rewrite(new / "params", PARAMS)
-        banner = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue Mar  5 22:23:56 UTC 2024\n"
-        rewrite(new / "version", banner + "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1) \n")
+        banner = (
+            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue Mar  5 "
+            "22:23:56 UTC 2024\n"
+        )
+        rewrite(
+            new / "version",
+            banner + "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1) \n",
+        )
         if target.exists():
             os.replace(target, self.under / "gone")
         os.replace(new, target)
@@ -253,13 +274,19 @@ class Layout:
     # /dev
 
     def known_nodes(self) -> dict[str, tuple[int, int]]:
-        own = {f"nvidia{g['minor']}": (195, g["minor"]) for g in self.gpus if g["driver"] == "nvidia"}
+        own = {
+            f"nvidia{g['minor']}": (195, g["minor"]) for g in self.gpus if g["driver"] == "nvidia"
+        }
         return {**CONTROL, **own, **CAPS}
 
     def chosen_nodes(self, patterns: list[str]) -> dict[str, tuple[int, int]]:
         """All, or those whose name fits one of the patterns (``nvidia0``, ``nvidia-uvm*``)."""
         known = self.known_nodes()
-        return {n: v for n, v in known.items() if not patterns or any(fnmatch(n, one) for one in patterns)}
+        return {
+            n: v
+            for n, v in known.items()
+            if not patterns or any(fnmatch(n, one) for one in patterns)
+        }
 
     def make_nodes(self, patterns: list[str], has_links: bool = True) -> None:
         for name, (major, minor) in self.chosen_nodes(patterns).items():

@@ -30,5 +30,8 @@ class Klog:
     def say(self, where: str, sentence: str, level: str = "I", **fields) -> None:
         """The structured form; fields keep their order, ``err`` is where callers put it."""
         words = [json.dumps(sentence, ensure_ascii=False)]
-        words += [f"{k}={json.dumps(v, ensure_ascii=False) if isinstance(v, str) else v}" for k, v in fields.items()]
+        words += [
+            f"{k}={json.dumps(v, ensure_ascii=False) if isinstance(v, str) else v}"
+            for k, v in fields.items()
+        ]
         self.plain(where, " ".join(words), level)

@@ -36,7 +36,8 @@ def mounted() -> list[str]:
 
 
 def lay(under: Path) -> None:
-    """Idempotent. The kernel's real modules stay visible, as links to where /sys/module is kept aside."""
+    """Idempotent. The kernel's real modules stay visible, as links to where /sys/module is kept
+    aside."""
     real = under.parent / "real-module"
     here = mounted()
     if str(real) not in here:

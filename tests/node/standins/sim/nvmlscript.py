@@ -1,4 +1,5 @@
-"""The script that the stand-in library reads (its grammar: nvml/libnvidia-ml.c), and how commands change it."""
+"""The script that the stand-in library reads (its grammar: nvml/libnvidia-ml.c), and how commands
+change it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def hardware(gpus: list[dict], driver_version: str, is_loaded: bool) -> list[str
         f"loaded {'yes' if is_loaded else 'no'}",
     ]
     return lines + [
-        f"gpu {g['index']} uuid={g['uuid']} bus={g['bus']} minor={g['minor']} serial={g['serial']} name={g['name']}"
+        f"gpu {g['index']} uuid={g['uuid']} bus={g['bus']} minor={g['minor']} "
+        f"serial={g['serial']} name={g['name']}"
         for g in gpus
     ]
 
@@ -45,11 +47,11 @@ def set_hardware(path: Path, lines: list[str]) -> None:
 def statement(words: list[str]) -> str:
     """One line from the words of ``simgpu nvml``; raises ValueError.
 
-    init=999 count=15 gpu=3 error=15 delay=500 show=7 omit=3 uuid=3:GPU-x shuffle shuffle=2 hang=init deaf
-    xid=79 check-devices=off persistence=off fabric=2:0 mig=on pending=off
-    mig-device=0 uuid=MIG-x profile=1g.10gb gi=1 remap pending=1 ecc pending=0 recovery=1 virtualization=2
-    refuse=mig error=3, each with gpu=3 if it is about one;
-    for=SECONDS or until=BOOTTIME, from=BOOTTIME.
+    init=999 count=15 gpu=3 error=15 delay=500 show=7 omit=3 uuid=3:GPU-x shuffle shuffle=2
+    hang=init deaf xid=79 check-devices=off persistence=off fabric=2:0 mig=on pending=off
+    mig-device=0 uuid=MIG-x profile=1g.10gb gi=1 remap pending=1 ecc pending=0 recovery=1
+    virtualization=2 refuse=mig error=3, each with gpu=3 if it is about one; for=SECONDS or
+    until=BOOTTIME, from=BOOTTIME.
     """
     given = dict(word.partition("=")[::2] for word in words)
     tail = ""
@@ -84,7 +86,8 @@ def statement(words: list[str]) -> str:
 
 
 def change(path: Path, words: list[str]) -> None:
-    """``ok`` takes all faults away; ``reset`` first, then a fault, replaces them; else the fault is added."""
+    """``ok`` takes all faults away; ``reset`` first, then a fault, replaces them; else the fault is
+    added."""
     lines = read(path)
     if words[:1] in (["ok"], ["reset"]):
         lines, words = [line for line in lines if line.split()[0] in HARDWARE], words[1:]

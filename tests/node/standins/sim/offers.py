@@ -1,7 +1,9 @@
-"""What NVIDIA's plugin offers of the GPUs that it sees: by its MIG strategy, its replicas, and their resource's name.
+"""What NVIDIA's plugin offers of the GPUs that it sees: by its MIG strategy, its replicas, and
+their resource's name.
 
-As in k8s-device-plugin v0.17 internal/rm (nvml_manager.go, device_map.go, rm.go) and internal/mig; the names of its
-environment are the plugin's own, but for REPLICAS and RENAME, which stand for its configuration file.
+As in k8s-device-plugin v0.17 internal/rm (nvml_manager.go, device_map.go, rm.go) and internal/mig;
+the names of its environment are the plugin's own, but for REPLICAS and RENAME, which stand for its
+configuration file.
 """
 
 from __future__ import annotations
@@ -41,11 +43,15 @@ def enumerate_devices() -> Offers:
         if migs is None and sees(uuid, str(index)):
             found.setdefault(RESOURCE, {})[uuid] = minor
         elif migs == {} and sees(uuid, str(index)):
-            raise Invalid(f"invalid MIG configuration: device {index} has no MIG devices configured")
+            raise Invalid(
+                f"invalid MIG configuration: device {index} has no MIG devices configured"
+            )
         if mine or sees(uuid, str(index)):
             modes.add(migs is not None)
         for mig_uuid, profile in mine.items():
-            name = RESOURCE if STRATEGY == "single" else f"nvidia.com/mig-{profile.replace('+', '.')}"
+            name = (
+                RESOURCE if STRATEGY == "single" else f"nvidia.com/mig-{profile.replace('+', '.')}"
+            )
             found.setdefault(name, {})[mig_uuid] = minor
     if STRATEGY == "single" and len(modes) > 1:
         raise Invalid("all devices on the node must be configured with the same migEnabled value")
@@ -75,8 +81,11 @@ def mig_devices(handle) -> dict[str, str] | None:
 
 
 def shared(found: Offers) -> Offers:
-    """Each device so many times, its number behind "::"; `renameByDefault` names the resource anew."""
+    """Each device so many times, its number behind "::"; `renameByDefault` names the resource
+    anew."""
     return {
-        name + (".shared" if IS_RENAMED else ""): {f"{i}::{n}": m for i, m in ids.items() for n in range(REPLICAS)}
+        name + (".shared" if IS_RENAMED else ""): {
+            f"{i}::{n}": m for i, m in ids.items() for n in range(REPLICAS)
+        }
         for name, ids in found.items()
     }

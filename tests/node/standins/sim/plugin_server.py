@@ -1,4 +1,5 @@
-"""The gRPC half of the stand-in device plugin: what a kubelet may ask, answered as NVIDIA's plugin does."""
+"""The gRPC half of the stand-in device plugin: what a kubelet may ask, answered as NVIDIA's plugin
+does."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ NvmlCheck = Callable[[], None]
 
 
 class Channel:
-    """Go's unbuffered channel as NVIDIA's plugin has one for all ListAndWatch streams: first come, first served.
+    """Go's unbuffered channel as NVIDIA's plugin has one for all ListAndWatch streams: first come,
+    first served.
 
     So a second client, even a closed one, takes an update away from the kubelet.
     """
@@ -60,9 +62,14 @@ class PluginServer:
     """Serves and registers one resource. One instance per start: a restart makes a new one."""
 
     def __init__(
-        self, log: Klog, directory: Path, resource: str, minors: dict[str, int], check_all_gpus: NvmlCheck,
+        self,
+        log: Klog,
+        directory: Path,
+        resource: str,
+        minors: dict[str, int],
+        check_all_gpus: NvmlCheck,
         passes_device_specs: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.log, self.directory, self.resource = log, directory, resource
         self.socket = directory / f"nvidia-{resource.rpartition('/')[2]}.sock"
         self.health = dict.fromkeys(minors, "Healthy")
@@ -91,10 +98,14 @@ class PluginServer:
         )
         self.log.plain("server.go:142", f"Starting to serve '{self.resource}' on {self.socket}")
         self._register()
-        self.log.plain("server.go:149", f"Registered device plugin for '{self.resource}' with Kubelet")
+        self.log.plain(
+            "server.go:149", f"Registered device plugin for '{self.resource}' with Kubelet"
+        )
 
     def _register(self) -> None:
-        request = api.RegisterRequest(version="v1beta1", endpoint=self.socket.name, resource_name=self.resource)
+        request = api.RegisterRequest(
+            version="v1beta1", endpoint=self.socket.name, resource_name=self.resource
+        )
         request.options.get_preferred_allocation_available = True
         with rpc.open_channel(self.directory / "kubelet.sock") as channel:
             rpc.call(channel, "/v1beta1.Registration/Register", request, api.Empty)
@@ -112,11 +123,14 @@ class PluginServer:
         self.server = None
 
     def sees_xid(self, xid: int, minor: int) -> None:
-        """Of a GPU's replicas it takes one back: its map of parents to devices holds but one (health.go)."""
+        """Of a GPU's replicas it takes one back: its map of parents to devices holds but one
+        (health.go)."""
         device_id = next((i for i, m in reversed(self.minors.items()) if m == minor), "")
         if device_id:
-            self.log.plain("health.go:169", f"XidCriticalError: Xid={xid} on Device={device_id}; "
-                           "marking device as unhealthy.")
+            self.log.plain(
+                "health.go:169",
+                f"XidCriticalError: Xid={xid} on Device={device_id}; marking device as unhealthy.",
+            )
             self.mark_unhealthy(device_id)
 
     def mark_unhealthy(self, device_id: str) -> None:
@@ -146,25 +160,35 @@ class PluginServer:
             if unknown:
                 context.abort(
                     grpc.StatusCode.UNKNOWN,
-                    f"invalid allocation request for '{self.resource}': unknown device: {unknown[0]}",
+                    f"invalid allocation request for '{self.resource}': unknown device: "
+                    f"{unknown[0]}",
                 )
             one = answer.container_responses.add()
             behind = dict.fromkeys(i.partition("::")[0] for i in container.devices_ids)
             one.envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(behind)
             if self.passes_device_specs:
                 names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
-                for name in names + sorted({f"nvidia{self.minors[i]}" for i in container.devices_ids}):
-                    one.devices.add(container_path=f"/dev/{name}", host_path=f"/dev/{name}", permissions="rw")
+                for name in names + sorted(
+                    {f"nvidia{self.minors[i]}" for i in container.devices_ids}
+                ):
+                    one.devices.add(
+                        container_path=f"/dev/{name}", host_path=f"/dev/{name}", permissions="rw"
+                    )
         return answer
 
     def _prefer(self, request, context):
         try:
             self.check_all_gpus()
         except Exception as exc:
-            context.abort(grpc.StatusCode.UNKNOWN, f"error getting list of preferred allocation devices: {exc}")
+            context.abort(
+                grpc.StatusCode.UNKNOWN,
+                f"error getting list of preferred allocation devices: {exc}",
+            )
         answer = api.PreferredAllocationResponse()
         for container in request.container_requests:
             must = list(container.must_include_deviceIDs)
             rest = [uuid for uuid in container.available_deviceIDs if uuid not in must]
-            answer.container_responses.add().deviceIDs.extend((must + rest)[: container.allocation_size])
+            answer.container_responses.add().deviceIDs.extend(
+                (must + rest)[: container.allocation_size]
+            )
         return answer

@@ -1,7 +1,9 @@
-"""The pod-resources API of the stand-in kubelet: rate limited as the real one, and breakable on demand.
+"""The pod-resources API of the stand-in kubelet: rate limited as the real one, and breakable on
+demand.
 
 The faults file holds at most one word for it, read again at every call:
-``podresources hang | garbage | empty | unavailable | unimplemented | slow=SECONDS | refuse | absent``.
+``podresources hang | garbage | empty | unavailable | unimplemented | slow=SECONDS | refuse |
+absent``.
 ``refuse``: the socket's file is there and nobody listens; ``absent``: the file is gone.
 """
 
@@ -41,9 +43,13 @@ class RateLimit:
 
 class PodResources:
     def __init__(
-        self, path: Path, faults: Path, allocatable: Callable[[], dict[str, list[str]]],
-        pods: Callable[[], list], limit: RateLimit,
-    ) -> None:  # fmt: skip
+        self,
+        path: Path,
+        faults: Path,
+        allocatable: Callable[[], dict[str, list[str]]],
+        pods: Callable[[], list],
+        limit: RateLimit,
+    ) -> None:
         """``pods`` answers with tuples: name, namespace, [(container, [entries])]."""
         self.path, self.faults, self.limit = path, faults, limit
         self.allocatable, self.pods = allocatable, pods
@@ -59,7 +65,9 @@ class PodResources:
             self.path.unlink()
         methods = {
             "List": rpc.unary(self._guarded(self._list), api.ListPodResourcesRequest),
-            "GetAllocatableResources": rpc.unary(self._guarded(self._all), api.AllocatableResourcesRequest),
+            "GetAllocatableResources": rpc.unary(
+                self._guarded(self._all), api.AllocatableResourcesRequest
+            ),
             "Get": rpc.unary(self._guarded(self._get), api.GetPodResourcesRequest),
         }
         self.server = rpc.serve(self.path, "v1.PodResourcesLister", methods, threads=64)
@@ -104,7 +112,9 @@ class PodResources:
             if fault == "unavailable":
                 context.abort(grpc.StatusCode.UNAVAILABLE, "connection error")
             if fault == "unimplemented":
-                context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown service v1.PodResourcesLister")
+                context.abort(
+                    grpc.StatusCode.UNIMPLEMENTED, "unknown service v1.PodResourcesLister"
+                )
             return handler(request, context, fault == "empty")
 
         return guarded
@@ -137,5 +147,6 @@ class PodResources:
                 self._fill(answer.pod_resources, *pod)
                 return answer
         return context.abort(
-            grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+            grpc.StatusCode.UNKNOWN,
+            f"pod {request.pod_name} in namespace {request.pod_namespace} not found",
         )

@@ -1,7 +1,8 @@
-"""The stand-in kubelet's pod worker: static pods on a real container runtime, kept as the manifests say.
+"""The stand-in kubelet's pod worker: static pods on a real container runtime, kept as the manifests
+say.
 
-Once a second it lists what is there and compares, as the kubelet's relist does; it remembers nothing about
-containers, so it finds its own again after a restart.
+Once a second it lists what is there and compares, as the kubelet's relist does; it remembers
+nothing about containers, so it finds its own again after a restart.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ READY = 0
 
 
 class Backoff:
-    """CrashLoopBackOff: the first restart is free, then 10 s, 20 s … 300 s after the container's end."""
+    """CrashLoopBackOff: the first restart is free, then 10 s, 20 s … 300 s after the container's
+    end."""
 
     def __init__(self, factor: float = 1.0) -> None:
         self.first_s, self.most_s = 10.0 * factor, 300.0 * factor
         self.held: dict[str, tuple[float, float]] = {}
 
     def remaining(self, key: str, ended_at: float) -> tuple[float, float]:
-        """Seconds still to wait, and the whole delay. ``ended_at`` is realtime, as the runtime says it."""
+        """Seconds still to wait, and the whole delay. ``ended_at`` is realtime, as the runtime says
+        it."""
         delay_s, since = self.held.get(key, (0.0, 0.0))
         if not delay_s or ended_at - since > 2 * self.most_s:
             return 0.0, delay_s
@@ -63,7 +66,11 @@ class Runtime:
     def ask(self, name: str, timeout_s: float = 120.0, service: str = "RuntimeService", **fields):
         request = getattr(cri, f"{name}Request")(**fields)
         return rpc.call(
-            self.channel, f"/runtime.v1.{service}/{name}", request, getattr(cri, f"{name}Response"), timeout_s
+            self.channel,
+            f"/runtime.v1.{service}/{name}",
+            request,
+            getattr(cri, f"{name}Response"),
+            timeout_s,
         )
 
     def image_id(self, image: str) -> str:
@@ -74,10 +81,18 @@ class Runtime:
 
 class PodWorker:
     def __init__(
-        self, log: Klog, runtime: Runtime, devices: DeviceManager, manifest_dir: Path, node: str,
-        kubelet_dir: Path = Path("/var/lib/kubelet"), log_root: Path = Path("/var/log/pods"),
-        cgroup_driver: str = "systemd", backoff: Backoff | None = None, on_change=lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        log: Klog,
+        runtime: Runtime,
+        devices: DeviceManager,
+        manifest_dir: Path,
+        node: str,
+        kubelet_dir: Path = Path("/var/lib/kubelet"),
+        log_root: Path = Path("/var/log/pods"),
+        cgroup_driver: str = "systemd",
+        backoff: Backoff | None = None,
+        on_change=lambda: None,
+    ) -> None:
         self.log, self.runtime, self.devices = log, runtime, devices
         self.manifest_dir, self.node, self.on_change = manifest_dir, node, on_change
         self.kubelet_dir, self.log_root, self.cgroup_driver = kubelet_dir, log_root, cgroup_driver
@@ -102,16 +117,30 @@ class PodWorker:
 
     def sync(self) -> None:
         """One relist. A runtime that does not answer is logged and asked again the next time."""
-        wanted = {p.uid: p for p in manifests.read_all(self.manifest_dir, self.node, self._complain)}
+        wanted = {
+            p.uid: p for p in manifests.read_all(self.manifest_dir, self.node, self._complain)
+        }
         for uid in set(wanted) - set(self.pods):
-            self.log.say("kubelet.go:2460", "SyncLoop ADD", source="file", pods=[wanted[uid].full_name])
+            self.log.say(
+                "kubelet.go:2460", "SyncLoop ADD", source="file", pods=[wanted[uid].full_name]
+            )
         for uid in set(self.pods) - set(wanted):
-            self.log.say("kubelet.go:2470", "SyncLoop REMOVE", source="file", pods=[self.pods[uid].full_name])
+            self.log.say(
+                "kubelet.go:2470", "SyncLoop REMOVE", source="file", pods=[self.pods[uid].full_name]
+            )
             self.admissions.pop(uid, None)
         self.pods = wanted
         try:
-            sandboxes = [s for s in self.runtime.ask("ListPodSandbox").items if "io.kubernetes.pod.uid" in s.labels]
-            found = [c for c in self.runtime.ask("ListContainers").containers if "io.kubernetes.pod.uid" in c.labels]
+            sandboxes = [
+                s
+                for s in self.runtime.ask("ListPodSandbox").items
+                if "io.kubernetes.pod.uid" in s.labels
+            ]
+            found = [
+                c
+                for c in self.runtime.ask("ListContainers").containers
+                if "io.kubernetes.pod.uid" in c.labels
+            ]
         except grpc.RpcError as exc:
             self.log.say(
                 "generic.go:238",
@@ -130,7 +159,9 @@ class PodWorker:
     def _complain(self, path: Path, exc: Exception) -> None:
         if str(exc) not in self.complained:
             self.complained.add(str(exc))
-            self.log.say("file.go:187", "Could not process manifest file", "E", path=str(path), err=str(exc))
+            self.log.say(
+                "file.go:187", "Could not process manifest file", "E", path=str(path), err=str(exc)
+            )
 
     # One pod
 
@@ -146,7 +177,9 @@ class PodWorker:
                 mine = [c for c in found if c.metadata.name == container["name"]]
                 self._sync_container(pod, container, sandbox, config, mine)
         except grpc.RpcError as exc:
-            self._sync_error(pod, f"rpc error: code = {exc.code().name.title()} desc = {exc.details()}")
+            self._sync_error(
+                pod, f"rpc error: code = {exc.code().name.title()} desc = {exc.details()}"
+            )
         except containers.MountFailed as exc:
             self._sync_error(pod, f"MountVolume.SetUp failed for volume: {exc}")
 
@@ -161,7 +194,8 @@ class PodWorker:
         )
 
     def _admit(self, pod: Pod, is_running: bool) -> Admission:
-        """Once per pod and kubelet: what is rejected stays Failed. What runs already is not asked again."""
+        """Once per pod and kubelet: what is rejected stays Failed. What runs already is not asked
+        again."""
         admission = Admission("Running" if is_running else "Pending")
         try:
             for container in pod.containers if not is_running else []:
@@ -186,7 +220,9 @@ class PodWorker:
         newest = max(sandboxes, key=lambda s: s.created_at, default=None)
         attempt = newest.metadata.attempt if newest else 0
         if newest is not None and newest.state == READY:
-            return newest.id, containers.sandbox_config(pod, attempt, self.log_root, self.cgroup_driver)
+            return newest.id, containers.sandbox_config(
+                pod, attempt, self.log_root, self.cgroup_driver
+            )
         if newest is not None:
             self.log.say(
                 "util.go:48",
@@ -220,12 +256,15 @@ class PodWorker:
                     pod,
                     f'failed to "StartContainer" for "{container["name"]}" with CrashLoopBackOff: '
                     f'"back-off {delay_s:g}s '
-                    f'restarting failed container={container["name"]} pod={pod.name}_{pod.namespace}({pod.uid})"',
+                    f"restarting failed container={container['name']} "
+                    f'pod={pod.name}_{pod.namespace}({pod.uid})"',
                 )
                 return
             self.backoff.next(key, ended_at)
         self._run_container(pod, container, attempt, sandbox, config)
-        for dead in sorted((c for c in found if c.state == EXITED), key=lambda c: c.created_at)[:-1]:
+        for dead in sorted((c for c in found if c.state == EXITED), key=lambda c: c.created_at)[
+            :-1
+        ]:
             self.runtime.ask("RemoveContainer", container_id=dead.id)
 
     def _run_container(self, pod: Pod, container: dict, attempt: int, sandbox: str, config) -> None:
@@ -234,12 +273,15 @@ class PodWorker:
             self._sync_error(
                 pod,
                 f'failed to "StartContainer" for "{container["name"]}" with ErrImageNeverPull: '
-                f'"Container image \\"{container["image"]}\\" is not present with pull policy of Never"',
+                f'"Container image \\"{container["image"]}\\" is not present with pull policy '
+                'of Never"',
             )
             return
         entries = self.devices.given(pod.uid, container["name"])
         (Path(config.log_directory) / container["name"]).mkdir(parents=True, exist_ok=True)
-        made = containers.container_config(pod, container, attempt, image, entries, self.kubelet_dir)
+        made = containers.container_config(
+            pod, container, attempt, image, entries, self.kubelet_dir
+        )
         container_id = self.runtime.ask(
             "CreateContainer", pod_sandbox_id=sandbox, config=made, sandbox_config=config
         ).container_id
@@ -264,13 +306,19 @@ class PodWorker:
         for uid in {s.metadata.uid for s in sandboxes} - set(self.pods) - set(self.ending):
             mine = [s for s in sandboxes if s.metadata.uid == uid]
             self.ending[uid] = f"{mine[0].metadata.namespace}/{mine[0].metadata.name}"
-            args = (uid, [s.id for s in mine], [c for c in found if c.labels["io.kubernetes.pod.uid"] == uid])
+            args = (
+                uid,
+                [s.id for s in mine],
+                [c for c in found if c.labels["io.kubernetes.pod.uid"] == uid],
+            )
             threading.Thread(target=self._end, args=args, daemon=True).start()
 
     def _end(self, uid: str, sandboxes: list[str], found: list) -> None:
         try:
             for container in found:
-                grace_s = int(container.annotations.get("io.kubernetes.pod.terminationGracePeriod", "30"))
+                grace_s = int(
+                    container.annotations.get("io.kubernetes.pod.terminationGracePeriod", "30")
+                )
                 if container.state == RUNNING:
                     self.log.say(
                         "kuberuntime_container.go:808",
@@ -287,7 +335,9 @@ class PodWorker:
             self.devices.release(uid)
             self.on_change()
         except grpc.RpcError as exc:
-            self.log.say("kubelet.go:2008", "Failed to kill pod", "E", podUID=uid, err=exc.details())
+            self.log.say(
+                "kubelet.go:2008", "Failed to kill pod", "E", podUID=uid, err=exc.details()
+            )
         finally:
             self.ending.pop(uid, None)
             with contextlib.suppress(KeyError):

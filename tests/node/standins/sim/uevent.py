@@ -1,4 +1,5 @@
-"""Says on netlink what systemd-udevd would say of a device: for listeners of libudev's "udev" source.
+"""Says on netlink what systemd-udevd would say of a device: for listeners of libudev's "udev"
+source.
 
 The kernel's own group cannot be spoken for from user space; listeners drop it.
 """
@@ -38,7 +39,9 @@ def message(action: str, subsystem: str, devpath: str, **more: str) -> bytes:
         **more,
     }
     body = b"".join(f"{key}={value}".encode() + b"\0" for key, value in fields.items())
-    header = b"libudev\0" + struct.pack("!I", _MAGIC) + struct.pack("=III", _HEADER, _HEADER, len(body))
+    header = (
+        b"libudev\0" + struct.pack("!I", _MAGIC) + struct.pack("=III", _HEADER, _HEADER, len(body))
+    )
     return header + struct.pack("!IIII", _hash(subsystem), 0, 0, 0) + body
 
 

@@ -1,9 +1,9 @@
 """The Kubernetes messages the stand-ins speak, declared at run time.
 
-A table of its own on purpose: were the product's table wrong, sharing it would let both sides agree on the error.
-One line a message: ``Name: field=number type, …``; ``type*`` repeats, ``map`` is a map of strings; an indented line
-goes on with the one above.
-Enums are declared int32, which is the same on the wire.
+A table of its own on purpose: were the product's table wrong, sharing it would let both sides agree
+on the error. One line a message: ``Name: field=number type, …``; ``type*`` repeats, ``map`` is a
+map of strings; an indented line goes on with the one above. Enums are declared int32, which is the
+same on the wire.
 """
 
 from __future__ import annotations
@@ -112,10 +112,14 @@ _MESSAGE, _SINGLE, _REPEATED = 11, 1, 3
 def _add_field(package: str, message, text: str) -> None:
     name, _, kind = text.partition("=")
     number, _, type_ = kind.partition(" ")
-    field = message.field.add(name=name, number=int(number), label=_REPEATED if type_[-1] == "*" else _SINGLE)
+    field = message.field.add(
+        name=name, number=int(number), label=_REPEATED if type_[-1] == "*" else _SINGLE
+    )
     type_ = type_.rstrip("*")
     if type_ == "map":
-        entry = message.nested_type.add(name="".join(part.capitalize() for part in name.split("_")) + "Entry")
+        entry = message.nested_type.add(
+            name="".join(part.capitalize() for part in name.split("_")) + "Entry"
+        )
         entry.options.map_entry = True
         for key, at in (("key", 1), ("value", 2)):
             entry.field.add(name=key, number=at, type=_SCALARS["string"], label=_SINGLE)
@@ -131,14 +135,18 @@ class Package:
     """The messages of one API as attributes: ``cri.ListContainersRequest(…)``."""
 
     def __init__(self, package: str, table: str) -> None:
-        file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+        file = descriptor_pb2.FileDescriptorProto(
+            name=f"{package}.proto", package=package, syntax="proto3"
+        )
         for line in table.strip().replace("\n  ", " ").splitlines():
             name, _, fields = line.partition(":")
             message = file.message_type.add(name=name)
             for text in filter(None, fields.strip().split(", ")):
                 _add_field(package, message, text)
         pool = descriptor_pool.DescriptorPool()
-        pool.Add(file) if not hasattr(pool, "AddSerializedFile") else pool.AddSerializedFile(file.SerializeToString())
+        pool.Add(file) if not hasattr(pool, "AddSerializedFile") else pool.AddSerializedFile(
+            file.SerializeToString()
+        )
         for message in file.message_type:
             found = pool.FindMessageTypeByName(f"{package}.{message.name}")
             if hasattr(message_factory, "GetMessageClass"):
