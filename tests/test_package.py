@@ -119,7 +119,7 @@ def test_one_version_everywhere() -> None:
 
 
 def test_a_wheel_would_have_every_folder() -> None:
-    listed = (REPO / "pyproject.toml").read_text().partition("\npackages = ")[2].partition("\n")[0]
+    listed = (REPO / "pyproject.toml").read_text().partition("\npackages = ")[2].partition("]")[0]
     said = re.findall(r'"(gpu_gate[\w.]*)"', listed)
     folders = {
         file.parent.relative_to(REPO / "agent") for file in (REPO / "agent").rglob("__init__.py")
@@ -335,7 +335,7 @@ ExecStart=/bin/sleep infinity
 Restart=always
 """
 # Stands for a gate that stays closed, whatever hardware the node shows.
-HELD = "[Service]\nExecStart=\nExecStart=-/bin/sleep 600\n"
+BLOCKED = "[Service]\nExecStart=\nExecStart=-/bin/sleep 600\n"
 HELD_PATH = "/etc/systemd/system/gpu-gate-wait.service.d/test.conf"
 
 
@@ -371,7 +371,7 @@ def start_held(node: Any) -> None:
         "stop", "kubelet.service", "gpu-gate.target", "gpu-gate-wait.service", check=False
     )
     node.systemctl("stop", "gpu-gate.service", check=False)
-    node.put(HELD_PATH, HELD)
+    node.put(HELD_PATH, BLOCKED)
     node.run("rm -f /run/gpu-gate/released")
     node.systemctl("daemon-reload")
     node.systemctl("start", "--no-block", "kubelet.service")
@@ -388,7 +388,7 @@ def test_life_of_the_package_on_a_running_node(node: Any) -> None:
     assert "running node" in node.read("/run/gpu-gate/released")
 
     # The present boot is not gated, even by a wait that would never end.
-    node.put(HELD_PATH, HELD)
+    node.put(HELD_PATH, BLOCKED)
     node.systemctl("daemon-reload")
     node.systemctl("restart", "kubelet.service", timeout=60)
     assert invocation(node) != before

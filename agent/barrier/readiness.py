@@ -62,7 +62,7 @@ def from_status(status: Mapping[str, Any]) -> Word:
         for finding in blocking:
             if finding.get("verdict") == verdict:
                 return Word(ready, str(finding.get("reason") or reason or "NotReady"), message)
-    return Word(False if gate.get("phase") == "HELD" else None, reason or "NotVerified", message)
+    return Word(False if gate.get("phase") == "BLOCKED" else None, reason or "NotVerified", message)
 
 
 def _object(value: Any) -> Mapping[str, Any]:

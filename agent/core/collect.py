@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..model.host import Host
 from ..model.reading import Seen
 from ..model.settings import Settings
-from ..model.snapshot import Scene
+from ..model.snapshot import Snapshot
 from .access.collect import workloads
 from .cdi.collect import toolkit
 from .common import pod_resources
@@ -23,15 +23,15 @@ from .kubelet.node_object import node_object
 from .plugin.collect import plugins, runtime
 
 
-async def look(host: Host, settings: Settings) -> Scene:
+async def collect(host: Host, settings: Settings) -> Snapshot:
     """Ask the node everything once."""
-    scene = Scene(clock=await host.clock(), pci=await pci(host))
-    scene = replace(scene, **await tegra(host, scene.pci))
-    scene = replace(scene, **await driver(host))
-    scene = replace(scene, **await device_nodes(host))
-    scene = replace(scene, **await marks(host, settings))
-    scene = replace(
-        scene,
+    snapshot = Snapshot(clock=await host.clock(), pci=await pci(host))
+    snapshot = replace(snapshot, **await tegra(host, snapshot.pci))
+    snapshot = replace(snapshot, **await driver(host))
+    snapshot = replace(snapshot, **await device_nodes(host))
+    snapshot = replace(snapshot, **await marks(host, settings))
+    snapshot = replace(
+        snapshot,
         probe=await host.probe(),
         manager=await host.manager(),
         units=await host.units(watched_units(settings)),
@@ -39,19 +39,19 @@ async def look(host: Host, settings: Settings) -> Scene:
         node_object=await node_object(host),
         trouble=await host.trouble(),
     )
-    scene = replace(scene, mig_instances=await mig_instances(host, scene.probe))
-    kubelet = running_kubelet(scene.units, settings)
-    scene = replace(
-        scene,
-        allocatable=await pod_resources.asked(host.allocatable, scene.units, settings),
+    snapshot = replace(snapshot, mig_instances=await mig_instances(host, snapshot.probe))
+    kubelet = running_kubelet(snapshot.units, settings)
+    snapshot = replace(
+        snapshot,
+        allocatable=await pod_resources.asked(host.allocatable, snapshot.units, settings),
         manifest_dir=await manifest_dir(host, settings, kubelet),
     )
     # No NVIDIA function at all: nothing to mend here.
-    if isinstance(scene.pci, Seen) and not scene.pci.value and not is_tegra(scene):
-        return scene
-    scene = replace(scene, **await kernel_log(host))
-    if isinstance(scene.driver_version, Seen):
-        scene = replace(scene, toolkit=await toolkit(host))
-    scene = replace(scene, **await runtime(host, settings, scene))
-    scene = replace(scene, **await workloads(host, settings, scene))
-    return await plugins(host, settings, scene)
+    if isinstance(snapshot.pci, Seen) and not snapshot.pci.value and not is_tegra(snapshot):
+        return snapshot
+    snapshot = replace(snapshot, **await kernel_log(host))
+    if isinstance(snapshot.driver_version, Seen):
+        snapshot = replace(snapshot, toolkit=await toolkit(host))
+    snapshot = replace(snapshot, **await runtime(host, settings, snapshot))
+    snapshot = replace(snapshot, **await workloads(host, settings, snapshot))
+    return await plugins(host, settings, snapshot)

@@ -8,7 +8,7 @@ from typing import Any
 from ..model.finding import Diagnosis, Scope, Verdict
 from ..model.reading import Seen
 from ..model.settings import Settings
-from ..model.snapshot import ProbeState, Scene
+from ..model.snapshot import ProbeState, Snapshot
 from .access import containers
 from .access import findings as access
 from .access.holders import holders
@@ -26,83 +26,87 @@ from .plugin.candidates import effective
 from .plugin.resources import listing
 
 
-def diagnose(scene: Scene, settings: Settings) -> Diagnosis:
+def diagnose(snapshot: Snapshot, settings: Settings) -> Diagnosis:
     """What this scene means. The same for a live node, a tape and a simulated world."""
-    settings = effective(settings, scene.plugins)
-    gpus = pci.sort_out(scene, settings)
-    judged = nvml.judge(scene, settings, gpus)
-    listed = listing(scene, settings, judged.gpus)
+    settings = effective(settings, snapshot.plugins)
+    gpus = pci.classify_gpus(snapshot, settings)
+    assessment = nvml.judge(snapshot, settings, gpus)
+    listed = listing(snapshot, settings, assessment.gpus)
     registered = (
-        kubelet.registered(scene, settings, listed) if gpus.scope is not Scope.NONE else None
+        kubelet.registered(snapshot, settings, listed) if gpus.scope is not Scope.NONE else None
     )
     short = bool(registered and registered.verdict is Verdict.FAILS)
-    fault = plugin.fault(scene, settings, short, listed)
-    cdi, paused = toolkit.judge(scene, gpus, judged), pause.find(scene, settings)
-    held = holders(of := containers.view(scene, settings))
+    fault = plugin.fault(snapshot, settings, short, listed)
+    cdi, paused = toolkit.judge(snapshot, gpus, assessment), pause.find(snapshot, settings)
+    held = holders(of := containers.view(snapshot, settings))
     shown = (
-        *pci.findings(scene, settings, gpus),
-        *driver.findings(scene, gpus),
-        *device_nodes.findings(scene, gpus, judged),
-        *driver.service_findings(scene, gpus),
-        *nvml.findings(scene, gpus, judged),
-        *of_holding(scene, settings, gpus, judged),
-        *pause.findings(scene, paused),
-        *toolkit.findings(scene, cdi),
-        *mig.findings(judged, listed),
-        *kubelet.findings(scene, settings, short),
-        *launch.findings(scene, settings, gpus),
-        *access.findings(scene, settings, held),
+        *pci.findings(snapshot, settings, gpus),
+        *driver.findings(snapshot, gpus),
+        *device_nodes.findings(snapshot, gpus, assessment),
+        *driver.service_findings(snapshot, gpus),
+        *nvml.findings(snapshot, gpus, assessment),
+        *of_holding(snapshot, settings, gpus, assessment),
+        *pause.findings(snapshot, paused),
+        *toolkit.findings(snapshot, cdi),
+        *mig.findings(assessment, listed),
+        *kubelet.findings(snapshot, settings, short),
+        *launch.findings(snapshot, settings, gpus),
+        *access.findings(snapshot, settings, held),
         *(
             (
-                *plugin.findings(scene, settings, fault),
+                *plugin.findings(snapshot, settings, fault),
                 registered,
-                *kubelet.allocation(scene, listed, judged),
-                *node_object.findings(scene, settings),
+                *kubelet.allocation(snapshot, listed, assessment),
+                *node_object.findings(snapshot, settings),
             )
             if registered
             else ()
         ),
     )
-    probe = scene.probe.value_or(ProbeState())
+    probe = snapshot.probe.value_or(ProbeState())
     return Diagnosis(
         findings=tuple(sorted(shown, key=lambda f: f.link)),
         scope=gpus.scope,
         scope_because=gpus.because,
-        expected=judged.expected,
-        may_probe=driver.is_live(scene),
+        expected=assessment.expected,
+        may_probe=driver.is_live(snapshot),
         report=probe.last,
         probe_busy=probe.running_since is not None or probe.remains is not None,
-        fingerprint=judged.fingerprint,
-        mig_instances=" ".join(("mig", *scene.mig_instances.value))
-        if isinstance(scene.mig_instances, Seen)
+        fingerprint=assessment.fingerprint,
+        mig_instances=" ".join(("mig", *snapshot.mig_instances.value))
+        if isinstance(snapshot.mig_instances, Seen)
         else "",
         **held_parts(
-            scene,
+            snapshot,
             settings,
             gpus,
-            judged,
+            assessment,
             shown,
-            max(driver.disturbed_at(scene), kubelet.listed_anew_at(scene, listed)),
+            max(driver.disturbed_at(snapshot), kubelet.listed_anew_at(snapshot, listed)),
         ),
-        kubelet_active=kubelet.is_active(scene, settings),
+        kubelet_active=kubelet.is_active(snapshot, settings),
         paused=paused,
-        **_marks(scene),
+        **_marks(snapshot),
         registered=registered,
-        registered_at=scene.allocatable.at if isinstance(scene.allocatable, Seen) else 0.0,
-        mending=kubelet.mending(scene, settings, fault, listed) if registered else None,
+        registered_at=snapshot.allocatable.at if isinstance(snapshot.allocatable, Seen) else 0.0,
+        repair_facts=kubelet.repair_facts(snapshot, settings, fault, listed)
+        if registered
+        else None,
         **access.parts(of, settings, held),
-        additive=device_nodes.additive(scene, settings, gpus, judged)
-        + driver.additive(scene, settings, gpus),
-        refresh=toolkit.refresh(scene, cdi),
-        launch=launch.wanted(scene, settings, kubelet.is_active(scene, settings)),
+        additive=device_nodes.additive(snapshot, settings, gpus, assessment)
+        + driver.additive(snapshot, settings, gpus),
+        refresh=toolkit.refresh(snapshot, cdi),
+        launch=launch.wanted(snapshot, settings, kubelet.is_active(snapshot, settings)),
     )
 
 
-def _marks(scene: Scene) -> dict[str, Any]:
+def _marks(snapshot: Snapshot) -> dict[str, Any]:
     """What earlier moments left behind."""
     return {
-        "released_before": scene.released.value.reason if isinstance(scene.released, Seen) else "",
-        "waiting_since": scene.waiting.value.at if isinstance(scene.waiting, Seen) else None,
-        "control_plane": scene.control_plane,
-        "learned": scene.learned.value_or(()),
+        "released_before": snapshot.released.value.reason
+        if isinstance(snapshot.released, Seen)
+        else "",
+        "waiting_since": snapshot.waiting.value.at if isinstance(snapshot.waiting, Seen) else None,
+        "control_plane": snapshot.control_plane,
+        "learned": snapshot.learned.value_or(()),
     }

@@ -11,7 +11,7 @@ RETRY_S = 60.0
 RELEASE_RETRY_S = 2.0
 
 
-class Rests:
+class ActionBackoff:
     """The memory of one agent. Instants are boottime, seconds."""
 
     def __init__(self) -> None:

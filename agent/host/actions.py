@@ -1,7 +1,7 @@
 """What may be done to a node: one function per action, each verified by looking.
 
 Laws of the hands: docs/design.md §5. What is done here is additive; what ends something is in
-host/repairer.py. A hand that does not take raises HandFailed.
+host/repairer.py. A hand that does not take raises ActionFailed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 from ..core.common.paths import RUN, STATE
 from ..model.actions import (
     Action,
-    AllowDevices,
     CheckAccess,
     DropProbe,
+    GrantDevices,
     LaunchUnit,
     Learn,
     LinkDevChar,
@@ -30,46 +30,46 @@ from ..model.actions import (
     SendHup,
     StartProbe,
 )
-from ..model.errors import HandFailed
+from ..model.errors import ActionFailed
 from ..model.host import Host
 from ..model.reading import unreachable
 from ..transport.atomic_write import write_whole
 from ..transport.process import run_once
 from .access.checks import AccessChecks
-from .access.updater import Allow
+from .access.updater import DeviceAllowUpdater
 from .launcher import Launcher
 from .marks import write_released
 from .probes.runner import Probes
-from .repairer import Mender
+from .repairer import PluginRepairer
 from .tape import Tape
 
 MODPROBE_WITHIN_S = 20.0
 
 
-class Hands:
+class ActionExecutor:
     """The hands of one agent."""
 
     def __init__(
         self,
         host: Host,
         probes: Probes,
-        mender: Mender,
+        repairer: PluginRepairer,
         launcher: Launcher,
         checks: AccessChecks,
-        allow: Allow,
+        allow: DeviceAllowUpdater,
     ) -> None:
         self._host = host
-        self._mender = mender
+        self._mender = repairer
         self._launcher = launcher
         self._checks = checks
         self._allow = allow
         self._probes = probes
 
     async def act(self, action: Action, tape: Tape | None = None, socket: str = "") -> None:
-        """Do it, or raise HandFailed. `tape` and `socket`: the recorded look behind a repair, and
+        """Do it, or raise ActionFailed. `tape` and `socket`: the recorded look behind a repair, and
         its runtime."""
         match action:
-            case StartProbe() | DropProbe() | CheckAccess() | AllowDevices():
+            case StartProbe() | DropProbe() | CheckAccess() | GrantDevices():
                 self._begin(action)
             case Release():
                 _release(action)
@@ -90,13 +90,13 @@ class Hands:
             case _:
                 unreachable(action)
 
-    def _begin(self, action: StartProbe | DropProbe | CheckAccess | AllowDevices) -> None:
+    def _begin(self, action: StartProbe | DropProbe | CheckAccess | GrantDevices) -> None:
         """Programs beside the cycle."""
         if isinstance(action, StartProbe):
             self._probes.start(action.overlap)
         elif isinstance(action, CheckAccess):
             self._checks.start(action)
-        elif isinstance(action, AllowDevices):
+        elif isinstance(action, GrantDevices):
             self._allow.begin(action)
         else:
             self._probes.drop()
@@ -110,7 +110,7 @@ class Hands:
         try:
             write_whole(path, json.dumps(stored).encode())
         except OSError as exc:
-            raise HandFailed(f"{path} could not be written ({exc.strerror}): df {STATE}") from exc
+            raise ActionFailed(f"{path} could not be written ({exc.strerror}): df {STATE}") from exc
 
 
 def _release(action: Release) -> None:
@@ -127,7 +127,7 @@ def _link_dev_char(action: LinkDevChar) -> None:
         except FileExistsError:  # made meanwhile by nvidia-modprobe or a person: theirs stands
             continue
         except OSError as exc:
-            raise HandFailed(
+            raise ActionFailed(
                 f"{path} could not be made ({exc.strerror}): ln -s {target} {path}"
             ) from exc
 
@@ -144,6 +144,6 @@ async def _make_nodes(action: MakeNodes) -> None:
 async def _run(argv: list[str]) -> None:
     done = await run_once(argv, MODPROBE_WITHIN_S)
     if done.word or done.code != 0:
-        raise HandFailed(
+        raise ActionFailed(
             f"{' '.join(argv)}: {done.detail or f'exit status {done.code}'} {done.err}".rstrip()
         )

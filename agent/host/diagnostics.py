@@ -34,7 +34,7 @@ LIBCUDA = "libcuda.so.1"
 _CLOSED = ("insufficient permissions", "Permission denied")
 
 
-class ExaminedHost(LiveHost):
+class LiveDiagnosticHost(LiveHost):
     """The node we run on, with a doctor's questions."""
 
     cuda_said: Reading[CudaReport] = Refusal(Why.NOT_ASKED, "gpu-gate doctor --deep asks it")

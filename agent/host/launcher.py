@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..core.common.paths import STATE
 from ..model.actions import LaunchUnit, PlaceManifest, RefreshCdi
-from ..model.errors import HandFailed
+from ..model.errors import ActionFailed
 from ..transport.atomic_write import write_whole
 from ..transport.dbus import BusError
 from ..transport.systemd import SystemdBus
@@ -37,12 +37,12 @@ class Launcher:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, action: RefreshCdi | LaunchUnit | PlaceManifest) -> None:
-        """Begin it; HandFailed: nothing was done."""
+        """Begin it; ActionFailed: nothing was done."""
         if isinstance(action, PlaceManifest):
             self._place(action)
             return
         if self._task is not None and not self._task.done():
-            raise HandFailed("another unit is still being started")
+            raise ActionFailed("another unit is still being started")
         self._task = asyncio.get_running_loop().create_task(self._do(action))
 
     async def close(self) -> None:
@@ -58,7 +58,7 @@ class Launcher:
             )
         except BusError as exc:
             said = f"not started: {exc.detail}"
-        except HandFailed as exc:
+        except ActionFailed as exc:
             said = exc.sentence
         self._on_done(said)
 
@@ -90,7 +90,7 @@ class Launcher:
         try:
             there = target.read_bytes() if os.path.lexists(target) else None
             if there is not None and there != data:
-                raise HandFailed(
+                raise ActionFailed(
                     f"{action.target} is there already and is not {action.source}: it is left "
                     "alone; "
                     "diff them, and remove it if it is nobody's"
@@ -99,7 +99,7 @@ class Launcher:
                 write_whole(str(self._under(STATE) / PLACED), f"{action.target}\n".encode())
                 write_whole(str(target), data, 0o600)
         except OSError as exc:
-            raise HandFailed(
+            raise ActionFailed(
                 f"{action.target} could not be written ({exc.strerror}): ls -ld "
                 f"{target.parent}; the "
                 "agent writes to folders that were there at its start and that its unit names "
@@ -112,22 +112,22 @@ class Launcher:
 
 
 def _owners(path: Path, shown: str) -> bytes:
-    """The owner's manifest, bounded; HandFailed with a next step."""
+    """The owner's manifest, bounded; ActionFailed with a next step."""
     try:
         # O_NONBLOCK: a fifo in the place of a file must not hold us.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise HandFailed(f"{shown} is no plain file: [Plugin] LaunchManifest=")
+                raise ActionFailed(f"{shown} is no plain file: [Plugin] LaunchManifest=")
             data = file.read(MANIFEST_BYTES + 1)
     except OSError as exc:
-        raise HandFailed(
+        raise ActionFailed(
             f"{shown} could not be read ({exc.strerror}): [Plugin] LaunchManifest= names the "
             "plugin's "
             "static pod"
         ) from exc
     if not data.strip() or len(data) > MANIFEST_BYTES:
-        raise HandFailed(
+        raise ActionFailed(
             f"{shown} is empty, or larger than {MANIFEST_BYTES >> 20} MiB: it is not placed"
         )
     return data

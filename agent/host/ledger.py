@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..core.common.paths import STATE
 from ..core.plugin.ledger import DID_NOT_TAKE
-from ..model.errors import BundleError, HandFailed
+from ..model.errors import ActionFailed, BundleError
 from ..model.runtime import LedgerEntry
 from ..transport.atomic_write import write_whole
 from .tape import Tape
@@ -33,8 +33,8 @@ FREE_BYTES = 32 << 20
 
 
 def append(root: Path, entry: LedgerEntry) -> None:
-    """One line, on disk when this returns; HandFailed where that cannot be had: then nothing may be
-    done."""
+    """One line, on disk when this returns; ActionFailed where that cannot be had: then nothing may
+    be done."""
     path = _state(root) / "ledger.jsonl"
     line = json.dumps(asdict(entry)).encode() + b"\n"
     try:
@@ -50,7 +50,7 @@ def append(root: Path, entry: LedgerEntry) -> None:
         finally:
             os.close(fd)
     except OSError as exc:
-        raise HandFailed(
+        raise ActionFailed(
             f"the ledger {path} cannot be written ({exc.strerror}), so nothing is done: "
             f"df {path.parent}"
         ) from exc
@@ -67,7 +67,7 @@ def _refuse_foreign(path: Path) -> None:
         not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode))
         or found.st_size > LEDGER_BYTES
     ):
-        raise HandFailed(
+        raise ActionFailed(
             f"the ledger {path} is no plain file, or larger than {LEDGER_BYTES >> 20} MiB, so "
             "nothing "
             f"is done: ls -lL {path}, and mv it away"
@@ -93,7 +93,7 @@ def _trim(path: Path) -> None:
 
 
 def keep_evidence(root: Path, tape: Tape, name: str, beside: dict[str, bytes]) -> Path:
-    """Write the tape of this look as a bundle; HandFailed, and nothing left, where it cannot be
+    """Write the tape of this look as a bundle; ActionFailed, and nothing left, where it cannot be
     kept whole."""
     from .evidence import (
         bundle,  # with tarfile and gzip, which a node that needs no repair never uses
@@ -104,18 +104,18 @@ def keep_evidence(root: Path, tape: Tape, name: str, beside: dict[str, bytes]) -
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _forget_oldest(folder)
         if shutil.disk_usage(folder).free < FREE_BYTES:
-            raise HandFailed(
+            raise ActionFailed(
                 f"less than {FREE_BYTES >> 20} MiB are free for evidence, so nothing is done: "
                 f"df {folder}"
             )
         bundle.write(tape, folder / name, beside)
     except OSError as exc:
-        raise HandFailed(
+        raise ActionFailed(
             f"evidence cannot be kept in {folder} ({exc.strerror}), so nothing is done: "
             f"df {folder.parent}"
         ) from exc
     except BundleError as exc:
-        raise HandFailed(f"evidence cannot be kept, so nothing is done: {exc.sentence}") from exc
+        raise ActionFailed(f"evidence cannot be kept, so nothing is done: {exc.sentence}") from exc
     return folder / name
 
 
@@ -126,7 +126,7 @@ def note_outcome(root: Path, evidence: str, outcome: str) -> None:
         try:
             (folder / "outcome").write_text(outcome + "\n")
         except OSError as exc:
-            raise HandFailed(
+            raise ActionFailed(
                 f"{folder}/outcome could not be written ({exc.strerror}): df {folder}"
             ) from exc
 

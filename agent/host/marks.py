@@ -7,7 +7,7 @@ import os
 
 from ..core.common.parse import mark
 from ..core.common.paths import RUN
-from ..model.errors import HandFailed
+from ..model.errors import ActionFailed
 from ..model.mark import Mark
 from ..transport.atomic_write import write_whole
 from ..transport.clock import boottime
@@ -31,7 +31,7 @@ def write_mark(
     until: float | None = None,
 ) -> None:
     """A mark under /run/gpu-gate: true for this boot only, because /run is. `at`: boottime, where
-    it is not now; `until`: boottime, where it ends by itself. HandFailed."""
+    it is not now; `until`: boottime, where it ends by itself. ActionFailed."""
     path = os.path.join(root, RUN.lstrip("/"), name)
     kept = {"reason": reason, "word": word, "at": round(boottime() if at is None else at, 3)}
     if until is not None:
@@ -40,7 +40,7 @@ def write_mark(
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         write_whole(path, json.dumps(kept).encode())
     except OSError as exc:
-        raise HandFailed(
+        raise ActionFailed(
             f"{path} could not be written ({exc.strerror}): are you root, and is there room in "
             "/run?"
         ) from exc
@@ -49,10 +49,10 @@ def write_mark(
 def write_released(reason: str, word: str = "") -> None:
     """The mark that lets the kubelet go. Where /run is full it is an empty one, for which a tmpfs
     has room all the same: any file is that mark, and a kubelet does not wait until somebody has
-    cleared up. HandFailed."""
+    cleared up. ActionFailed."""
     try:
         write_mark("/", "released", reason, word)
-    except HandFailed:
+    except ActionFailed:
         try:
             os.close(os.open(f"{RUN}/released", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
         except OSError:

@@ -19,7 +19,7 @@ from ..core.common.layouts import KUBELET_UNITS, PLUGIN_UNITS
 from ..core.common.watched import DRIVER_UNITS, RUNTIME_UNITS
 from ..core.plugin.ledger import DID_NOT_TAKE, HUP, NVML_FAILED, OUTCOME
 from ..model.actions import Disruptive, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
-from ..model.errors import HandFailed
+from ..model.errors import ActionFailed
 from ..model.host import Host
 from ..model.reading import Seen, unreachable
 from ..model.runtime import LedgerEntry
@@ -41,7 +41,7 @@ JOURNAL_WITHIN_S = 3.0
 JOURNAL_BYTES = 2 << 20
 
 
-class Mender:
+class PluginRepairer:
     """One disruptive action at a time."""
 
     def __init__(
@@ -58,11 +58,11 @@ class Mender:
         return self._task is not None and not self._task.done()
 
     async def begin(self, action: Disruptive, tape: Tape | None, socket: str) -> None:
-        """Keep the evidence, write the ledger, and start. HandFailed: nothing was done."""
+        """Keep the evidence, write the ledger, and start. ActionFailed: nothing was done."""
         if self.is_busy:
-            raise HandFailed("another repair is still under way")
+            raise ActionFailed("another repair is still under way")
         if tape is None:
-            raise HandFailed(
+            raise ActionFailed(
                 "this look was not recorded, so there is no evidence of it: nothing is done"
             )
         boot_id = await self._boot_id()
@@ -72,7 +72,7 @@ class Mender:
         what, target = _named(action)
         try:
             if await self._lists_others(tape):
-                raise HandFailed(
+                raise ActionFailed(
                     "the kubelet no longer says what it said when this was decided: nothing is "
                     "done; "
                     "the next look tells"
@@ -80,7 +80,7 @@ class Mender:
             ledger.append(
                 self._root, _entry(boot_id, action.number, what, target, action.cause, shown)
             )
-        except HandFailed:
+        except ActionFailed:
             # Nothing was done, and it will be tried again: its bundles must not push out those of
             # what was done.
             shutil.rmtree(kept, ignore_errors=True)
@@ -124,7 +124,7 @@ class Mender:
                     unreachable(action)
         except (RpcError, BusError) as exc:
             said = await self._did_not_take(action, exc.detail, evidence)
-        except HandFailed as exc:
+        except ActionFailed as exc:
             said = await self._did_not_take(action, exc.sentence, evidence)
         except OSError as exc:
             said = await self._did_not_take(action, exc.strerror or str(exc), evidence)
@@ -134,7 +134,7 @@ class Mender:
         said = f"repair {action.number} {DID_NOT_TAKE}: {why}"
         try:
             await self.note(NoteOutcome(action.number, f"{DID_NOT_TAKE}: {why}", evidence))
-        except HandFailed as exc:
+        except ActionFailed as exc:
             return f"{said}; {exc.sentence}"
         return said
 
@@ -145,7 +145,7 @@ class Mender:
         try:
             cgroup = await self._host.file(f"/proc/{action.pid}/cgroup")
             if not isinstance(cgroup, Seen) or action.container_id not in parse.text(cgroup.value):
-                raise HandFailed(
+                raise ActionFailed(
                     f"pid {action.pid} is no longer of container {action.container_id[:12]}: "
                     "nothing "
                     "was sent"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Union
 from ..model.access import AccessState, Allocation, Process
 from ..model.diagnostics import CudaReport, JournalLine, Version
 from ..model.errors import BundleError
-from ..model.host import Examined, Host
+from ..model.host import DiagnosticHost, Host
 from ..model.kernel import KernelLine
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.runtime import Access, ContainerDetail, Runtime
@@ -114,7 +114,7 @@ class Recorder:
 class FullRecorder(Recorder):
     """With a doctor's questions."""
 
-    def __init__(self, host: Examined, tape: Tape | None = None) -> None:
+    def __init__(self, host: DiagnosticHost, tape: Tape | None = None) -> None:
         super().__init__(host, tape)
         self._examined = host
 

@@ -34,7 +34,7 @@ class Device:
         return f"/dev/{'char' if self.kind == 'c' else 'block'}/{self.major}:{self.minor}"
 
 
-class Now(str, Enum):
+class CurrentAccess(str, Enum):
     """Access as it is now."""
 
     ALLOWED = "allowed"
@@ -43,7 +43,7 @@ class Now(str, Enum):
     "could not be seen, or is being asked"
 
 
-class Risk(str, Enum):
+class ReloadRisk(str, Enum):
     """Will the next daemon-reload take it away?"""
 
     YES = "yes"
@@ -51,7 +51,7 @@ class Risk(str, Enum):
     UNKNOWN = "unknown"
 
 
-class Claim(str, Enum):
+class Entitlement(str, Enum):
     """Why a device node counts as given to a container. What only its own /dev shows is none: a
     tenant can mknod."""
 
@@ -156,7 +156,7 @@ class Verdict:
     all_devices: bool
     """a number that is nobody's is allowed as well: it may open everything (privileged, or no
     device cgroup)"""
-    answers: tuple[tuple[Device, Now], ...]
+    answers: tuple[tuple[Device, CurrentAccess], ...]
     detail: str = ""
     "why something is unknown"
     asked_rules: str = ""
@@ -196,7 +196,7 @@ class ScopeDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class GrantResult:
     """What came of adding to one scope's device list."""
 
     container_id: str
@@ -232,7 +232,7 @@ class AccessState:
     asking_since: float | None = None
     adding_since: float | None = None
     "device lists are being added to"
-    added: tuple[Allowed, ...] = ()
+    added: tuple[GrantResult, ...] = ()
     "what came of it, the newest of each container that still runs"
 
 
@@ -243,9 +243,9 @@ class GivenDevice:
     device: Device
     path: str
     'of the host\'s own node; "" where it has none'
-    claims: tuple[Claim, ...]
-    access: Now
-    risk: Risk
+    claims: tuple[Entitlement, ...]
+    access: CurrentAccess
+    risk: ReloadRisk
     detail: str = ""
     "why access is unknown"
     allowed_at: float = 0.0
@@ -289,13 +289,13 @@ class GpuContainer:
     "what was observed of the loss, a sentence"
     cure: str = ""
     "what keeps it from coming again"
-    added: Allowed | None = None
+    added: GrantResult | None = None
     "what came of adding to its scope's device list, where that was done"
 
     @property
     def denied(self) -> tuple[GivenDevice, ...]:
-        return tuple(d for d in self.devices if d.access is Now.DENIED)
+        return tuple(d for d in self.devices if d.access is CurrentAccess.DENIED)
 
     @property
     def at_risk(self) -> tuple[GivenDevice, ...]:
-        return tuple(d for d in self.devices if d.risk is Risk.YES)
+        return tuple(d for d in self.devices if d.risk is ReloadRisk.YES)

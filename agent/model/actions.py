@@ -84,7 +84,7 @@ class LoadModule:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class ScopeGrant:
     """One container whose scope's device list may be added to."""
 
     scope: str
@@ -100,11 +100,11 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True)
-class AllowDevices:
+class GrantDevices:
     """Additive: name devices in DeviceAllow= of containers' scopes, so that a daemon-reload takes
     nothing away, or what it took comes back. What exactly is named is read when it is done."""
 
-    allowances: tuple[Allowance, ...]
+    allowances: tuple[ScopeGrant, ...]
     prevent: bool
     "also where nothing is denied yet"
 
@@ -243,7 +243,7 @@ Action = Union[
     LinkDevChar,
     MakeNodes,
     LoadModule,
-    AllowDevices,
+    GrantDevices,
     Learn,
     RestartUnit,
     SendHup,

@@ -29,7 +29,7 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterWord:
+class ClusterReport:
     """Both, each with its own refusal."""
 
     samples: Reading[Sequence[Sample]]

@@ -21,7 +21,7 @@ class JournalLine:
     text: str
 
 
-class Says(str, Enum):
+class JournalEvent(str, Enum):
     """What a journal line is about."""
 
     RELOAD = "reload"
@@ -63,12 +63,12 @@ class Says(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class JournalWord:
+class JournalEntry:
     """What one line tells."""
 
     at: float
     "boottime, seconds"
-    says: Says
+    says: JournalEvent
     source: str
     line: str
     who: str = ""
@@ -104,10 +104,10 @@ class SocketSight:
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class DiagnosticData:
     """Everything that was asked besides."""
 
-    journal: Reading[tuple[JournalWord, ...]] = NOT_ASKED
+    journal: Reading[tuple[JournalEntry, ...]] = NOT_ASKED
     versions: tuple[Version, ...] = ()
     kernel: Reading[str] = NOT_ASKED
     cgroup: str = ""
@@ -120,4 +120,4 @@ class Witness:
     cuda: Reading[CudaReport] = NOT_ASKED
 
 
-NO_WITNESS = Witness()
+NO_DIAGNOSTICS = DiagnosticData()

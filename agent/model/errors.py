@@ -1,7 +1,7 @@
 """The errors of gpu-gate. Each carries a sentence with a next step.
 
 GateError
-├── HandFailed      an act did not take        → a wake with back-off (app/daemon)
+├── ActionFailed      an act did not take        → a wake with back-off (app/daemon)
 └── BundleError     an evidence bundle          → exit code (app/cli)
 """
 
@@ -16,7 +16,7 @@ class GateError(Exception):
         self.sentence = sentence
 
 
-class HandFailed(GateError):
+class ActionFailed(GateError):
     """An act did not take."""
 
 

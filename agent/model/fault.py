@@ -47,7 +47,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Mending:
+class RepairFacts:
     """What the mender decides by, of one look."""
 
     fault: Fault | None

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .access import GpuContainer
-from .actions import Action, Allowance, AllowDevices, CheckAccess, LaunchUnit, PlaceManifest
+from .actions import Action, CheckAccess, GrantDevices, LaunchUnit, PlaceManifest, ScopeGrant
 from .cdi import Refresh
-from .fault import Mending
+from .fault import RepairFacts
 from .snapshot import ProbeReport
 
 
@@ -120,14 +120,14 @@ class Diagnosis:
     registered: Finding | None
     registered_at: float
     "boottime, seconds, of the kubelet's answer behind it"
-    mending: Mending | None
+    repair_facts: RepairFacts | None
     "None where there is no plugin to mend: no kubelet, no GPU"
     gpu_containers: tuple[GpuContainer, ...] = ()
     access_check: CheckAccess | None = None
     "what the access program is to be asked now"
-    allow: AllowDevices | None = None
+    allow: GrantDevices | None = None
     "scopes whose device lists are to be added to now"
-    guarded: tuple[Allowance, ...] = ()
+    guarded: tuple[ScopeGrant, ...] = ()
     "those a reload may take something from: it is given back at once"
     access_due: float | None = None
     "boottime of the look that access asks for besides"

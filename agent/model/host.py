@@ -84,7 +84,7 @@ class Host(Protocol):
         """Signal sources that are lost."""
 
 
-class Examined(Host, Protocol):
+class DiagnosticHost(Host, Protocol):
     """A node that a doctor looks at: questions that start programs, and that no cycle of the
     daemon's asks."""
 

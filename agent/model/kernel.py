@@ -15,7 +15,7 @@ class KernelLine:
     text: str
 
 
-class Tells(str, Enum):
+class KernelEvent(str, Enum):
     """What a line is about."""
 
     FOUND = "found"
@@ -50,12 +50,12 @@ class Tells(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class KernelWord:
+class KernelEntry:
     """What one line tells."""
 
     at: float
     "boottime, seconds"
-    tells: Tells
+    event: KernelEvent
     line: str
     bus_id: str = ""
     '"" where the line names no device'

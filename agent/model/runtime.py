@@ -82,7 +82,7 @@ class ContainerDetail:
     every container"""
 
 
-class PluginSays(str, Enum):
+class PluginLogState(str, Enum):
     """What the last mark in a device plugin's log says it does now. Both log forms,
     docs/plugins.md."""
 
@@ -108,7 +108,7 @@ class PluginSays(str, Enum):
 class PluginLog:
     """What a device plugin's log tail says. Hints: a log may lie."""
 
-    says: PluginSays
+    says: PluginLogState
     line: str
     "the line that says so"
     error: str = ""

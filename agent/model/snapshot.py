@@ -9,7 +9,7 @@ from enum import Enum
 from .access import AccessState, Allocation, Process
 from .cdi import Toolkit
 from .gpu import NOTHING_SAID, GpuState
-from .kernel import KernelWord
+from .kernel import KernelEntry
 from .mark import Mark
 from .reading import NOT_ASKED, Reading
 from .runtime import LedgerEntry, PluginSight, Runtime, SocketOwner
@@ -213,7 +213,7 @@ class NodeObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Snapshot:
     """Everything one look saw."""
 
     clock: Clock
@@ -238,7 +238,7 @@ class Scene:
     nodes: Reading[tuple[DeviceNode, ...]] = NOT_ASKED
     char_links: Reading[dict[str, str]] = NOT_ASKED
     '"195:0" to the link\'s target'
-    kernel: Reading[tuple[KernelWord, ...]] = NOT_ASKED
+    kernel: Reading[tuple[KernelEntry, ...]] = NOT_ASKED
     "what the kernel's log tells of this boot's GPUs, oldest first"
     probe: Reading[ProbeState] = NOT_ASKED
     mig_instances: Reading[tuple[str, ...]] = NOT_ASKED

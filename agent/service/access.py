@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from ..model.access import GpuContainer, Now, Risk
+from ..model.access import CurrentAccess, GpuContainer, ReloadRisk
 from ..model.settings import Settings
 from . import ask
 from .chain import printable
@@ -60,22 +60,25 @@ def _row(holder: GpuContainer, now: float) -> dict[str, Any]:
     }
 
 
-def now_of(holder: GpuContainer) -> Now:
+def now_of(holder: GpuContainer) -> CurrentAccess:
     """The worst of its devices; what is denied counts before what is not known."""
     seen = {d.access for d in holder.devices}
-    return next((now for now in (Now.DENIED, Now.UNKNOWN) if now in seen), Now.ALLOWED)
+    return next(
+        (now for now in (CurrentAccess.DENIED, CurrentAccess.UNKNOWN) if now in seen),
+        CurrentAccess.ALLOWED,
+    )
 
 
 def after_of(holder: GpuContainer) -> str:
     """allowed, lost, denied or unknown."""
-    if now_of(holder) is Now.DENIED:
+    if now_of(holder) is CurrentAccess.DENIED:
         return "denied"
     risks = {d.risk for d in holder.devices}
     return (
         "lost"
-        if Risk.YES in risks
+        if ReloadRisk.YES in risks
         else "unknown"
-        if Risk.UNKNOWN in risks
+        if ReloadRisk.UNKNOWN in risks
         else now_of(holder).value
     )
 
@@ -84,7 +87,7 @@ def why_of(holder: GpuContainer) -> str:
     denied = ", ".join(d.name for d in holder.denied)
     if denied:
         return f"{denied}: {holder.loss_why}"
-    unknown = next((d.detail for d in holder.devices if d.access is Now.UNKNOWN), "")
+    unknown = next((d.detail for d in holder.devices if d.access is CurrentAccess.UNKNOWN), "")
     return unknown or holder.risk_why
 
 

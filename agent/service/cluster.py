@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..model.cluster import Alert, ClusterWord, Sample
+from ..model.cluster import Alert, ClusterReport, Sample
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.settings import Settings
 from ..transport.clock import boottime
@@ -41,9 +41,9 @@ _NODE_LABELS = (
 )
 
 
-def ask(settings: Settings) -> ClusterWord:
+def ask(settings: Settings) -> ClusterReport:
     node = settings.node_name or socket.gethostname().lower()
-    return ClusterWord(_samples(settings, node), _alerts(settings, node))
+    return ClusterReport(_samples(settings, node), _alerts(settings, node))
 
 
 def _samples(settings: Settings, node: str) -> Reading[Sequence[Sample]]:

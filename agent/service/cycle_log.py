@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import __version__
 from ..core.gate.states import Gate, Phase, Step
-from ..model.access import Allowed
+from ..model.access import GrantResult
 from ..model.finding import Diagnosis
 from . import config as configuration
 from .log import (
@@ -22,12 +22,12 @@ from .log import (
     PROBE_HUNG,
     facts,
 )
-from .status import Snapshot
+from .status import LastCycle
 
 log = logging.getLogger(__name__)
 
 
-def tell(seen: Snapshot, decided: Step, reasons: dict[str, int], diagnosis: Diagnosis) -> None:
+def tell(seen: LastCycle, decided: Step, reasons: dict[str, int], diagnosis: Diagnosis) -> None:
     """One line per cycle that changed something."""
     before, gate = seen.gate, decided.gate
     wake = ", ".join(reasons)
@@ -56,7 +56,7 @@ def tell(seen: Snapshot, decided: Step, reasons: dict[str, int], diagnosis: Diag
         if not gate.ready and gate.ready_why != gate.why:
             readiness += f": {gate.ready_why}"
         text = f"{gate.phase.value}: {gate.why}"
-        level = logging.WARNING if gate.phase is Phase.HELD else logging.INFO
+        level = logging.WARNING if gate.phase is Phase.BLOCKED else logging.INFO
         log.log(
             level,
             "%s (%s; woken by %s)",
@@ -98,7 +98,7 @@ def _tell_access(before: Diagnosis | None, now: Diagnosis) -> None:
             )
 
 
-def tell_added(done: tuple[Allowed, ...]) -> None:
+def tell_added(done: tuple[GrantResult, ...]) -> None:
     """What came of adding to the device lists of scopes; the first surprise is said as loudly as
     can be."""
     for one in done:
@@ -177,6 +177,6 @@ def tell_troubles(before: tuple[str, ...], now: tuple[str, ...]) -> None:
 def _message_id(gate: Gate) -> str:
     if gate.phase is Phase.OPEN:
         return GATE_OPENED
-    if gate.phase is Phase.HELD:
+    if gate.phase is Phase.BLOCKED:
         return GATE_HELD
     return PROBE_HUNG if gate.reason == "ProbeHung" else GATE_CLOSED

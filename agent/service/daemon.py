@@ -9,49 +9,49 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from ..core.collect import look
+from ..core.collect import collect
 from ..core.common.watched import scope_folder, watched_folders, watched_units
 from ..core.diagnose import diagnose
 from ..core.gate.states import Gate, Phase, Step
 from ..core.gate.transitions import step
 from ..core.plugin.repair import refuse
-from ..engine.backoff import RETRY_S, Rests
+from ..engine.backoff import RETRY_S, ActionBackoff
 from ..host.access.checks import AccessChecks
-from ..host.access.updater import Allow
-from ..host.actions import Hands
+from ..host.access.updater import DeviceAllowUpdater
+from ..host.actions import ActionExecutor
 from ..host.event_sources import Sources, Wakes
 from ..host.launcher import Launcher
 from ..host.live import LiveHost, clock_now
 from ..host.probes.program import Started
 from ..host.probes.runner import Probes
-from ..host.repairer import Mender
+from ..host.repairer import PluginRepairer
 from ..host.tape import Recorder, Tape
-from ..model.access import Allowed
+from ..model.access import GrantResult
 from ..model.actions import (
     DISRUPTIVE,
     Action,
-    Allowance,
-    AllowDevices,
     CheckAccess,
     DropProbe,
+    GrantDevices,
     Release,
+    ScopeGrant,
     StartProbe,
 )
-from ..model.errors import HandFailed
+from ..model.errors import ActionFailed
 from ..model.finding import Diagnosis
 from ..model.settings import Settings
-from ..model.snapshot import Scene
+from ..model.snapshot import Snapshot
 from ..transport.clock import boottime
 from ..transport.sd import Notify
 from . import config as configuration
 from .cycle_log import tell, tell_added, tell_config, tell_troubles
-from .examination import Examination
-from .history import Doings
+from .history import ActionHistory
 from .http import Http
 from .log import facts
 from .metrics import Counts, View, render
 from .milestones import Milestones
-from .status import OVERDUE_S, Snapshot, Told, status
+from .repair_diagnostics import RepairDiagnostics
+from .status import OVERDUE_S, LastCycle, StatusInput, status
 
 log = logging.getLogger(__name__)
 
@@ -82,13 +82,13 @@ class Daemon:
         )
         self.checks = AccessChecks(self.wakes.wake, self.sources.bus)
         self.host = LiveHost(self.sources.bus, self.probes, checks=self.checks)
-        self.mender = Mender(self.host, self.sources.bus, self._hand_ended)
+        self.repairer = PluginRepairer(self.host, self.sources.bus, self._hand_ended)
         self.launcher = Launcher(self.sources.bus, self._hand_ended)
-        self.allow = Allow(self.sources.bus, self.checks, self._added)
-        self.hands = Hands(
-            self.host, self.probes, self.mender, self.launcher, self.checks, self.allow
+        self.allow = DeviceAllowUpdater(self.sources.bus, self.checks, self._added)
+        self.hands = ActionExecutor(
+            self.host, self.probes, self.repairer, self.launcher, self.checks, self.allow
         )
-        self.examination = Examination()
+        self.repair_diagnostics = RepairDiagnostics()
         self.http = Http(self)
         self.systemd = Notify()
         self.host.sources = [
@@ -97,12 +97,12 @@ class Daemon:
             self.sources.inotify,
             self.http,
         ]
-        self.seen = Snapshot(Gate(started_at=boottime(), since=boottime()))
-        self.doings = Doings()
-        self.counts = Counts(actions=self.doings.counts)
+        self.seen = LastCycle(Gate(started_at=boottime(), since=boottime()))
+        self.history = ActionHistory()
+        self.counts = Counts(actions=self.history.counts)
         self.milestones = Milestones()
         self._wake_at = 0.0
-        self._rests = Rests()
+        self._rests = ActionBackoff()
         self._rewatch = False
         self._scopes: tuple[str, ...] = ()
         self._stop = asyncio.Event()
@@ -136,8 +136,8 @@ class Daemon:
             await asyncio.gather(cycles, supervisor, stop, return_exceptions=True)
             self.http.close()
             self.sources.close()
-            await self.mender.close()
-            await self.examination.close()
+            await self.repairer.close()
+            await self.repair_diagnostics.close()
             await self.launcher.close()
             await self.allow.close()
             await self.checks.close()
@@ -156,9 +156,9 @@ class Daemon:
         self.wakes.wake("reload")
         self.systemd.ready()
 
-    def _added(self, done: tuple[Allowed, ...]) -> None:
+    def _added(self, done: tuple[GrantResult, ...]) -> None:
         tell_added(done)
-        self.doings.added(done, clock_now().realtime)
+        self.history.added(done, clock_now().realtime)
         self.wakes.wake("access added")
 
     def _hurry(self, reasons: dict[str, int]) -> None:
@@ -174,9 +174,9 @@ class Daemon:
             if everyone or f"inotify {scope_folder(a.scope)}" in reasons
         )
         if of:
-            self.allow.begin(AllowDevices(of, prevent=False))
+            self.allow.begin(GrantDevices(of, prevent=False))
 
-    async def _follow_scopes(self, guarded: tuple[Allowance, ...]) -> None:
+    async def _follow_scopes(self, guarded: tuple[ScopeGrant, ...]) -> None:
         """systemd sends no signal when a scope's properties are set, which makes its device program
         anew (252, 257); but it writes them down."""
         scopes = tuple(allowance.scope for allowance in guarded)
@@ -221,23 +221,23 @@ class Daemon:
         self.host.reuse_s = (
             VERDICT_S if all(reason.startswith("access") for reason in reasons) else 0.0
         )
-        scene, diagnosis, tape, stalled = await self._look()
+        snapshot, diagnosis, tape, stalled = await self._look()
         now = boottime()
         if diagnosis is None:
             self._wake_at = now + self.settings.stable_interval_s
         else:
-            was_armed = self.seen.gate.mend.is_armed
+            was_armed = self.seen.gate.repair.is_armed
             decided = step(self.seen.gate, diagnosis, now, self.settings)
             tell(self.seen, decided, reasons, diagnosis)
             self._wake_at = decided.wake_at
-            if await self._act(decided, scene, tape, stalled):
+            if await self._act(decided, snapshot, tape, stalled):
                 self._wake_at = min(self._wake_at, now + 0.1)
-            if decided.gate.mend.is_armed and not was_armed and scene is not None:
-                self.examination.begin(self.settings, scene)
+            if decided.gate.repair.is_armed and not was_armed and snapshot is not None:
+                self.repair_diagnostics.begin(self.settings, snapshot)
         self.seen = replace(
             self.seen,
             diagnosis=diagnosis,
-            scene=scene,
+            snapshot=snapshot,
             cycles=self.seen.cycles + 1,
             cycle_ended_at=boottime(),
             cycle_took_s=boottime() - began,
@@ -246,12 +246,14 @@ class Daemon:
         )
         self._feed(reasons)
 
-    async def _look(self) -> tuple[Scene | None, Diagnosis | None, Tape | None, bool]:
+    async def _look(self) -> tuple[Snapshot | None, Diagnosis | None, Tape | None, bool]:
         """What is seen, what it means, its tape, and whether the look stalled: then all of it is
         the last one's. A look that may lead to a repair is recorded: it is the evidence of it."""
-        recorder = Recorder(self.host) if self.seen.gate.mend.is_armed else None
+        recorder = Recorder(self.host) if self.seen.gate.repair.is_armed else None
         try:
-            scene = await asyncio.wait_for(look(recorder or self.host, self.settings), CYCLE_S)
+            snapshot = await asyncio.wait_for(
+                collect(recorder or self.host, self.settings), CYCLE_S
+            )
         except asyncio.TimeoutError:
             log.warning("the node did not answer one look in time", extra=facts(cycle_s=CYCLE_S))
             diagnosis = self.seen.diagnosis
@@ -262,23 +264,28 @@ class Daemon:
                     diagnosis,
                     probe_busy=True,
                     additive=(),
-                    mending=None,
+                    repair_facts=None,
                     access_check=None,
                     allow=None,
                 )
-            return self.seen.scene, diagnosis, None, True
-        tell_troubles(self.seen.scene.trouble if self.seen.scene else (), scene.trouble)
-        return scene, diagnose(scene, self.settings), recorder.tape if recorder else None, False
+            return self.seen.snapshot, diagnosis, None, True
+        tell_troubles(self.seen.snapshot.trouble if self.seen.snapshot else (), snapshot.trouble)
+        return (
+            snapshot,
+            diagnose(snapshot, self.settings),
+            recorder.tape if recorder else None,
+            False,
+        )
 
     def _feed(self, reasons: dict[str, int]) -> None:
         """What systemd and the faces are told after a cycle."""
         self.counts.woken(reasons)
         self.counts.probed(self.probes.state)
-        if self.seen.diagnosis is not None and self.seen.scene is not None:
+        if self.seen.diagnosis is not None and self.seen.snapshot is not None:
             self.milestones.note(
                 self.seen.gate,
                 self.seen.diagnosis,
-                self.seen.scene.clock.boottime,
+                self.seen.snapshot.clock.boottime,
                 self.settings.stable_probes,
             )
         gate = self.seen.gate
@@ -289,7 +296,7 @@ class Daemon:
         self.http.cycled()
 
     async def _act(
-        self, decided: Step, scene: Scene | None, tape: Tape | None, stalled: bool
+        self, decided: Step, snapshot: Snapshot | None, tape: Tape | None, stalled: bool
     ) -> bool:
         """True where a hand changed the node: look again soon, what we did is learned by
         looking."""
@@ -310,13 +317,13 @@ class Daemon:
                         0.0,
                         False,
                     )  # its hand asks the kubelet once more
-                    await self.examination.add_to(tape)
-                await self.hands.act(action, tape, scene.runtime_socket if scene else "")
-            except HandFailed as failed:
+                    await self.repair_diagnostics.add_to(tape)
+                await self.hands.act(action, tape, snapshot.runtime_socket if snapshot else "")
+            except ActionFailed as failed:
                 self._failed(action, failed, decided.gate)
                 continue
-            self.doings.note(action, clock_now().realtime)
-            if not isinstance(action, (StartProbe, DropProbe, CheckAccess, AllowDevices)):
+            self.history.note(action, clock_now().realtime)
+            if not isinstance(action, (StartProbe, DropProbe, CheckAccess, GrantDevices)):
                 changed = True
                 self._rests.done(action)
                 # The release has its own line, with its own MESSAGE_ID.
@@ -324,13 +331,13 @@ class Daemon:
                 log.log(level, "%s", action.sentence, extra=facts(action=type(action).__name__))
         return changed
 
-    def _failed(self, action: Action, failed: HandFailed, gate: Gate) -> None:
-        is_new = self.doings.note(action, clock_now().realtime, failed.sentence)
+    def _failed(self, action: Action, failed: ActionFailed, gate: Gate) -> None:
+        is_new = self.history.note(action, clock_now().realtime, failed.sentence)
         self._rests.failed(action, boottime())
         if isinstance(action, DISRUPTIVE):
-            self.seen.gate = replace(gate, mend=refuse(gate.mend, failed.sentence, boottime()))
+            self.seen.gate = replace(gate, repair=refuse(gate.repair, failed.sentence, boottime()))
         is_news = (
-            is_new and failed.sentence != gate.mend.held
+            is_new and failed.sentence != gate.repair.held
         )  # what goes on failing, and what is held, is said once
         log.log(
             logging.WARNING if is_news else logging.DEBUG,
@@ -354,13 +361,13 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         return status(
-            Told(
+            StatusInput(
                 self.seen,
                 self.settings,
                 self.probes.state,
                 self.config.problems,
                 self.milestones.at,
-                self.doings.recent,
+                self.history.recent,
                 clock_now(),
             )
         )

@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, replace
 
-from ..model.access import Allowed
+from ..model.access import GrantResult
 from ..model.actions import (
     DISRUPTIVE,
     Action,
-    AllowDevices,
     CheckAccess,
     DropProbe,
+    GrantDevices,
     NoteOutcome,
     StartProbe,
 )
 
 MOST_ACTIONS = 20
-_QUIET = (StartProbe, DropProbe, CheckAccess, NoteOutcome, AllowDevices)
+_QUIET = (StartProbe, DropProbe, CheckAccess, NoteOutcome, GrantDevices)
 """They change nothing on the node, or are told by what came of them."""
 
 
@@ -37,7 +37,7 @@ class Done:
     "the container that devices were named for"
 
 
-class Doings:
+class ActionHistory:
     """The last actions, and how many there were."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Doings:
         self._keep(done)
         return last is None or replace(last, at=done.at) != done
 
-    def added(self, done: tuple[Allowed, ...], at: float) -> None:
+    def added(self, done: tuple[GrantResult, ...], at: float) -> None:
         """Devices were named in scopes' lists."""
         for one in done:
             if one.lost:
@@ -81,7 +81,7 @@ class Doings:
             self._keep(
                 Done(
                     round(at, 3),
-                    AllowDevices.__name__,
+                    GrantDevices.__name__,
                     f"named what {one.who} may open in its scope's "
                     "DeviceAllow=, so that a daemon-reload takes nothing away",
                     outcome,

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 
 from .. import __version__
 from ..core.plugin import ledger
-from ..model.access import Now
+from ..model.access import CurrentAccess
 from ..model.finding import Diagnosis, Verdict
 from ..model.reading import Seen
 from ..model.runtime import LedgerEntry
 from ..model.settings import Settings
-from ..model.snapshot import ProbeState, Scene
+from ..model.snapshot import ProbeState, Snapshot
 from .access import after_of, now_of
-from .status import Snapshot
+from .status import LastCycle
 from .status_parts import MOST_RESOURCES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,7 +59,7 @@ class Counts:
 class View:
     """What /metrics is made of."""
 
-    seen: Snapshot
+    seen: LastCycle
     counts: Counts
     settings: Settings
     probe: ProbeState
@@ -97,7 +97,7 @@ def families(view: View) -> Iterator[Family]:
         "gpu_gate_phase",
         "gauge",
         "Phase of the gate: 0 WAITING 1 PROBING 2 SETTLING 3 OPEN 4 REVALIDATING "
-        "5 REPAIRING 6 HELD 7 NOT_APPLICABLE.",
+        "5 REPAIRING 6 BLOCKED 7 NOT_APPLICABLE.",
         [((), gate.phase.number)],
     )
     yield (
@@ -125,7 +125,7 @@ def families(view: View) -> Iterator[Family]:
         [((("reason", gate.reason),), 1)] if gate.reason else [],
     )
     yield from _links(seen.diagnosis)
-    yield from _gpus(seen.diagnosis, seen.scene)
+    yield from _gpus(seen.diagnosis, seen.snapshot)
     yield (
         "gpu_gate_boot_seconds",
         "gauge",
@@ -155,7 +155,7 @@ def _links(diagnosis: Diagnosis | None) -> Iterator[Family]:
     )
 
 
-def _gpus(diagnosis: Diagnosis | None, scene: Scene | None) -> Iterator[Family]:
+def _gpus(diagnosis: Diagnosis | None, snapshot: Snapshot | None) -> Iterator[Family]:
     report = diagnosis.report if diagnosis else None
     yield (
         "gpu_gate_gpus_expected",
@@ -169,7 +169,9 @@ def _gpus(diagnosis: Diagnosis | None, scene: Scene | None) -> Iterator[Family]:
         "GPUs that the last NVML probe enumerated.",
         [((), len(report.gpus))] if report else [],
     )
-    listed = scene.allocatable.value if scene and isinstance(scene.allocatable, Seen) else ()
+    listed = (
+        snapshot.allocatable.value if snapshot and isinstance(snapshot.allocatable, Seen) else ()
+    )
     yield (
         "gpu_gate_devices_registered",
         "gauge",
@@ -186,7 +188,7 @@ def _containers(diagnosis: Diagnosis | None) -> Iterator[Family]:
         "gauge",
         "Running containers that hold GPUs, by whether they may open them "
         "now: allowed, denied, unknown.",
-        [((("access", w.value),), now[w]) for w in Now] if diagnosis else [],
+        [((("access", w.value),), now[w]) for w in CurrentAccess] if diagnosis else [],
     )
     yield (
         "gpu_gate_gpu_containers_at_risk",
@@ -197,9 +199,9 @@ def _containers(diagnosis: Diagnosis | None) -> Iterator[Family]:
 
 
 def _repairs(view: View) -> Iterator[Family]:
-    scene, settings = view.seen.scene, view.settings
-    entries = scene.ledger.value if scene and isinstance(scene.ledger, Seen) else ()
-    boot_id = scene.boot_id if scene else ""
+    snapshot, settings = view.seen.snapshot, view.settings
+    entries = snapshot.ledger.value if snapshot and isinstance(snapshot.ledger, Seen) else ()
+    boot_id = snapshot.boot_id if snapshot else ""
     done = ledger.actions(entries, boot_id)
     by: Counter[Labels] = Counter(
         (("action", e.what), ("outcome", ledger.outcome_of(entries, e) or "awaited")) for e in done
@@ -216,7 +218,7 @@ def _repairs(view: View) -> Iterator[Family]:
         "gauge",
         "Disruptive actions that are still allowed now.",
         [((), _budget_left(done, now, settings))]
-        if scene and isinstance(scene.ledger, Seen)
+        if snapshot and isinstance(snapshot.ledger, Seen)
         else [],
     )
 
@@ -227,7 +229,7 @@ def _budget_left(done: tuple[LedgerEntry, ...], now: float, settings: Settings) 
 
 
 def _agent(view: View) -> Iterator[Family]:
-    seen, counts, scene = view.seen, view.counts, view.seen.scene
+    seen, counts, snapshot = view.seen, view.counts, view.seen.snapshot
     yield (
         "gpu_gate_actions_total",
         "counter",
@@ -286,7 +288,7 @@ def _agent(view: View) -> Iterator[Family]:
         "Unix time at which the last cycle ended.",
         [((), seen.cycle_ended_at + view.offset)] if seen.cycles else [],
     )
-    manager = scene.manager.value if scene and isinstance(scene.manager, Seen) else None
+    manager = snapshot.manager.value if snapshot and isinstance(snapshot.manager, Seen) else None
     yield (
         "gpu_gate_last_reload_timestamp_seconds",
         "gauge",
@@ -297,7 +299,7 @@ def _agent(view: View) -> Iterator[Family]:
         "gpu_gate_signal_sources_lost",
         "gauge",
         "Signal sources that are lost: each costs seconds, never truth.",
-        [((), len(scene.trouble) if scene else 0)],
+        [((), len(snapshot.trouble) if snapshot else 0)],
     )
     yield (
         "gpu_gate_config_problems",

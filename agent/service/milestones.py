@@ -12,7 +12,7 @@ import logging
 from ..core.common.paths import FIRST
 from ..core.gate.states import Gate, Phase
 from ..host.marks import read_mark, write_mark
-from ..model.errors import HandFailed
+from ..model.errors import ActionFailed
 from ..model.finding import Diagnosis
 
 log = logging.getLogger(__name__)
@@ -48,5 +48,5 @@ class Milestones:
             self.at[name] = now
             try:
                 write_mark("/", f"{FIRST}{name}", gate.why, at=now)
-            except HandFailed as failed:
+            except ActionFailed as failed:
                 log.debug("a milestone was not written down: %s", failed.sentence)

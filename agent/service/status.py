@@ -14,7 +14,7 @@ from ..core.gate.states import Gate
 from ..host.codec import encode
 from ..model.finding import Diagnosis
 from ..model.settings import Settings
-from ..model.snapshot import Clock, ProbeState, Scene
+from ..model.snapshot import Clock, ProbeState, Snapshot
 from . import access, status_parts
 from .config import Problem
 from .history import Done
@@ -28,12 +28,12 @@ MOST_SENTENCES = 50
 
 
 @dataclass
-class Snapshot:
+class LastCycle:
     """What the faces answer from: the last cycle, in memory."""
 
     gate: Gate
     diagnosis: Diagnosis | None = None
-    scene: Scene | None = None
+    snapshot: Snapshot | None = None
     cycles: int = 0
     cycle_ended_at: float = 0.0
     cycle_took_s: float = 0.0
@@ -43,10 +43,10 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Told:
+class StatusInput:
     """What /status is made of."""
 
-    seen: Snapshot
+    seen: LastCycle
     settings: Settings
     probe: ProbeState
     problems: Sequence[Problem]
@@ -55,12 +55,12 @@ class Told:
     clock: Clock
 
 
-def status(told: Told) -> dict[str, Any]:
+def status(told: StatusInput) -> dict[str, Any]:
     """The whole truth of the last cycle, as /status and `gpu-gate status --json` give it
     (docs/status.schema.json). Additions keep the version; nothing is renamed or taken away within
     one."""
     seen, now = told.seen, told.clock.boottime
-    diagnosis, scene = seen.diagnosis, seen.scene
+    diagnosis, snapshot = seen.diagnosis, seen.snapshot
     containers = diagnosis.gpu_containers if diagnosis else ()
     broken = first_broken(diagnosis.findings) if diagnosis else None
     return {
@@ -85,12 +85,12 @@ def status(told: Told) -> dict[str, Any]:
         "access_left_out": max(0, len(containers) - MOST_CONTAINERS),
         "expected": list(diagnosis.expected) if diagnosis else [],
         "probe": encode(told.probe),
-        "boot": status_parts.boot(scene, told.milestones, now, told.clock.realtime),
-        "services": status_parts.services(scene),
-        "registered": status_parts.registered(scene, told.settings),
-        "plugins": status_parts.plugins(scene),
-        "actions": status_parts.actions(scene, told.recent),
-        "trouble": list(scene.trouble[:MOST_SENTENCES]) if scene else [],
+        "boot": status_parts.boot(snapshot, told.milestones, now, told.clock.realtime),
+        "services": status_parts.services(snapshot),
+        "registered": status_parts.registered(snapshot, told.settings),
+        "plugins": status_parts.plugins(snapshot),
+        "actions": status_parts.actions(snapshot, told.recent),
+        "trouble": list(snapshot.trouble[:MOST_SENTENCES]) if snapshot else [],
         "config_problems": [str(p) for p in told.problems[:MOST_SENTENCES]],
     }
 

@@ -14,7 +14,7 @@ from ..core.plugin.candidates import effective
 from ..core.plugin.resources import listing
 from ..model.reading import Seen
 from ..model.settings import Settings
-from ..model.snapshot import Scene
+from ..model.snapshot import Snapshot
 from .history import MOST_ACTIONS, Done
 
 MOST_PLUGINS = 8
@@ -23,11 +23,11 @@ MOST_RESOURCES = 32
 LINE_CHARS = 300
 
 
-def actions(scene: Scene | None, recent: Iterable[Done]) -> list[dict[str, Any]]:
+def actions(snapshot: Snapshot | None, recent: Iterable[Done]) -> list[dict[str, Any]]:
     """The last ones, oldest first: the disruptive ones of this boot, from the ledger, and what this
     agent added."""
-    entries = scene.ledger.value if scene and isinstance(scene.ledger, Seen) else ()
-    disruptive = ledger.actions(entries, scene.boot_id) if scene else ()
+    entries = snapshot.ledger.value if snapshot and isinstance(snapshot.ledger, Seen) else ()
+    disruptive = ledger.actions(entries, snapshot.boot_id) if snapshot else ()
     written, recent = {e.number for e in disruptive}, tuple(recent)
     said = {d.number: d.why for d in recent if d.number}
     rows = [
@@ -59,12 +59,12 @@ def actions(scene: Scene | None, recent: Iterable[Done]) -> list[dict[str, Any]]
 
 
 def boot(
-    scene: Scene | None, milestones: Mapping[str, float], now: float, realtime: float
+    snapshot: Snapshot | None, milestones: Mapping[str, float], now: float, realtime: float
 ) -> dict[str, Any]:
     """This boot: its instants are seconds after its begin."""
-    manager = scene.manager.value if scene and isinstance(scene.manager, Seen) else None
+    manager = snapshot.manager.value if snapshot and isinstance(snapshot.manager, Seen) else None
     return {
-        "id": scene.boot_id if scene else "",
+        "id": snapshot.boot_id if snapshot else "",
         "at_s": round(realtime - now, 1),
         "up_s": round(now, 1),
         "milestones": {name: round(at, 2) for name, at in milestones.items()},
@@ -72,9 +72,9 @@ def boot(
     }
 
 
-def services(scene: Scene | None) -> list[dict[str, Any]]:
+def services(snapshot: Snapshot | None) -> list[dict[str, Any]]:
     """The units that are followed and are there."""
-    units = scene.units.value if scene and isinstance(scene.units, Seen) else ()
+    units = snapshot.units.value if snapshot and isinstance(snapshot.units, Seen) else ()
     return [
         {"name": u.name, "active": u.active, "since_s": _rounded(u.active_since)}
         for u in units
@@ -82,24 +82,24 @@ def services(scene: Scene | None) -> list[dict[str, Any]]:
     ]
 
 
-def registered(scene: Scene | None, settings: Settings) -> list[dict[str, Any]]:
+def registered(snapshot: Snapshot | None, settings: Settings) -> list[dict[str, Any]]:
     """Device ids that the kubelet lists, by resource, and how many GPUs or parts of them each
     should hold."""
-    if scene is None or not isinstance(scene.allocatable, Seen):
+    if snapshot is None or not isinstance(snapshot.allocatable, Seen):
         return []
-    offers = listing(scene, effective(settings, scene.plugins)).offers
+    offers = listing(snapshot, effective(settings, snapshot.plugins)).offers
     expected = {offer.resource: len(offer.expected) for offer in offers}
-    listed = {d.resource: len(d.ids) for d in scene.allocatable.value}
+    listed = {d.resource: len(d.ids) for d in snapshot.allocatable.value}
     return [
         {"resource": name, "listed": listed.get(name, 0), "expected": expected.get(name)}
         for name in sorted({**listed, **expected})[:MOST_RESOURCES]
     ]
 
 
-def plugins(scene: Scene | None) -> list[dict[str, Any]]:
+def plugins(snapshot: Snapshot | None) -> list[dict[str, Any]]:
     """Containers that look like the device plugin, and what each shows of itself."""
     rows = []
-    for sight in (scene.plugins if scene else ())[:MOST_PLUGINS]:
+    for sight in (snapshot.plugins if snapshot else ())[:MOST_PLUGINS]:
         detail = sight.detail.value_or(None)
         log = sight.log.value_or(None)
         access = sight.access.value_or(None)

@@ -23,7 +23,7 @@ MOST_PROGRAMS = 256  # BPF_CGROUP_MAX_PROGS is 64 a level (kernel/bpf/cgroup.c, 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Unsure(Exception):
+class AccessUndetermined(Exception):
     """We could not look; says why in a sentence."""
 
     def __init__(self, number: int, detail: str) -> None:
@@ -142,12 +142,14 @@ class Mounts:
     def folder(mount: tuple[str, str] | None, path: str) -> str:
         """The folder of a cgroup; Unsure where this host does not show it."""
         if path.endswith(" (deleted)"):
-            raise Unsure(errno.ESRCH, f"Its cgroup {path} is gone.")
+            raise AccessUndetermined(errno.ESRCH, f"Its cgroup {path} is gone.")
         if mount is None:
-            raise Unsure(errno.ENOTSUP, f"No mount shows the cgroup {path}.")
+            raise AccessUndetermined(errno.ENOTSUP, f"No mount shows the cgroup {path}.")
         point, root = mount[0], mount[1].rstrip("/")
         if ".." in path.split("/") or not (path + "/").startswith(root + "/"):
-            raise Unsure(errno.EXDEV, f"Its cgroup {path} lies outside of what is seen at {point}.")
+            raise AccessUndetermined(
+                errno.EXDEV, f"Its cgroup {path} lies outside of what is seen at {point}."
+            )
         return point + path[len(root) :]
 
 
@@ -165,13 +167,13 @@ def governing(cgroups: Cgroups, mounts: Mounts, own: Cgroups) -> tuple[bool, boo
     """Which govern a process: v1's list, v2's programs. Unsure where it is in no cgroup that can be
     seen."""
     if cgroups.v1 is None and cgroups.v2 is None:
-        raise Unsure(errno.EPROTO, "It is in no cgroup that can be seen.")
+        raise AccessUndetermined(errno.EPROTO, "It is in no cgroup that can be seen.")
     # Where the machine around a container node has v1, its cgroup is listed here and shown nowhere.
     # It is ours too then, and governs us as it governs the process.
     has_list = cgroups.v1 is not None and (mounts.v1 is not None or cgroups.v1 != own.v1)
     has_programs = cgroups.v2 is not None and not (mounts.v2 is None and cgroups.v2 == "/")
     if not has_list and not has_programs:
-        raise Unsure(errno.ENOTSUP, "No mount shows its cgroups.")
+        raise AccessUndetermined(errno.ENOTSUP, "No mount shows its cgroups.")
     return has_list, has_programs
 
 

@@ -13,9 +13,9 @@ import stat
 from collections.abc import Iterator
 
 from .device_cgroups import (
+    AccessUndetermined,
     Cgroups,
     Mounts,
-    Unsure,
     governing,
     programs,
     read,
@@ -41,7 +41,7 @@ def numbers() -> list[DeviceNode]:
         *_of_folder("/dev", MOST_DEPTH),
     }
     if len(found) > MOST_NUMBERS:
-        raise Unsure(
+        raise AccessUndetermined(
             errno.E2BIG, f"This host knows {len(found)} device numbers, more than can be tried."
         )
     majors = {*_of_proc(), *((kind, major) for kind, major, _ in found)}
@@ -110,7 +110,7 @@ class Sweep(Scratch):
                 if node not in self._before:
                     self._before[node] = self._of(node, "")
                 if not {"r", "w"} <= set(self._before[node]):
-                    raise Unsure(
+                    raise AccessUndetermined(
                         errno.EPERM,
                         "gpu-gate's own cgroup restricts devices, so not all could be tried.",
                     )
@@ -156,10 +156,10 @@ def allowed(
     """The rules in force, and what a process may do with each node beyond what a wildcard lets it.
     Unsure where it cannot be told."""
     if started(pid) != since:
-        raise Unsure(errno.ESRCH, f"Process {pid} is gone.")
+        raise AccessUndetermined(errno.ESRCH, f"Process {pid} is gone.")
     cgroups = Cgroups.of(pid)
     if governing(cgroups, mounts, sweep.own) != (False, True):
-        raise Unsure(
+        raise AccessUndetermined(
             errno.ENOTSUP, "cgroup v1: what it allows is only told of, nothing is added there."
         )
     fd = os.open(
@@ -172,18 +172,18 @@ def allowed(
             if programs(fd) == ids:
                 break
         else:
-            raise Unsure(
+            raise AccessUndetermined(
                 errno.EAGAIN,
                 "Its device programs were replaced again and again while they were tried.",
             )
     except OSError as exc:
-        raise Unsure(
+        raise AccessUndetermined(
             exc.errno or 0, f"The device programs of its cgroup cannot be tried: {said(exc)}"
         ) from exc
     finally:
         os.close(fd)
     if started(pid) != since or Cgroups.of(pid) != cgroups:
-        raise Unsure(
+        raise AccessUndetermined(
             errno.ESRCH, f"Process {pid} ended or moved to another cgroup while it was looked at."
         )
     return rules_word(None, ids), {

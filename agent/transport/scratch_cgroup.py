@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from .device_cgroups import (
     BPF_CGROUP_DEVICE,
     BPF_PROG_GET_FD_BY_ID,
+    AccessUndetermined,
     Cgroups,
     Mounts,
-    Unsure,
     attr_of,
     bpf,
     libc,
@@ -99,7 +99,7 @@ class Scratch:
                     attached.append(self._attach(number))
             yield
             if set(programs(self._fd)) != {*self._inherited, *device_programs}:
-                raise Unsure(
+                raise AccessUndetermined(
                     errno.EAGAIN, "The programs of gpu-gate's own cgroup were replaced meanwhile."
                 )
         finally:
@@ -113,7 +113,7 @@ class Scratch:
         with suppress(OSError):
             if folder:
                 os.rmdir(folder)
-        with suppress(OSError, Unsure):
+        with suppress(OSError, AccessUndetermined):
             if path:
                 os.close(self._fd)
                 self._join(self._mounts.folder(self._mounts.v2, self.own.v2 or "/"))
@@ -137,9 +137,9 @@ class Scratch:
                 if self.path:
                     os.rmdir(self.path)
                     self.path = ""
-            except Unsure as unsure:
+            except AccessUndetermined as unsure:
                 problem = problem or unsure.detail
-        raise Unsure(
+        raise AccessUndetermined(
             errno.EACCES,
             "No scratch cgroup could be used; the service wants Delegate= and no "
             f"ProtectControlGroups=. {problem}",
@@ -154,14 +154,14 @@ class Scratch:
         try:
             fd = bpf(BPF_PROG_GET_FD_BY_ID, attr_of(number))
         except OSError as exc:
-            raise Unsure(
+            raise AccessUndetermined(
                 exc.errno or 0, f"Its device program {number} cannot be read: {said(exc)}"
             ) from exc
         try:
             bpf(BPF_PROG_ATTACH, attr_of(self._fd, fd, BPF_CGROUP_DEVICE, BPF_F_ALLOW_MULTI))
         except OSError as exc:
             os.close(fd)
-            raise Unsure(
+            raise AccessUndetermined(
                 exc.errno or 0, f"Its device program {number} cannot be tried: {said(exc)}"
             ) from exc
         return fd
@@ -176,7 +176,7 @@ class Scratch:
             os.close(fd)
         if problem is not None:
             self.leave()  # the next question makes a clean one
-            raise Unsure(
+            raise AccessUndetermined(
                 problem.errno or 0, f"The scratch cgroup could not be cleared: {said(problem)}"
             )
 
@@ -215,7 +215,7 @@ class Scratch:
         except (OSError, OverflowError) as exc:
             if node.host_path:
                 return str(node.host_path)
-            raise Unsure(
+            raise AccessUndetermined(
                 getattr(exc, "errno", errno.EINVAL),
                 f"No device node of our own could be made: {said(exc)}",
             ) from exc

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "node"))
 import added
 import boots
 import crowd
-import mending
 import nogpu
+import repair_facts
 import report
 import steady
 import workloads
@@ -36,7 +36,7 @@ MEASUREMENTS = {
     "reload": steady.reload,
     "verdict": steady.verdict,
     "workloads": workloads.workloads,
-    "mending": mending.mending,
+    "mending": repair_facts.repair_facts,
     "crowd": crowd.crowd,
 }
 

@@ -54,7 +54,7 @@ def cases() -> dict[str, str]:
     return {case: title for case, _, title in heads}
 
 
-def scenes() -> Iterator[CaseScene]:
+def snapshots() -> Iterator[CaseScene]:
     """Every scene of every case, each once for every row of its `with` lines."""
     for path in sorted(FOLDER.glob("*.txt")):
         case = path.stem
@@ -78,14 +78,16 @@ def _rows(case: str, name: str, body: str) -> Iterator[CaseScene]:
         f"{case} {name}: rows of unequal length"
     )
     for row in range(count):
-        scene = CaseScene(case, f"{name} ({row + 1})" if count > 1 else name)
+        snapshot = CaseScene(case, f"{name} ({row + 1})" if count > 1 else name)
         for line in lines:
             for key, cells in columns.items():
                 line = line.replace("{" + key + "}", cells[row])
             word, _, rest = _NAMES.sub(_named, line).partition(" ")
             if word != "with":
-                (scene.expected if word in EXPECTED else scene.node).append((word, rest.strip()))
-        yield scene
+                (snapshot.expected if word in EXPECTED else snapshot.node).append(
+                    (word, rest.strip())
+                )
+        yield snapshot
 
 
 def _named(found: re.Match[str]) -> str:

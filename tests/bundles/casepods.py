@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.core.access.containers import NOBODYS
-from agent.model.access import Device, Now, Process, ScopeDevices, Verdict
+from agent.core.access.containers import UNUSED_DEVICE
+from agent.model.access import CurrentAccess, Device, Process, ScopeDevices, Verdict
 
 from .node import BOOTTIME, NODES
 
@@ -44,8 +44,11 @@ def governed(
         0.0,
         "" if is_read else "BPF_PROG_QUERY: Operation not permitted",
     )
-    asked = sorted({*(Device("c", *number) for number in NODES.values()), NOBODYS})
-    now = {device: Now.ALLOWED if device in allowed else Now.DENIED for device in asked}
+    asked = sorted({*(Device("c", *number) for number in NODES.values()), UNUSED_DEVICE})
+    now = {
+        device: CurrentAccess.ALLOWED if device in allowed else CurrentAccess.DENIED
+        for device in asked
+    }
     verdict = Verdict(
         container_id,
         pid,
@@ -54,7 +57,7 @@ def governed(
         BOOTTIME - 3,
         "scratch",
         False,
-        tuple((d, now[d] if is_read else Now.UNKNOWN) for d in asked),
+        tuple((d, now[d] if is_read else CurrentAccess.UNKNOWN) for d in asked),
         detail="" if is_read else "its device programs could not be read",
     )
     listed = (("/dev/char/1:3", "rwm"), ("char-*", "m"), *((d.path, "rw") for d in named))

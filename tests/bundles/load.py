@@ -21,7 +21,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from agent.core.collect import look
+from agent.core.collect import collect
 from agent.host import cri
 from agent.host.tape import Recorder, Tape
 from agent.model.reading import Reading, Refusal, Seen, Why
@@ -95,7 +95,7 @@ def load(folder: Path, around: Around | None = None) -> CapturedNode:
 def tape(folder: Path, settings: Settings, around: Around | None = None) -> Tape:
     """The tape of one look."""
     recorder = Recorder(load(folder, around))
-    asyncio.run(look(recorder, settings))
+    asyncio.run(collect(recorder, settings))
     return recorder.tape
 
 

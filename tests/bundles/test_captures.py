@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from agent.core.collect import look
+from agent.core.collect import collect
 from agent.core.diagnose import diagnose
 from agent.host.evidence import bundle
 from agent.host.tape import Replay
 from agent.model.finding import Diagnosis, Finding, Verdict
 from agent.model.host import Host
 from agent.model.reading import Refusal, Seen
-from agent.model.runtime import PluginSays
+from agent.model.runtime import PluginLogState
 from agent.model.settings import Settings
-from agent.model.snapshot import Scene
+from agent.model.snapshot import Snapshot
 
-from . import mender
+from . import repairer
 from .load import Around, load, nanoseconds, tape
 
 HERE = Path(__file__).resolve().parent
@@ -41,7 +41,7 @@ class Expected:
     plugin: str
     log: str
     checkpoint: str
-    mender: str
+    repairer: str
     with_access: str
     with_partial: str
 
@@ -64,14 +64,14 @@ each_state = pytest.mark.parametrize("row", list(rows()))
 STATES = sorted(str(p.relative_to(CAPTURES)) for p in CAPTURES.glob("*/*"))
 
 
-def seen(host: Host, settings: Settings = DEFAULTS) -> tuple[Scene, Diagnosis]:
-    scene = asyncio.run(look(host, settings))
-    return scene, diagnose(scene, settings)
+def seen(host: Host, settings: Settings = DEFAULTS) -> tuple[Snapshot, Diagnosis]:
+    snapshot = asyncio.run(collect(host, settings))
+    return snapshot, diagnose(snapshot, settings)
 
 
 def replayed(
     folder: Path, settings: Settings = DEFAULTS, may_open: bool | None = None
-) -> tuple[Scene, Diagnosis]:
+) -> tuple[Snapshot, Diagnosis]:
     around = replace(Around.of(folder.name), may_open=may_open)
     return seen(Replay(tape(folder, settings, around)), settings)
 
@@ -86,36 +86,36 @@ def broken(diagnosis: Diagnosis) -> str:
 
 
 def registered(diagnosis: Diagnosis) -> str:
-    found, view = diagnosis.registered, diagnosis.mending
+    found, view = diagnosis.registered, diagnosis.repair_facts
     assert found is not None and view is not None
     count = "?" if found.verdict is Verdict.UNKNOWN else str(view.listed)
     return " ".join(filter(None, (found.verdict.value, found.reason, count)))
 
 
 def plugin(diagnosis: Diagnosis) -> str:
-    found = finding(diagnosis, "PluginWell")
+    found = finding(diagnosis, "PluginHealthy")
     if found is None or found.verdict is Verdict.UNKNOWN:
         return "?"
     return "ok" if found.verdict is Verdict.HOLDS else found.reason
 
 
-def log(scene: Scene) -> str:
-    if not scene.plugins:
+def log(snapshot: Snapshot) -> str:
+    if not snapshot.plugins:
         return "-"
-    assert len(scene.plugins) == 1
-    found = scene.plugins[0].log
+    assert len(snapshot.plugins) == 1
+    found = snapshot.plugins[0].log
     assert isinstance(found, Seen)
     return found.value.says.value + (f" ({found.value.error})" if found.value.error else "")
 
 
-def checkpoint(scene: Scene) -> str:
-    if isinstance(scene.checkpoint, Refusal):
+def checkpoint(snapshot: Snapshot) -> str:
+    if isinstance(snapshot.checkpoint, Refusal):
         return "?"
-    return str(sum(scene.checkpoint.value.values()))
+    return str(sum(snapshot.checkpoint.value.values()))
 
 
-def would_do(scene: Scene, diagnosis: Diagnosis, settings: Settings = DEFAULTS) -> str:
-    return mender.would_do(scene, diagnosis, settings)
+def would_do(snapshot: Snapshot, diagnosis: Diagnosis, settings: Settings = DEFAULTS) -> str:
+    return repairer.would_do(snapshot, diagnosis, settings)
 
 
 def test_the_table_names_every_state() -> None:
@@ -125,7 +125,7 @@ def test_the_table_names_every_state() -> None:
 @each_state
 def test_what_is_found(row: Expected) -> None:
     folder, partial = CAPTURES / row.state, replace(DEFAULTS, repair_partial=True)
-    scene, diagnosis = replayed(folder)
+    snapshot, diagnosis = replayed(folder)
     verified, found = replayed(folder, may_open=True), replayed(folder, partial)
     assert (
         Expected(
@@ -133,9 +133,9 @@ def test_what_is_found(row: Expected) -> None:
             broken(diagnosis),
             registered(diagnosis),
             plugin(diagnosis),
-            log(scene),
-            checkpoint(scene),
-            would_do(scene, diagnosis),
+            log(snapshot),
+            checkpoint(snapshot),
+            would_do(snapshot, diagnosis),
             would_do(*verified),
             would_do(*found, partial),
         )
@@ -164,8 +164,8 @@ def test_a_lie_of_the_checkpoint_is_named_as_a_hint(state: str) -> None:
 
 @pytest.mark.parametrize("state", STATES)
 def test_the_nodes_plugin_is_not_one_of_an_earlier_state(state: str) -> None:
-    scene, _ = replayed(CAPTURES / state)
-    for sight in scene.plugins:
+    snapshot, _ = replayed(CAPTURES / state)
+    for sight in snapshot.plugins:
         assert isinstance(sight.detail, Seen) and isinstance(sight.log, Seen)
         assert sight.detail.value.image.endswith(
             state.partition("plugin-")[2].replace("/", "-").split("-")[0]
@@ -173,7 +173,7 @@ def test_the_nodes_plugin_is_not_one_of_an_earlier_state(state: str) -> None:
         assert sight.detail.value.env == {"FAIL_ON_INIT_ERROR": "false"}
         assert sight.detail.value.args == ("/usr/bin/nvidia-device-plugin",)
         assert sight.detail.value.pid > 1
-        assert sight.log.value.says is not PluginSays.NOTHING
+        assert sight.log.value.says is not PluginLogState.NOTHING
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -198,8 +198,8 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
 @pytest.mark.parametrize("harm", ["lost", "torn", "empty", "junk"])
 def test_a_harmed_capture_never_makes_things_up(state: str, harm: str, tmp_path: Path) -> None:
     """Each file in turn. What would have been done may then not be done; nothing else may be."""
-    scene, diagnosis = replayed(CAPTURES / state)
-    was = would_do(scene, diagnosis)
+    snapshot, diagnosis = replayed(CAPTURES / state)
+    was = would_do(snapshot, diagnosis)
     for file in sorted((CAPTURES / state).iterdir()):
         folder = copied(state, tmp_path / file.name)
         victim = folder / file.name

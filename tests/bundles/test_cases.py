@@ -10,72 +10,74 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.collect import look
-from agent.core.doctor.collect import examine
+from agent.core.collect import collect
+from agent.core.doctor.collect import collect_diagnostics
 from agent.host.evidence import bundle
 from agent.host.tape import FullRecorder, Replay, Tape
 from agent.model.settings import Settings
-from agent.model.snapshot import Scene
+from agent.model.snapshot import Snapshot
 from agent.service.commands.doctor import examined
-from agent.service.opinion import Opinion, text
+from agent.service.doctor_report import DoctorReport, text
 
-from .casebook import FOLDER, CaseScene, cases, scenes
+from .casebook import FOLDER, CaseScene, cases, snapshots
 from .casenode import CaseNode
-from .mender import and_when, would_do
+from .repairer import and_when, would_do
 
-ALL = list(scenes())
+ALL = list(snapshots())
 each_scene = pytest.mark.parametrize(
-    "scene", ALL, ids=[f"{s.case}-{s.name}".replace(" ", "-") for s in ALL]
+    "snapshot", ALL, ids=[f"{s.case}-{s.name}".replace(" ", "-") for s in ALL]
 )
 
 
-def taped(scene: CaseScene) -> tuple[Scene, Tape]:
-    node = CaseNode(scene.node)
+def taped(snapshot: CaseScene) -> tuple[Snapshot, Tape]:
+    node = CaseNode(snapshot.node)
     recorder = FullRecorder(node)
 
-    async def ask() -> Scene:
-        of = await look(recorder, node.settings)
-        await examine(recorder, node.settings, of)
+    async def ask() -> Snapshot:
+        of = await collect(recorder, node.settings)
+        await collect_diagnostics(recorder, node.settings, of)
         return of
 
     return asyncio.run(ask()), recorder.tape
 
 
-def judged(scene: CaseScene, tape: Tape) -> tuple[Opinion, Settings]:
-    settings = CaseNode(scene.node).settings
+def assessment(snapshot: CaseScene, tape: Tape) -> tuple[DoctorReport, Settings]:
+    settings = CaseNode(snapshot.node).settings
     return asyncio.run(examined(Replay(tape), settings)), settings
 
 
 @each_scene
-def test_a_case(scene: CaseScene, tmp_path: Path) -> None:
-    live, tape = taped(scene)
+def test_a_case(snapshot: CaseScene, tmp_path: Path) -> None:
+    live, tape = taped(snapshot)
     if (
-        next(s for s in ALL if s.case == scene.case) is scene
+        next(s for s in ALL if s.case == snapshot.case) is snapshot
     ):  # to disk and back: once a case, for fsync takes long
         bundle.write(tape, tmp_path / "bundle")
         tape = bundle.read(tmp_path / "bundle")
-    opinion, settings = judged(scene, tape)
-    assert opinion.scene == live
+    opinion, settings = assessment(snapshot, tape)
+    assert opinion.snapshot == live
     page = re.sub(r"\s+", " ", " ".join(text(opinion)))
     broken, cause = opinion.broken, next(iter(opinion.causes), None)
     shown = {s.id: s.strength.value for s in opinion.suspects}
-    assert [f"{broken.link} {broken.reason}" if broken else "-"] == scene.said("says"), page
-    assert and_when(opinion.scene, opinion.diagnosis, settings) == scene.said("mender")[0], page
-    for word in scene.said("cause"):
+    assert [f"{broken.link} {broken.reason}" if broken else "-"] == snapshot.said("says"), page
+    assert and_when(opinion.snapshot, opinion.diagnosis, settings) == snapshot.said("mender")[0], (
+        page
+    )
+    for word in snapshot.said("cause"):
         assert cause and f"{cause.id} {cause.strength.value}" == word, page
-    for word in scene.said("also"):
+    for word in snapshot.said("also"):
         fault, strength = word.split()
         assert shown.get(fault) == strength, page
-    for fault in scene.said("never"):
+    for fault in snapshot.said("never"):
         assert fault not in shown, page
-    for words in scene.said("told") + scene.said("remedy"):
+    for words in snapshot.said("told") + snapshot.said("remedy"):
         assert words in page, page
 
 
 TORN = [
     n
-    for n, scene in enumerate(ALL)
-    if n % 2 == 0 and "8 NeverStartedAgain" not in scene.said("says")
+    for n, snapshot in enumerate(ALL)
+    if n % 2 == 0 and "8 NeverStartedAgain" not in snapshot.said("says")
 ]
 """A restartPolicy that cannot be read counts as Always, which nearly every plugin's is: that one is
 left out."""
@@ -85,21 +87,21 @@ left out."""
 def test_a_torn_bundle_of_a_case_makes_nothing_up(number: int) -> None:
     """A fifth of the answers is lost: the mender does nothing that it would not have done, and
     nobody crashes."""
-    scene, rolled = ALL[number], random.Random(number)
-    _, tape = taped(scene)
-    opinion, settings = judged(scene, tape)
-    was = would_do(opinion.scene, opinion.diagnosis, settings)
+    snapshot, rolled = ALL[number], random.Random(number)
+    _, tape = taped(snapshot)
+    opinion, settings = assessment(snapshot, tape)
+    was = would_do(opinion.snapshot, opinion.diagnosis, settings)
     for _ in range(4):
         left = {
             k: answer
             for k, answer in tape.answers.items()
             if rolled.random() > 0.2 or k == Tape.key("clock")
         }
-        opinion, settings = judged(scene, Tape(left))
+        opinion, settings = assessment(snapshot, Tape(left))
         assert text(opinion)
         # Where its access is not on the tape any more, the plugin is not trusted with a signal.
         allowed = {was, "none", "held", *(["rebuild"] if was == "hup" else [])}
-        assert would_do(opinion.scene, opinion.diagnosis, settings) in allowed, (
+        assert would_do(opinion.snapshot, opinion.diagnosis, settings) in allowed, (
             tape.answers.keys() - left.keys()
         )
 

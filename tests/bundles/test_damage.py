@@ -49,12 +49,12 @@ def harmed(whole: Tape, dice: random.Random) -> Tape:
 @pytest.mark.parametrize("state", STATES)
 def test_what_was_not_answered_is_never_fine(state: str) -> None:
     dice, whole = random.Random(state), tape(CAPTURES / state, DEFAULTS)
-    scene, meant = seen(Replay(whole))
+    snapshot, meant = seen(Replay(whole))
     held = {(f.condition, f.link) for f in meant.findings if f.verdict is Verdict.HOLDS}
-    assert text(scene, timeline(scene, DEFAULTS))
+    assert text(snapshot, timeline(snapshot, DEFAULTS))
     for _ in range(ROUNDS):
         part = harmed(whole, dice)
-        scene, found = seen(Replay(part))
+        snapshot, found = seen(Replay(part))
         lost = sorted(set(whole.answers) - set(part.answers))
         assert is_fine(meant) or not is_fine(found), lost
         told = {
@@ -63,9 +63,9 @@ def test_what_was_not_answered_is_never_fine(state: str) -> None:
         if ("NvmlComplete", 5) not in told:  # what the kubelet lists is held against NVML's word
             told.discard(("PluginRegistered", 10))
         if ("PluginRegistered", 10) not in told:  # and the plugin against what the kubelet lists
-            told.discard(("PluginWell", 8))
+            told.discard(("PluginHealthy", 8))
         assert told <= held, lost
-        assert timeline(scene, DEFAULTS).unknown
+        assert timeline(snapshot, DEFAULTS).unknown
 
 
 @pytest.mark.parametrize("state", STATES[::4])

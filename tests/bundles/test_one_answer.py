@@ -23,16 +23,16 @@ from agent.host.tape import Replay, Tape
 from agent.model.errors import BundleError
 from agent.model.finding import Diagnosis, Verdict
 from agent.model.reading import Seen
-from agent.model.runtime import ContainerState, PluginSays
+from agent.model.runtime import ContainerState, PluginLogState
 from agent.model.settings import Settings
 from agent.service.commands.doctor import examined
 from agent.service.commands.timeline import text as timeline_text
-from agent.service.opinion import Opinion, report, text
+from agent.service.doctor_report import DoctorReport, report, text
 
 from .casenode import CaseNode
 from .harm import Harm, harms, plain
 from .load import tape
-from .mender import would_do
+from .repairer import would_do
 from .test_captures import CAPTURES, DEFAULTS, STATES
 from .test_cases import ALL, taped
 
@@ -56,12 +56,12 @@ def opened(name: str) -> tuple[Tape, Settings]:
     return taped(ALL[int(what)])[1], CaseNode(ALL[int(what)].node).settings
 
 
-def judged(recorded: Tape, settings: Settings) -> Opinion:
+def assessment(recorded: Tape, settings: Settings) -> DoctorReport:
     """Also all that is printed."""
     opinion = asyncio.run(examined(Replay(recorded), settings))
     assert "\n".join(text(opinion)).encode("utf-8", "surrogatepass")
     assert json.dumps(report(opinion))
-    assert timeline_text(opinion.scene, timeline(opinion.scene, settings))
+    assert timeline_text(opinion.snapshot, timeline(opinion.snapshot, settings))
     return opinion
 
 
@@ -81,17 +81,19 @@ def gets_ready(diagnosis: Diagnosis, settings: Settings, now: float) -> bool:
     return state.ready
 
 
-def is_lawful(opinion: Opinion, does: str, settings: Settings) -> bool:
+def is_lawful(opinion: DoctorReport, does: str, settings: Settings) -> bool:
     """Could the hand be right on a node that really answers so? By the scene alone (docs/design.md,
     5)."""
-    scene, sights = opinion.scene, opinion.scene.plugins
-    units = scene.units.value if isinstance(scene.units, Seen) else ()
+    snapshot, sights = opinion.snapshot, opinion.snapshot.plugins
+    units = snapshot.units.value if isinstance(snapshot.units, Seen) else ()
     running = any(u.is_active for u in units)
-    if not (running and isinstance(scene.allocatable, Seen) and isinstance(scene.ledger, Seen)):
+    if not (
+        running and isinstance(snapshot.allocatable, Seen) and isinstance(snapshot.ledger, Seen)
+    ):
         return False
     if does == "restart-unit":
-        return not sights and plugin.unit(scene.units, settings) is not None
-    if len(sights) != 1 or any(plugin.is_anothers(o, sights[0]) for o in scene.socket_owners):
+        return not sights and plugin.unit(snapshot.units, settings) is not None
+    if len(sights) != 1 or any(plugin.is_anothers(o, sights[0]) for o in snapshot.socket_owners):
         return False
     sight = sights[0]
     log, may = (
@@ -104,7 +106,7 @@ def is_lawful(opinion: Opinion, does: str, settings: Settings) -> bool:
             and plugin.answers_sighup(sight)
             and sight.container.state is ContainerState.RUNNING
         )
-    known = may is False or (log is not None and log.says is not PluginSays.UNHEALTHY)
+    known = may is False or (log is not None and log.says is not PluginLogState.UNHEALTHY)
     return (
         known
         and isinstance(sight.detail, Seen)
@@ -113,7 +115,7 @@ def is_lawful(opinion: Opinion, does: str, settings: Settings) -> bool:
     )
 
 
-def is_let_off(meant: Opinion, found: Opinion) -> bool:
+def is_let_off(meant: DoctorReport, found: DoctorReport) -> bool:
     """Only access was wrong, the kubelet lists every GPU, and nobody says now that access is well:
     not to know it holds no node back (docs/access.md). Nor does a CDI spec that was not read, and
     no doctor calls it fine."""
@@ -130,7 +132,7 @@ def is_let_off(meant: Opinion, found: Opinion) -> bool:
     ):
         return False
     access = [f for f in found.findings if f.condition == broken.condition]
-    plugins = found.scene.plugins
+    plugins = found.snapshot.plugins
     return not any(f.verdict is Verdict.HOLDS for f in access) or (
         broken.link == 8
         and not any(isinstance(s.access, Seen) and s.access.value.allowed for s in plugins)
@@ -146,9 +148,9 @@ def harmed(whole: Tape, key: str, harm: Harm) -> Tape:
 def test_one_answer_is_another(name: str) -> None:
     whole, settings = opened(name)
     whole = Tape({key: plain(answer) for key, answer in whole.answers.items()})
-    meant = judged(whole, settings)
-    was = would_do(meant.scene, meant.diagnosis, settings)
-    was_ready = gets_ready(meant.diagnosis, settings, meant.scene.clock.boottime)
+    meant = assessment(whole, settings)
+    was = would_do(meant.snapshot, meant.diagnosis, settings)
+    was_ready = gets_ready(meant.diagnosis, settings, meant.snapshot.clock.boottime)
     dice = random.Random(zlib.crc32(name.encode()) + ROUNDS)
     for _ in range(ROUNDS):
         for key in sorted(whole.answers):
@@ -157,18 +159,18 @@ def test_one_answer_is_another(name: str) -> None:
                     continue
                 told = f"{key}: {harm.kind} {str(harm.answer)[:300]}"
                 try:
-                    found = judged(harmed(whole, key, harm), settings)
+                    found = assessment(harmed(whole, key, harm), settings)
                 except BundleError as refused:
                     assert refused.sentence
                     continue
                 except Exception as exc:
                     raise AssertionError(told) from exc
-                does = would_do(found.scene, found.diagnosis, settings)
+                does = would_do(found.snapshot, found.diagnosis, settings)
                 assert does in (was, "none", "held") or is_lawful(found, does, settings), (
                     f"{told}: {was} to {does}"
                 )
                 if harm.is_fact or key == CUDA or is_let_off(meant, found):
                     continue
-                ready = gets_ready(found.diagnosis, settings, found.scene.clock.boottime)
+                ready = gets_ready(found.diagnosis, settings, found.snapshot.clock.boottime)
                 assert was_ready or not ready, f"{told}: gets ready"
                 assert meant.exit_code == 0 or found.exit_code != 0, f"{told}: is fine"

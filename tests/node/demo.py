@@ -154,7 +154,7 @@ def without(package: Path) -> tuple[dict[str, str], dict[str, str]]:
         )
         broken = _row(timeline, state)
         said = consult(node, package)
-        mend(node, package, timeline)
+        repair(node, package, timeline)
         again(node, said)
         deaf(node, timeline)
         race(node)
@@ -190,7 +190,7 @@ def again(node: Node, before: str) -> None:
         raise NodeError(f"the bundle says {then!r}, the node said {before!r}, and now says {now!r}")
 
 
-def mend(node: Node, package: Path, timeline: Timeline) -> None:
+def repair(node: Node, package: Path, timeline: Timeline) -> None:
     print(
         "\n    Now gpu-gate is installed on this very node (apt install ./gpu-gate_*.deb). "
         "Nothing is restarted.\n"

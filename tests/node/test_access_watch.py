@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import gate
-import mend
 import pytest
+import repair
 import tree
 from nspawn import Node
 from test_access import PROGRAM
@@ -88,13 +88,13 @@ def test_from_a_start_to_losses(node: Node) -> None:
         "denied",
     ) and "/dev/nvidiactl" in lost["why"]
     assert node.run("gpu-gate access", check=False).returncode == 1
-    assert mend.finding(node, "WorkloadAccess")["reason"] == "AccessDenied"
+    assert repair.finding(node, "WorkloadAccess")["reason"] == "AccessDenied"
     assert gate.readyz(node)[0] == 200, "a workload's loss is said, and closes nothing"
     assert "may not open /dev/nvidiactl" in gate.said(node)
 
     assert gate.allocatable(node) == 8, "the kubelet lists everything"
     deny(node, plugin["cgroup"])
     gate.until(lambda: gate.readyz(node)[0] == 503, "the node is not ready at once")
-    mend.ends_well(node, ["rebuild"])
+    repair.ends_well(node, ["rebuild"])
     wait_row(node, gate.PLUGIN, lambda row: row["id"] != plugin["id"])
     assert "Traceback" not in gate.said(node)

@@ -204,7 +204,7 @@ def test_a_mismatch_is_held_for_a_person_and_not_the_kubelet(node: Node) -> None
     try:
         gate.wait_kubelet(node)
         assert gate.released(node)["word"] == "CannotHeal"
-        gate.wait_phase(node, "HELD")
+        gate.wait_phase(node, "BLOCKED")
         code, why = gate.readyz(node)
         assert (code, "NVML_ERROR_LIB_RM_VERSION_MISMATCH (18)" in why, "next step" in why) == (
             503,
@@ -222,7 +222,7 @@ def test_a_mismatch_is_held_for_a_person_and_not_the_kubelet(node: Node) -> None
     ("driver", "phase", "says"),
     [
         ("vfio-pci", "NOT_APPLICABLE", "no NVIDIA GPU for containers"),
-        ("nouveau", "HELD", "bound to nouveau"),  # after a second in which it is not yet said
+        ("nouveau", "BLOCKED", "bound to nouveau"),  # after a second in which it is not yet said
     ],
 )
 def test_gpus_of_another_driver_hold_nobody(node: Node, driver: str, phase: str, says: str) -> None:

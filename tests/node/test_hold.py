@@ -4,8 +4,8 @@ and a driver that is loaded again under a plugin that came too early."""
 from __future__ import annotations
 
 import gate
-import mend
 import pytest
+import repair
 from nspawn import Node
 from test_verbs import gpu_gate
 
@@ -18,7 +18,7 @@ ExecStart=sleep infinity
 @pytest.fixture(scope="module")
 def node(make_module_node) -> Node:
     node = make_module_node(boot=False)
-    gate.prepare(node, "plug --gpus 8\n", mend.SLOW_PLUGIN)
+    gate.prepare(node, "plug --gpus 8\n", repair.SLOW_PLUGIN)
     node.put("/etc/systemd/system/nvidia-mig-manager.service", MIG)
     node.boot()
     gate.wait_ready(node)
@@ -59,7 +59,7 @@ def test_no_probe_while_mig_is_changed(node: Node) -> None:
     before = probes(node)
     node.systemctl("daemon-reload")
     gate.wait_phase(node, "REVALIDATING")
-    mend.goes_on(node)
+    repair.goes_on(node)
     assert probes(node) == before
     node.systemctl("stop", "nvidia-mig-manager.service")
     gate.wait_ready(node)
@@ -71,33 +71,33 @@ def test_a_lost_gpu_is_named_and_an_old_line_holds_nobody(node: Node) -> None:
         f"simgpu lose 3; simgpu kmsg 'NVRM: Xid (PCI:{gate.BUS_IDS[3][:-2]}): 79, GPU has "
         "fallen off the bus.'"
     )
-    why = gate.wait_phase(node, "HELD")["why"]
+    why = gate.wait_phase(node, "BLOCKED")["why"]
     assert (
         gate.BUS_IDS[3] in why and "NVML_ERROR_GPU_IS_LOST (15)" in why and "reboot the node" in why
     )
     node.run("simgpu find 3")
     again(node)
     gate.wait_phase(node, "OPEN")
-    assert mend.finding(node, "KernelLogQuiet")["reason"] == "KernelReports"
+    assert repair.finding(node, "KernelLogQuiet")["reason"] == "KernelReports"
 
 
 def test_a_silent_gsp_is_not_asked_and_a_late_driver_gets_a_new_plugin(node: Node) -> None:
-    mend.well(node)
+    repair.well(node)
     gate.wait_ready(node)
-    before, number = probes(node), len(mend.actions(node))
+    before, number = probes(node), len(repair.actions(node))
     node.run(
         f"simgpu kmsg 'NVRM: Xid (PCI:{gate.BUS_IDS[5][:-2]}): 119, Timeout after 6s of waiting'"
     )
-    why = mend.held(node, "GspTimeout", number)
+    why = repair.held(node, "GspTimeout", number)
     assert gate.BUS_IDS[5] in why and "nvidia-smi --gpu-reset" in why
     assert probes(node) == before
     node.run("simgpu driver unload")
     gate.wait_phase(node, "WAITING")
-    early = mend.replace_plugin(node, mend.manifest(node))
-    mend.says(node, early["id"], "Failed to initialize NVML")
+    early = repair.replace_plugin(node, repair.manifest(node))
+    repair.says(node, early["id"], "Failed to initialize NVML")
     node.run("simgpu driver load")
     gate.wait_ready(node)
-    (action,) = mend.actions(node)[number:]
+    (action,) = repair.actions(node)[number:]
     assert (action["what"], action["target"], action["cause"].split()[0]) == (
         "rebuild",
         early["id"],
@@ -112,10 +112,10 @@ def test_a_module_that_the_kernel_refuses_releases_the_kubelet(node: Node) -> No
     gate.start_over(
         node,
         sim="simgpu driver unload; simgpu kmsg 'Loading of unsigned module is rejected'",
-        settings=mend.QUICK,
+        settings=repair.QUICK,
     )
     gate.until(lambda: gate.released(node).get("reason", ""), lambda: gate.status(node))
-    gate.wait_gate(node, phase="HELD", reason="ModuleRejected")
+    gate.wait_gate(node, phase="BLOCKED", reason="ModuleRejected")
     assert "Secure Boot" in gate.released(node)["reason"]
     node.run("simgpu driver load")
     gate.wait_ready(node)

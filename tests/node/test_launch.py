@@ -9,7 +9,7 @@ that the stand-in NVML shows.
 from __future__ import annotations
 
 import gate
-import mend
+import repair
 from nspawn import Node
 
 SPEC = "/run/cdi/nvidia.yaml"
@@ -53,7 +53,7 @@ def calls(node: Node) -> int:
 
 
 def launched(node: Node) -> str:
-    return str(mend.finding(node, "PluginLaunched").get("because", ""))
+    return str(repair.finding(node, "PluginLaunched").get("because", ""))
 
 
 def test_cdi_and_the_plugin_over_two_boots(make_node) -> None:
@@ -98,8 +98,8 @@ def opens_with_its_spec(node: Node) -> None:
     gate.wait_ready(node)
     assert calls(node) == 1
     assert float(node.read("/run/ctk.calls")) < gate.entered(node, "kubelet.service")
-    assert mend.finding(node, "CdiSpec")["verdict"] == "holds"
-    assert mend.finding(node, "RuntimeHandler")
+    assert repair.finding(node, "CdiSpec")["verdict"] == "holds"
+    assert repair.finding(node, "RuntimeHandler")
 
 
 def another_driver(node: Node) -> None:

@@ -1,7 +1,7 @@
 """The unit, wire and app tiers, and every story once, on a suite's own Python and libraries, as the
 .deb has.
 
-But for the long lives of tests/unit/test_mend.py, which ask nothing of either.
+But for the long lives of tests/unit/test_repair.py, which ask nothing of either.
 """
 
 from __future__ import annotations

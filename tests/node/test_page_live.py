@@ -12,8 +12,8 @@ from pathlib import Path
 
 import demo
 import gate
-import mend
 import pytest
+import repair
 import tree
 from conftest import MakeNode
 from demo_access import ONLY_HEAL
@@ -84,7 +84,7 @@ def test_a_node_that_missed_the_race_is_mended_before_ones_eyes(
     demo.make_plugin_old_and_deaf(node)
     node.boot()
     node.wait_for("simcri ps -a")  # basic.target is there before the runtime is
-    mend.says(node, mend.plugin(node)["id"], "Failed to initialize NVML")
+    repair.says(node, repair.plugin(node)["id"], "Failed to initialize NVML")
     node.run("simgpu nvml ok")
     node.put(gate.CONF, "[Plugin]\nRepair=report\n")
     tree.install_deb(node, deb)
@@ -105,7 +105,7 @@ def test_a_node_that_missed_the_race_is_mended_before_ones_eyes(
             "stopping and removing container",
             "Failed to initialize NVML",
             "disruptive",
-            mend.actions(node)[0]["evidence"],
+            repair.actions(node)[0]["evidence"],
         ):
             assert what in acts
         assert chromium.value("document.querySelectorAll('#links .is-broken').length") == 0

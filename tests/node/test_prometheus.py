@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import gate
-import mend
+import repair
 from nspawn import Node
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,9 +51,9 @@ def test_the_alert_fires_in_the_incident_and_resolves_after_the_repair(make_node
     node.put("/etc/systemd/system/prometheus.service", UNIT)
     node.boot()
     gate.wait_ready(node)
-    mend.without_agent(node)
-    mend.gave_up(node)
-    mend.with_agent(node, "[Plugin]\nRepair=report\n")  # as nobody were there who mends
+    repair.without_agent(node)
+    repair.gave_up(node)
+    repair.with_agent(node, "[Plugin]\nRepair=report\n")  # as nobody were there who mends
     node.systemctl("start", "prometheus.service")
     gate.until(
         lambda: {"GpuGateNodeNotReady", "GpuGateHeld"} <= firing(node),
@@ -61,7 +61,7 @@ def test_the_alert_fires_in_the_incident_and_resolves_after_the_repair(make_node
     )
     gate.configure(node, gate.QUICK)
     node.systemctl("reload", "gpu-gate.service")
-    mend.ends_well(node, ["rebuild"])
+    repair.ends_well(node, ["rebuild"])
     gate.until(lambda: not firing(node), lambda: str(ask(node, "alerts")))
     (series,) = ask(node, "query?query=gpu_gate_devices_registered")["result"]  # type: ignore[misc]
     assert series["metric"]["resource"] == "nvidia.com/gpu" and series["value"][1] == "8"

@@ -10,7 +10,7 @@ import gate
 import pytest
 from nspawn import Node
 
-from agent.service import log, one_look
+from agent.service import log, one_snapshot
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_doctor_does_not_repeat_what_the_agent_heard_long_ago(node: Node) -> Non
     """The agent asks NVML of a quiet node every ten minutes."""
     last = gate.status(node)["probe"]["last"]["ended_at"]
     gate.until(
-        lambda: gate.uptime(node) > last + one_look.FRESH_S, "the agent's word grew no older"
+        lambda: gate.uptime(node) > last + one_snapshot.FRESH_S, "the agent's word grew no older"
     )
     try:
         node.run("simgpu nvml show=7")

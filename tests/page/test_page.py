@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agent.model.access import Allowed
+from agent.model.access import GrantResult
 from agent.service import http as http_room
-from agent.service.history import Doings
+from agent.service.history import ActionHistory
 from agent.service.status_parts import actions
 
 from .browser import Browser, browser
@@ -94,7 +94,9 @@ def text_of(page: Browser, selector: str) -> str:
 def test_a_broken_node(chromium: Browser, shown: Any) -> None:
     shown(Telling(LOST_GPU).status())
     assert text_of(chromium, "h1") == "Not ready"
-    assert "HELD" in text_of(chromium, "#facts") and "GpuFellOffBus" in text_of(chromium, "#facts")
+    assert "BLOCKED" in text_of(chromium, "#facts") and "GpuFellOffBus" in text_of(
+        chromium, "#facts"
+    )
     focus = text_of(chromium, "#focus")
     assert focus.startswith("5 NVML") and "0000:1f:00.0" in focus and "reboot the node" in focus
     assert chromium.value("[...document.querySelectorAll('#links li')].map(l => l.className)") == [
@@ -115,7 +117,7 @@ def test_a_broken_node(chromium: Browser, shown: Any) -> None:
 
 
 def test_a_healthy_node_with_what_was_done_to_it(chromium: Browser, shown: Any) -> None:
-    shown(story("mend_seed_003").status())
+    shown(story("repair_seed_003").status())
     assert text_of(chromium, "h1") == "Ready"
     assert (
         chromium.value("document.querySelectorAll('#links .is-broken, #links .is-after').length")
@@ -146,17 +148,17 @@ def test_a_container_that_lost_its_gpus_and_has_them_again(chromium: Browser, sh
     body = telling.status()
     lost = next(row for row in body["access"] if row["now"] == "denied")
     lost.update(now="allowed", after_reload="allowed")
-    doings = Doings()
-    doings.added(
+    history = ActionHistory()
+    history.added(
         tuple(
-            Allowed(
+            GrantResult(
                 lost["id"], lost["unit"], "kube-system/trainer-0 trainer", 0.0, given_back=(name,)
             )
             for name in ("/dev/nvidia0", "/dev/nvidiactl")
         ),
         body["boot"]["at_s"] + 60,
     )
-    body["actions"] += actions(None, doings.recent)
+    body["actions"] += actions(None, history.recent)
     answers.say(body)
     words = "had lost /dev/nvidia0, /dev/nvidiactl, and was given it back at "
     chromium.wait(f"document.querySelector('#held').innerText.includes('{words}')")
@@ -234,7 +236,7 @@ def hostile(value: Any, word: str, name: str = "") -> Any:
 
 def test_the_policy_lets_nothing_else_run(chromium: Browser, shown: Any) -> None:
     """Were something from the node ever to become markup, it would still not be run."""
-    shown(story("mend_seed_003").status())
+    shown(story("repair_seed_003").status())
     chromium.value("""(() => {
         const script = document.createElement('script');
         script.textContent = 'window.hit = 1';
@@ -323,7 +325,7 @@ def test_without_javascript_it_says_where_to_ask(chromium: Browser, shown: Any) 
 
 
 def test_an_agent_that_goes_away_is_said_and_found_again(chromium: Browser, shown: Any) -> None:
-    answers = shown(story("mend_seed_003").status())
+    answers = shown(story("repair_seed_003").status())
     chromium.wait("document.getElementById('live').innerText.startsWith('live')")
     assert answers.faces is not None
     answers.loop.call_soon_threadsafe(answers.faces.close)

@@ -12,15 +12,15 @@ import pytest
 
 from agent.core.diagnose import diagnose
 from agent.core.gate.states import Gate
-from agent.model.access import Allowed
+from agent.model.access import GrantResult
 from agent.model.actions import LinkDevChar, Rebuild, StartProbe
 from agent.model.snapshot import Clock, ProbeState
 from agent.service import status_parts
 from agent.service.events import _without_times
-from agent.service.history import Doings
-from agent.service.status import Snapshot, Told, status
-from tests.unit.access_scenes import access_scene
-from tests.unit.scenes import (
+from agent.service.history import ActionHistory
+from agent.service.status import LastCycle, StatusInput, status
+from tests.unit.access_snapshots import access_scene
+from tests.unit.snapshots import (
     BOOT_ID,
     DEFAULTS,
     FAILED_LOG,
@@ -29,9 +29,9 @@ from tests.unit.scenes import (
     OFFSET,
     diagnosed,
     entry,
-    scene,
     seen,
     sight,
+    snapshot,
 )
 
 from .schema import faults
@@ -39,9 +39,9 @@ from .told import story
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "status.schema.json").read_text())
 TOLD = (
-    "mend_seed_003",
-    "mend_ladder",
-    "mend_two_plugins",
+    "repair_seed_003",
+    "repair_ladder",
+    "repair_two_plugins",
     "access_lost_by_reload",
     "access_plugin_denied_while_listed",
     "held_lost_and_back",
@@ -62,9 +62,9 @@ TOLD = (
 
 
 def told(of: Any = None, **changes: Any) -> dict[str, Any]:
-    snapshot = Snapshot(Gate(started_at=NOW - 50), diagnosed(), of or scene(), 3, NOW)
-    usual = Told(
-        snapshot, DEFAULTS, ProbeState(), (), {"seen": 12.5}, (), Clock(NOW, NOW, NOW + OFFSET)
+    last = LastCycle(Gate(started_at=NOW - 50), diagnosed(), of or snapshot(), 3, NOW)
+    usual = StatusInput(
+        last, DEFAULTS, ProbeState(), (), {"seen": 12.5}, (), Clock(NOW, NOW, NOW + OFFSET)
     )
     return status(replace(usual, **changes))
 
@@ -76,7 +76,7 @@ def test_a_real_status_fits_the_schema(name: str) -> None:
 
 
 def test_before_the_first_look_it_fits_too() -> None:
-    assert not list(faults(told(seen=Snapshot(Gate(started_at=0.0))), SCHEMA, SCHEMA))
+    assert not list(faults(told(seen=LastCycle(Gate(started_at=0.0))), SCHEMA, SCHEMA))
 
 
 @pytest.mark.parametrize(
@@ -108,46 +108,48 @@ def test_the_last_actions_with_why_and_what_came_of_them() -> None:
         entry(1, what="outcome", outcome="not cured"),
         entry(2),
     )
-    doings = Doings()
-    doings.note(StartProbe(False), NOW)
-    doings.note(Rebuild(2, "c1", "a cause", "its log says 999"), NOW + OFFSET)
+    history = ActionHistory()
+    history.note(StartProbe(False), NOW)
+    history.note(Rebuild(2, "c1", "a cause", "its log says 999"), NOW + OFFSET)
     for _ in range(3):
-        doings.note(LinkDevChar((("195:0", "../nvidia0"),)), NOW + OFFSET + 1, "read-only")
-    doings.added(
-        (Allowed("c9", "s.scope", "ml/t main", NOW, given_back=("/dev/nvidia0",)),),
+        history.note(LinkDevChar((("195:0", "../nvidia0"),)), NOW + OFFSET + 1, "read-only")
+    history.added(
+        (GrantResult("c9", "s.scope", "ml/t main", NOW, given_back=("/dev/nvidia0",)),),
         NOW + OFFSET + 2,
     )
-    rows = status_parts.actions(scene(ledger=seen(entries)), doings.recent)
+    rows = status_parts.actions(snapshot(ledger=seen(entries)), history.recent)
     assert [(r["kind"], r["disruptive"], r["outcome"]) for r in rows] == [
         ("rebuild", True, "not cured"),
         ("rebuild", True, "awaited"),
         ("LinkDevChar", False, "failed: read-only"),
-        ("AllowDevices", False, "given back: /dev/nvidia0"),
+        ("GrantDevices", False, "given back: /dev/nvidia0"),
     ]
     assert rows[0]["why"] == "some cause", "an earlier agent's: its ledger is all that is left"
     assert "its log says 999" in rows[1]["why"]
     assert rows[1]["evidence"] == "/evidence/2"
     assert [r["target"] for r in rows][-1] == "c9"
-    assert doings.counts["LinkDevChar", "failed"] == 3 and doings.counts["StartProbe", "done"] == 1
+    assert (
+        history.counts["LinkDevChar", "failed"] == 3 and history.counts["StartProbe", "done"] == 1
+    )
 
 
 def test_a_repair_that_could_not_be_begun_is_told() -> None:
     """Nothing is in the ledger then."""
-    doings = Doings()
-    doings.note(Rebuild(1, "c1", "a cause", "because"), NOW, "the ledger cannot be written")
-    (row,) = status_parts.actions(scene(), doings.recent)
+    history = ActionHistory()
+    history.note(Rebuild(1, "c1", "a cause", "because"), NOW, "the ledger cannot be written")
+    (row,) = status_parts.actions(snapshot(), history.recent)
     assert row["disruptive"] and row["outcome"].startswith("failed")
 
 
 def test_it_is_bounded() -> None:
     many = seen(tuple(entry(n, at=float(n)) for n in range(500)))
-    body = told(scene(ledger=many, plugins=scene().plugins * 50))
+    body = told(snapshot(ledger=many, plugins=snapshot().plugins * 50))
     assert [a["at"] for a in body["actions"]] == [float(n) for n in range(480, 500)]
     assert len(body["plugins"]) == status_parts.MOST_PLUGINS
     assert body["boot"]["id"] == BOOT_ID
     few = diagnose(access_scene(), DEFAULTS)
     crowd = replace(few, gpu_containers=few.gpu_containers * 1000)
-    body = told(seen=Snapshot(Gate(started_at=0.0), crowd, scene()))
+    body = told(seen=LastCycle(Gate(started_at=0.0), crowd, snapshot()))
     assert (len(body["access"]), body["access_left_out"]) == (256, 744)
     assert not list(faults(body, SCHEMA, SCHEMA))
 
@@ -156,22 +158,22 @@ def test_the_first_broken_link_is_the_doctors() -> None:
     """A plugin that failed blocks nothing by itself: that it is not registered does. It is broken
     all the same."""
     assert told()["first_broken"] is None
-    failed = scene(allocatable=seen(()), plugins=(sight(FAILED_LOG, access=True),))
-    body = told(seen=Snapshot(Gate(started_at=0.0), diagnose(failed, DEFAULTS), failed))
+    failed = snapshot(allocatable=seen(()), plugins=(sight(FAILED_LOG, access=True),))
+    body = told(seen=LastCycle(Gate(started_at=0.0), diagnose(failed, DEFAULTS), failed))
     assert body["first_broken"] in body["findings"]
     assert (body["first_broken"]["condition"], body["first_broken"]["blocks"]) == (
-        "PluginWell",
+        "PluginHealthy",
         False,
     )
 
 
 def test_registered_against_expected() -> None:
     assert told()["registered"] == [{"resource": "nvidia.com/gpu", "listed": 2, "expected": 2}]
-    assert told(scene(allocatable=MISSING))["registered"] == []
+    assert told(snapshot(allocatable=MISSING))["registered"] == []
 
 
 def test_growing_ages_are_no_news_and_a_verdict_is() -> None:
-    telling = story("mend_seed_003")
+    telling = story("repair_seed_003")
     before = _without_times(telling.status())
     telling.play.rest(70)
     assert _without_times(telling.status()) == before

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agent.core.collect import look
+from agent.core.collect import collect
 from agent.model.reading import Seen
 from agent.model.snapshot import Clock, ProbeState
-from agent.service.history import Doings
-from agent.service.status import Snapshot, Told, status
+from agent.service.history import ActionHistory
+from agent.service.status import LastCycle, StatusInput, status
 from tests.stories.machine import Machine, finish
 from tests.stories.script import Play, parse
 from tests.stories.timeline import BOOT
@@ -38,7 +38,7 @@ class Telling:
         machine = self.machine
         world = machine.world
         now = world.now
-        scene = finish(look(world, world.settings))
+        snapshot = finish(collect(world, world.settings))
         if machine.gate.ready and not self.milestones:
             self.milestones = {
                 "seen": BOOT + 6.1,
@@ -46,19 +46,19 @@ class Telling:
                 "open": now - 4,
                 "registered": now,
             }
-        doings = Doings()
+        history = ActionHistory()
         for action in machine.acted[-40:]:
-            doings.note(action, world.realtime - now + BOOT + 9)
-        seen = Snapshot(machine.gate, machine.diagnosis, scene, machine.cycles, now, 0.004)
-        state = scene.probe.value if isinstance(scene.probe, Seen) else ProbeState()
+            history.note(action, world.realtime - now + BOOT + 9)
+        seen = LastCycle(machine.gate, machine.diagnosis, snapshot, machine.cycles, now, 0.004)
+        state = snapshot.probe.value if isinstance(snapshot.probe, Seen) else ProbeState()
         return status(
-            Told(
+            StatusInput(
                 seen,
                 world.settings,
                 state,
                 (),
                 self.milestones,
-                doings.recent,
+                history.recent,
                 Clock(now, now, world.realtime),
             )
         )

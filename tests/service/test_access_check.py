@@ -11,17 +11,17 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.access.containers import NOBODYS
+from agent.core.access.containers import UNUSED_DEVICE
 from agent.host.access.checks import AccessChecks, ask_many, verdict_of, verdicts_of
 from agent.host.access.processes import Processes
 from agent.host.reload_log import newest
-from agent.model.access import Device, Now, Question
+from agent.model.access import CurrentAccess, Device, Question
 from agent.model.actions import CheckAccess
 from agent.service.access import table
 from agent.transport.process import Outcome
 
 CTL = Device("c", 195, 255)
-QUESTION = Question("c1", 7, "99", (CTL, NOBODYS), "programs 1")
+QUESTION = Question("c1", 7, "99", (CTL, UNUSED_DEVICE), "programs 1")
 
 
 def answer(device: Device, access: str, **changes: object) -> dict:
@@ -48,7 +48,7 @@ def line(ctl: str = "allowed", nobodys: str = "denied", **changes: object) -> by
             "rules": "programs 1,2",
             "way": "scratch",
             "place": "/y",
-            "answers": [answer(CTL, ctl), answer(NOBODYS, nobodys)],
+            "answers": [answer(CTL, ctl), answer(UNUSED_DEVICE, nobodys)],
             **changes,
         }
     ).encode()
@@ -56,7 +56,7 @@ def line(ctl: str = "allowed", nobodys: str = "denied", **changes: object) -> by
 
 def test_a_line_is_a_verdict_on_the_rules_that_were_tried() -> None:
     found = verdict_of(line(), QUESTION, 5.0)
-    assert found.answers == ((CTL, Now.ALLOWED), (NOBODYS, Now.DENIED))
+    assert found.answers == ((CTL, CurrentAccess.ALLOWED), (UNUSED_DEVICE, CurrentAccess.DENIED))
     assert (found.rules, found.asked_rules, found.all_devices, found.at) == (
         "programs 1,2",
         "programs 1",
@@ -82,7 +82,7 @@ JUNK = [
     line(started=7),
     line(answers=[]),
     line(answers=[answer(CTL, "allowed")]),
-    line(answers=[answer(NOBODYS, "allowed"), answer(CTL, "allowed")]),
+    line(answers=[answer(UNUSED_DEVICE, "allowed"), answer(CTL, "allowed")]),
     line(ctl="fine"),
     line(answers={"a": 1}),
     line(answers=[None, None]),
@@ -93,7 +93,7 @@ JUNK = [
 def test_junk_leaves_everything_unknown(junk: bytes) -> None:
     found = verdict_of(junk, QUESTION, 5.0)
     assert (
-        {now for _, now in found.answers} == {Now.UNKNOWN}
+        {now for _, now in found.answers} == {CurrentAccess.UNKNOWN}
         and found.detail
         and not found.all_devices
     )
@@ -108,7 +108,7 @@ def test_torn_lines_never_become_an_answer() -> None:
         for _ in range(dice.randrange(1, 4)):
             torn[dice.randrange(len(torn))] = dice.randrange(256)
         now = dict(verdict_of(bytes(torn), QUESTION, 5.0).answers)[CTL]
-        assert now in (Now.ALLOWED, Now.UNKNOWN), "never denied by an accident"
+        assert now in (CurrentAccess.ALLOWED, CurrentAccess.UNKNOWN), "never denied by an accident"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_torn_lines_never_become_an_answer() -> None:
 )
 def test_only_a_whole_run_counts(ended: Outcome) -> None:
     for verdict in verdicts_of(ended, [QUESTION, QUESTION], 5.0):
-        assert {now for _, now in verdict.answers} == {Now.UNKNOWN} and verdict.detail
+        assert {now for _, now in verdict.answers} == {CurrentAccess.UNKNOWN} and verdict.detail
 
 
 def test_what_was_read_of_a_container_goes_with_it() -> None:
@@ -132,7 +132,7 @@ def test_what_was_read_of_a_container_goes_with_it() -> None:
 
     def of(container_id: str) -> CheckAccess:
         asked = Question(
-            container_id, os.getpid(), started(os.getpid()), (CTL, NOBODYS), "programs 1"
+            container_id, os.getpid(), started(os.getpid()), (CTL, UNUSED_DEVICE), "programs 1"
         )
         return CheckAccess((asked,), ((f"cri-containerd-{container_id}.scope", "programs 1"),), 0.0)
 
@@ -151,8 +151,10 @@ def test_what_was_read_of_a_container_goes_with_it() -> None:
 
 
 def test_a_process_that_is_gone_is_unknown() -> None:
-    (found,) = asyncio.run(ask_many([Question("c1", 4194300, "1", (CTL, NOBODYS), "programs 1")]))
-    assert {now for _, now in found.answers} == {Now.UNKNOWN}
+    (found,) = asyncio.run(
+        ask_many([Question("c1", 4194300, "1", (CTL, UNUSED_DEVICE), "programs 1")])
+    )
+    assert {now for _, now in found.answers} == {CurrentAccess.UNKNOWN}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="reading device programs is root's")

@@ -15,7 +15,7 @@ from agent.host.access.access_program import listed, questions
 from agent.host.access.checks import access_of
 from agent.model.reading import Refusal, Seen, Why
 from agent.model.runtime import Access
-from agent.transport.device_cgroups import Cgroups, Mounts, Unsure
+from agent.transport.device_cgroups import AccessUndetermined, Cgroups, Mounts
 
 PROGRAM = Path(__file__).resolve().parents[2] / "agent/host/access/access_program.py"
 RUNC = "c *:* m\nb *:* m\nc 1:3 rwm\nc 1:5 rwm\nc 136:* rwm\nc 195:255 rw\nc 195:0 rw\nc 510:0 r\n"
@@ -126,7 +126,7 @@ def test_where_cgroups_are_mounted() -> None:
         (None, "/x"),
         (whole, "/x (deleted)"),
     ]:
-        with pytest.raises(Unsure):
+        with pytest.raises(AccessUndetermined):
             Mounts.folder(mount, path)
 
 

@@ -23,7 +23,7 @@ from agent.host.tape import Tape
 from agent.model.reading import Seen
 from agent.model.settings import Settings
 from agent.model.snapshot import Clock, ProbeEnd, ProbeReport, ProbeState, Remains, Unit
-from agent.service import ask, cli, log, one_look
+from agent.service import ask, cli, log, one_snapshot
 from agent.service.chain import chain, verdict_line
 from agent.service.commands import switch
 from agent.service.config import Config
@@ -515,7 +515,7 @@ def test_when_a_doctor_takes_the_agents_word_about_nvml(
     gate = {"ready": True, "released_why": "", "deadline_in_s": None, "paused": paused}
     body = {"gate": gate, "probe": encode(probe)}
     listen = f"127.0.0.1:{served(http(json.dumps(body).encode()))}"
-    assert one_look._agents_probe(Settings(listen=listen)) == (probe if stands else None)
+    assert one_snapshot._agents_probe(Settings(listen=listen)) == (probe if stands else None)
 
 
 @pytest.mark.parametrize(
@@ -530,7 +530,7 @@ def test_when_a_doctor_takes_the_agents_word_about_nvml(
             {
                 "ready": False,
                 "ready_why": "7 of 8" + "x" * 99,
-                "phase": "HELD",
+                "phase": "BLOCKED",
                 "reason": "GpuMissing",
             },
             1,
@@ -637,7 +637,7 @@ def test_colour_ends_at_the_first_broken_link() -> None:
     ("gate", "line"),
     [
         ({"phase": "OPEN", "ready": True, "ready_why": "8 of 8"}, "READY (OPEN): 8 of 8"),
-        ({"phase": "HELD", "why": "mismatch"}, "NOT READY (HELD): mismatch"),
+        ({"phase": "BLOCKED", "why": "mismatch"}, "NOT READY (BLOCKED): mismatch"),
         ({}, "NOT READY (?): "),
     ],
 )

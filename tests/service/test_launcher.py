@@ -13,7 +13,7 @@ import pytest
 from agent.host.launcher import MANIFEST_BYTES, Launcher
 from agent.host.live import LiveHost
 from agent.model.actions import LaunchUnit, PlaceManifest, RefreshCdi
-from agent.model.errors import HandFailed
+from agent.model.errors import ActionFailed
 from agent.model.reading import Refusal, Seen, Why
 from agent.transport.dbus import BusError
 
@@ -90,7 +90,7 @@ def test_one_start_at_a_time(tmp_path: Path) -> None:
     async def main() -> None:
         launcher = Launcher(Bus(), lambda said: None, str(tmp_path))  # type: ignore[arg-type]
         launcher.begin(LaunchUnit("a.service"))
-        with pytest.raises(HandFailed, match="still being started"):
+        with pytest.raises(ActionFailed, match="still being started"):
             launcher.begin(RefreshCdi("b.service", ""))
         await launcher.close()
 
@@ -149,7 +149,7 @@ def other(node: Path) -> None:
 def test_what_is_not_placed(node: Path, change: Any, says: str) -> None:
     change(node)
     before = sorted(os.listdir(node / "m")) if (node / "m").exists() else []
-    with pytest.raises(HandFailed, match=says):
+    with pytest.raises(ActionFailed, match=says):
         place(node)
     assert mark(node) is None
     assert (sorted(os.listdir(node / "m")) if (node / "m").exists() else []) == before

@@ -19,7 +19,7 @@ from agent.host import ledger
 from agent.host.codec import encode
 from agent.host.evidence import bundle
 from agent.host.tape import Tape
-from agent.model.errors import HandFailed
+from agent.model.errors import ActionFailed
 from agent.model.reading import Seen
 from agent.model.runtime import LedgerEntry
 from agent.model.snapshot import Clock
@@ -156,7 +156,7 @@ def leads_nowhere(root: Path) -> None:
 @pytest.mark.parametrize("spoil", [is_folder, is_below_a_file, leads_nowhere])
 def test_what_cannot_be_written_is_said_with_what_to_do(tmp_path: Path, spoil) -> None:
     spoil(tmp_path)
-    with pytest.raises(HandFailed) as failed:
+    with pytest.raises(ActionFailed) as failed:
         ledger.append(tmp_path, entry())
     assert "so nothing is done" in failed.value.sentence
     assert f"df {tmp_path / STATE}" in failed.value.sentence
@@ -185,7 +185,7 @@ def test_what_is_no_ledger_is_not_read_for_ever(tmp_path: Path, spoil) -> None:
     usual = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, usual[1]))
     try:
-        with pytest.raises(HandFailed) as failed:
+        with pytest.raises(ActionFailed) as failed:
             ledger.append(tmp_path, entry())
     finally:
         resource.setrlimit(resource.RLIMIT_AS, usual)
@@ -268,7 +268,7 @@ def test_what_a_killed_agent_left_half_written_goes_as_well(tmp_path: Path) -> N
 
 def test_a_name_that_is_taken_is_never_written_over(tmp_path: Path) -> None:
     ledger.keep_evidence(tmp_path, tape(), "1-1", {"journal.txt": b"first"})
-    with pytest.raises(HandFailed, match="so nothing is done"):
+    with pytest.raises(ActionFailed, match="so nothing is done"):
         ledger.keep_evidence(tmp_path, tape(), "1-1", {"journal.txt": b"second"})
     assert (tmp_path / STATE / "evidence/1-1/journal.txt").read_bytes() == b"first"
 
@@ -304,7 +304,7 @@ def test_an_outcome_of_evidence_that_was_cleared_away(tmp_path: Path) -> None:
 
 def test_an_outcome_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / STATE / "evidence/1-1/outcome").mkdir(parents=True)
-    with pytest.raises(HandFailed, match="outcome could not be written"):
+    with pytest.raises(ActionFailed, match="outcome could not be written"):
         ledger.note_outcome(tmp_path, f"/{STATE}/evidence/1-1", "cured")
 
 
@@ -320,7 +320,7 @@ def on_disk(root: Path, mount: str, program: str) -> str:
         import os
         from pathlib import Path
         from agent.core.plugin import ledger as reading
-        from agent.model.errors import HandFailed
+        from agent.model.errors import ActionFailed
         from agent.host import ledger
         from tests.service.test_ledger import entry, entries, kept, stored, tape
         root = Path({str(root)!r})
@@ -342,7 +342,7 @@ READ_ONLY = 'mount --bind "$STATE" "$STATE"; mount -o remount,bind,ro "$STATE"'
 EVIDENCE = """
     try:
         ledger.keep_evidence(root, tape({size}), "2-1", {{"journal.txt": b"x" * {size}}})
-    except HandFailed as failed:
+    except ActionFailed as failed:
         print(failed.sentence)
     print(sorted(str(p.relative_to(state)) for p in state.rglob("*")))
 """
@@ -383,7 +383,7 @@ def test_a_full_disk_costs_no_line_of_the_ledger(tmp_path: Path) -> None:
         for n in range(3):
             try:
                 ledger.append(root, entry(2))
-            except HandFailed as failed:
+            except ActionFailed as failed:
                 failures += 1
                 print(failed.sentence)
         assert failures, "the disk was not full"
@@ -406,7 +406,7 @@ def test_a_read_only_disk(tmp_path: Path) -> None:
         for act in (lambda: ledger.append(root, entry(2)), lambda: ledger.keep_evidence(root, tape(), "1-1", {})):
             try:
                 act()
-            except HandFailed as failed:
+            except ActionFailed as failed:
                 print(failed.sentence)
         assert entries(root) == (entry(1),)
     """,

@@ -13,16 +13,16 @@ from agent.core.gate.states import Gate, Phase
 from agent.model.reading import Seen
 from agent.model.runtime import LedgerEntry
 from agent.model.settings import Settings
-from agent.model.snapshot import Clock, Devices, ProbeEnd, ProbeReport, ProbeState, Scene
+from agent.model.snapshot import Clock, Devices, ProbeEnd, ProbeReport, ProbeState, Snapshot
 from agent.service.metrics import Counts, View, families, render
-from agent.service.status import Snapshot
+from agent.service.status import LastCycle
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-BEFORE = View(Snapshot(Gate(started_at=1.0)), Counts(), Settings(), ProbeState(), {}, 0, 1000.0)
+BEFORE = View(LastCycle(Gate(started_at=1.0)), Counts(), Settings(), ProbeState(), {}, 0, 1000.0)
 
 
-def scene(**parts: object) -> Scene:
-    return replace(Scene(Clock(50.0, 50.0, 1050.0), Seen((), 50.0), boot_id="b"), **parts)  # type: ignore[arg-type]
+def snapshot(**parts: object) -> Snapshot:
+    return replace(Snapshot(Clock(50.0, 50.0, 1050.0), Seen((), 50.0), boot_id="b"), **parts)  # type: ignore[arg-type]
 
 
 def values(view: View) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -47,9 +47,9 @@ def test_before_the_first_look_nothing_is_claimed():
 
 def test_the_phase_the_probe_and_the_instants_of_this_boot():
     report = ProbeReport(3, 10.0, 12.5, ProbeEnd.ANSWERED)
-    seen = Snapshot(
-        Gate(started_at=1.0, phase=Phase.HELD, reason="NvmlGpuIsLost"),
-        scene=scene(),
+    seen = LastCycle(
+        Gate(started_at=1.0, phase=Phase.BLOCKED, reason="NvmlGpuIsLost"),
+        snapshot=snapshot(),
         cycles=7,
         cycle_ended_at=40.0,
     )
@@ -67,8 +67,8 @@ def test_repairs_are_read_from_the_ledger_of_this_boot():
         LedgerEntry(1005.0, "b", 2, "outcome", "", "", "", "cured"),
         LedgerEntry(1039.0, "b", 3, "hup", "c2", "x", ""),
     )
-    seen = Snapshot(
-        Gate(started_at=1.0), scene=scene(ledger=Seen(entries, 50.0)), cycle_ended_at=40.0
+    seen = LastCycle(
+        Gate(started_at=1.0), snapshot=snapshot(ledger=Seen(entries, 50.0)), cycle_ended_at=40.0
     )
     said = values(replace(BEFORE, seen=seen))
     assert (
@@ -80,7 +80,7 @@ def test_repairs_are_read_from_the_ledger_of_this_boot():
 
 def test_hostile_resource_names_stay_inside_their_label_and_are_few():
     listed = tuple(Devices(f'x"}} 1\n{i}\\', ("a", "b")) for i in range(100))
-    seen = Snapshot(Gate(started_at=1.0), scene=scene(allocatable=Seen(listed, 50.0)))
+    seen = LastCycle(Gate(started_at=1.0), snapshot=snapshot(allocatable=Seen(listed, 50.0)))
     shown = [
         key for key in values(replace(BEFORE, seen=seen)) if key[0] == "gpu_gate_devices_registered"
     ]

@@ -30,9 +30,9 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch, due: Callable[[], float | None]) 
     for name, stand_in in (
         ("systemd", connected),
         ("AccessChecks", lambda *_: None),
-        ("Allow", lambda *_: None),
+        ("DeviceAllowUpdater", lambda *_: None),
         ("LiveHost", lambda *_, **__: None),
-        ("look", look),
+        ("collect", look),
     ):
         monkeypatch.setattr(prevent, name, stand_in)
     monkeypatch.setattr(

@@ -14,8 +14,8 @@ from agent.model.snapshot import ProbeEnd, ProbeReport
 from agent.service.daemon import CYCLE_S
 
 from .gpus import PROC
-from .mend_laws import MendLaws
-from .mend_laws import hold as _hold
+from .repair_laws import MendLaws
+from .repair_laws import hold as _hold
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -37,7 +37,7 @@ class Laws:
         self._cycles: list[float] = []
         self._was_released = False
         self._acted: list[tuple[float, Action]] = []
-        self.mending = MendLaws(machine)
+        self.repair_facts = MendLaws(machine)
         self._lies_since: float | None = None
 
     def begin(self) -> None:
@@ -75,7 +75,7 @@ class Laws:
         self._check_actions(decided)
         self._check_pace(decided)
         self._check_ready()
-        self.mending.check()
+        self.repair_facts.check()
 
     def _check_ready(self) -> None:
         """Ready is not said for long of a node that lists too few; a plugin's loss of a GPU sends

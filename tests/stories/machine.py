@@ -8,19 +8,19 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TypeVar
 
-from agent.core.collect import look
+from agent.core.collect import collect
 from agent.core.diagnose import diagnose
 from agent.core.gate.states import Gate, Phase, Step
 from agent.core.gate.transitions import step
 from agent.core.plugin.repair import refuse
-from agent.engine.backoff import Rests
+from agent.engine.backoff import ActionBackoff
 from agent.host.tape import Recorder, Tape
 from agent.model.actions import (
     DISRUPTIVE,
     Action,
-    AllowDevices,
     CheckAccess,
     DropProbe,
+    GrantDevices,
     Learn,
     NoteNvmlFailed,
     NoteOutcome,
@@ -30,13 +30,13 @@ from agent.model.actions import (
     SendHup,
     StartProbe,
 )
-from agent.model.errors import HandFailed
+from agent.model.errors import ActionFailed
 from agent.model.finding import Diagnosis
 from agent.service.daemon import CYCLE_S, GATHER_S
 
 from .asking import Asking
 from .laws import Laws
-from .mender import Died, Mender
+from .repairer import Died, PluginRepairer
 from .timeline import BOOT
 from .workloads import Checks
 from .world import World
@@ -99,12 +99,12 @@ class Machine:
         self._access_said: list[str] = []
         self.looked_s = 0.0
         "how long this cycle's look took: what it saw is so old"
-        self._rests = Rests()
+        self._rests = ActionBackoff()
         self._is_quiet = False
         "nothing but the timer has woken us"
         self.checks = Checks(self.world, self._on_probe, lambda text: self.say(f"  {text}"))
         self.world.checks = lambda: self.checks.state
-        self.mender = Mender(self.world, self._passes, self._on_mended)
+        self.repairer = PluginRepairer(self.world, self._passes, self._on_mended)
         self.due_at = now
         self.laws.begin()
 
@@ -113,7 +113,7 @@ class Machine:
         self.alive = False
         self.asking.kill()
         self.checks.kill()
-        self.mender.kill()
+        self.repairer.kill()
         self.due_at = math.inf
         self.say("* the agent dies")
         self.world.time.after(down_s, self._start)
@@ -186,14 +186,20 @@ class Machine:
         ):  # the last diagnosis stays in force, and nothing is begun on it
             if self.diagnosis is not None:
                 self.diagnosis = replace(
-                    self.diagnosis, probe_busy=True, additive=(), mending=None, access_check=None
+                    self.diagnosis,
+                    probe_busy=True,
+                    additive=(),
+                    repair_facts=None,
+                    access_check=None,
                 )
-            self.laws.mending.looked(None)
+            self.laws.repair_facts.looked(None)
             return None
         self.laws.before_look()
-        recorder = Recorder(world) if self.gate.mend.is_armed else None
-        self.diagnosis = diagnose(finish(look(recorder or world, world.settings)), world.settings)
-        self.laws.mending.looked(self.diagnosis.mending)
+        recorder = Recorder(world) if self.gate.repair.is_armed else None
+        self.diagnosis = diagnose(
+            finish(collect(recorder or world, world.settings)), world.settings
+        )
+        self.laws.repair_facts.looked(self.diagnosis.repair_facts)
         return recorder.tape if recorder else None
 
     def _act(self, decided: Step, tape: Tape | None) -> bool:
@@ -204,14 +210,14 @@ class Machine:
         for action in due:
             try:
                 did = self._do(action, tape)
-            except HandFailed as failed:
+            except ActionFailed as failed:
                 self._refused(action, failed)
                 continue
             except Died:
                 return False
             if not did:
                 continue
-            if not isinstance(action, (StartProbe, DropProbe, CheckAccess, AllowDevices)):
+            if not isinstance(action, (StartProbe, DropProbe, CheckAccess, GrantDevices)):
                 changed = True
                 self._rests.done(action)
                 if not isinstance(action, (Release, Learn)):
@@ -233,24 +239,24 @@ class Machine:
                 self._start_probe(action)
             case CheckAccess():
                 self.checks.start(action)
-            case AllowDevices():
+            case GrantDevices():
                 self.checks.allow(action)
             case NoteOutcome() | NoteNvmlFailed():
-                self.mender.note(action)
+                self.repairer.note(action)
             case RestartUnit() | SendHup() | Rebuild():
-                self.mender.begin(action, tape, "")
-                self.laws.mending.acted(action, tape)
+                self.repairer.begin(action, tape, "")
+                self.laws.repair_facts.acted(action, tape)
             case _:
                 self.world.act(action)
                 self.laws.after_hand(action)
         return True
 
-    def _refused(self, action: Action, failed: HandFailed) -> None:
+    def _refused(self, action: Action, failed: ActionFailed) -> None:
         self._rests.failed(action, self.world.now)
-        is_news = failed.sentence != self.gate.mend.held
+        is_news = failed.sentence != self.gate.repair.held
         if isinstance(action, DISRUPTIVE):
             self.gate = replace(
-                self.gate, mend=refuse(self.gate.mend, failed.sentence, self.world.now)
+                self.gate, repair=refuse(self.gate.repair, failed.sentence, self.world.now)
             )
         if is_news:
             self.say(f"  a hand did not take: {failed.sentence}")

@@ -7,8 +7,8 @@ from typing import Any
 
 from agent.model.reading import Refusal, Why
 
-from .mender import LEDGER
 from .pods import HostUnit, Pod
+from .repairer import LEDGER
 from .world import World
 
 DENIED_LEDGER = Refusal(Why.FAILED, "Input/output error: ledger.jsonl")

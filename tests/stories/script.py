@@ -30,7 +30,7 @@ CLAIMS: dict[str, Callable[[Machine], bool]] = {
     "not-ready": lambda m: not m.gate.ready,
     "released": lambda m: bool(m.gate.released),
     "open": lambda m: m.gate.phase is Phase.OPEN,
-    "held": lambda m: m.gate.phase is Phase.HELD,
+    "held": lambda m: m.gate.phase is Phase.BLOCKED,
     "not-applicable": lambda m: m.gate.phase is Phase.NOT_APPLICABLE,
 }
 
@@ -39,7 +39,7 @@ COUNTS: dict[str, Callable[[Machine], int]] = {
     "probes": lambda m: m.probes,
     "driver-starts": lambda m: m.world.driver_starts,
     "cycles": lambda m: m.cycles,
-    "repairs": lambda m: len(m.laws.mending.acts),
+    "repairs": lambda m: len(m.laws.repair_facts.acts),
 }
 
 

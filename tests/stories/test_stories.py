@@ -37,7 +37,7 @@ def every_story(but: Iterable[str] = ()) -> pytest.MarkDecorator:
     )
 
 
-OTHERWISE = ("mend_budget", "mend_clock_set", "mend_cri_stuck")
+OTHERWISE = ("repair_budget", "repair_clock_set", "repair_cri_stuck")
 """Long stories whose end depends on when each repair was made, which lost signals and deaths
 change."""
 REST_S = 400.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.collect import look
+from agent.core.collect import collect
 from agent.core.diagnose import diagnose
 from agent.host.evidence import bundle
 from agent.host.tape import Recorder, Replay
@@ -35,16 +35,16 @@ def test_a_tape_means_what_the_look_meant(block: int, tmp_path: Path) -> None:
     for seed in range(block * WORLDS // 4, (block + 1) * WORLDS // 4):
         for number, machine in enumerate(moments(seed)):
             world, settings = machine.world, machine.world.settings
-            meant = diagnose(finish(look(world, settings)), settings)
+            meant = diagnose(finish(collect(world, settings)), settings)
             recorder = Recorder(world)
-            assert diagnose(finish(look(recorder, settings)), settings) == meant, (
+            assert diagnose(finish(collect(recorder, settings)), settings) == meant, (
                 f"recorded, seed {seed}"
             )
-            assert diagnose(finish(look(Replay(recorder.tape), settings)), settings) == meant, (
+            assert diagnose(finish(collect(Replay(recorder.tape), settings)), settings) == meant, (
                 f"seed {seed}"
             )
             bundle.write(recorder.tape, tmp_path / f"{seed}.{number}")
             read = bundle.read(tmp_path / f"{seed}.{number}")
-            assert diagnose(finish(look(Replay(read), settings)), settings) == meant, (
+            assert diagnose(finish(collect(Replay(read), settings)), settings) == meant, (
                 f"from disk, seed {seed}"
             )

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from .machine import Machine
-from .mend_laws import Broken
 from .random_worlds import TROUBLED_S, Recipe, machine_of, mended_within_s, recipe, well_within_s
+from .repair_laws import Broken
 from .timeline import BOOT
 
 WORLDS = 1000
@@ -25,11 +25,11 @@ FOR_A_PERSON = {
     "PluginLacksLibrary",
     "PluginLogUnread",
 }
-"reasons of HELD that stay when all but the plugin's process is well"
+"reasons of BLOCKED that stay when all but the plugin's process is well"
 AFTER_REPAIRS = {"SameCauseAgain", "BudgetSpent", "DidNotTake"}
 "the same, where there were repairs before"
 STAYS_S = 130.0
-"so long HELD for one of them, beyond the pauses between repairs, and it is the end"
+"so long BLOCKED for one of them, beyond the pauses between repairs, and it is the end"
 
 
 def play(seed: int) -> Machine:
@@ -59,7 +59,7 @@ def _play(machine: Machine, made: Recipe) -> None:
 def _heals(machine: Machine, made: Recipe) -> None:
     """A node that is well is ready in time, by itself or by the mender; or it is said why a person
     is needed."""
-    world, repairs = machine.world, len(machine.laws.mending.acts)
+    world, repairs = machine.world, len(machine.laws.repair_facts.acts)
     within_s = well_within_s(world) + (
         mended_within_s(world) if made.healed == "everything heals" else 0.0
     )

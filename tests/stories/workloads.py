@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from agent.core.access.containers import NOBODYS, remember
+from agent.core.access.containers import UNUSED_DEVICE, remember
 from agent.model.access import (
     AccessState,
     Allocation,
-    Allowed,
+    CurrentAccess,
     Device,
-    Now,
+    GrantResult,
     Process,
     ScopeDevices,
     Verdict,
 )
-from agent.model.actions import AllowDevices, CheckAccess
+from agent.model.actions import CheckAccess, GrantDevices
 from agent.model.reading import Reading, Refusal, Seen, Why
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Workloads:
 
     def _process(self, box: Box) -> Process:
         held = self.held.get(box.made.name)
-        carried = (
+        stale_verdict = (
             f"pod/{box.made.id}"
             if held and held.cgroupfs
             else f"pod.slice/cri-containerd-{box.made.id}.scope"
@@ -152,7 +152,7 @@ class Workloads:
             box.made.id,
             box.pid,
             box.ticks,
-            f"/kubepods/{carried}",
+            f"/kubepods/{stale_verdict}",
             None,
             rules,
             True,
@@ -192,7 +192,12 @@ class Checks:
                 continue
             may = work.may(box)
             answers = tuple(
-                (d, Now.ALLOWED if d in may and d != NOBODYS else Now.DENIED)
+                (
+                    d,
+                    CurrentAccess.ALLOWED
+                    if d in may and d != UNUSED_DEVICE
+                    else CurrentAccess.DENIED,
+                )
                 for d in question.devices
             )
             verdict = Verdict(
@@ -222,14 +227,14 @@ class Checks:
         )
         self._on_done()
 
-    def allow(self, action: AllowDevices) -> None:
+    def allow(self, action: GrantDevices) -> None:
         self.state = replace(self.state, adding_since=self._world.now)
         life = self._life
         self._world.time.after(
             TOOK_S, lambda: self._allowed(action) if life is self._life else None
         )
 
-    def _allowed(self, action: AllowDevices) -> None:
+    def _allowed(self, action: GrantDevices) -> None:
         world, work = self._world, self._world.workloads
         rows = {row.container_id: row for row in self.state.added}
         for of in action.allowances:
@@ -237,7 +242,7 @@ class Checks:
             if box is None or not box.is_running:
                 continue
             problem = work.allow(box.made.name)
-            rows[of.container_id] = Allowed(
+            rows[of.container_id] = GrantResult(
                 of.container_id,
                 of.scope,
                 of.who,

@@ -27,7 +27,7 @@ from agent.model.actions import (
     RefreshCdi,
     Release,
 )
-from agent.model.errors import HandFailed
+from agent.model.errors import ActionFailed
 from agent.model.kernel import KernelLine
 from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, ContainerDetail, Runtime
@@ -213,10 +213,10 @@ class World:
     # What hands do.
 
     def act(self, action: Action) -> None:
-        """Do what an additive hand was told, or HandFailed."""
+        """Do what an additive hand was told, or ActionFailed."""
         mood = self.hands.get(type(action).__name__, "")
         if mood == "fails":
-            raise HandFailed(type(action).__name__)
+            raise ActionFailed(type(action).__name__)
         if mood:
             return
         match action:

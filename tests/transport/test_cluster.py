@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from agent.core.doctor.cluster import findings, label_of
-from agent.model.cluster import ClusterWord, Sample
+from agent.model.cluster import ClusterReport, Sample
 from agent.model.finding import Finding, Verdict
 from agent.model.reading import Refusal, Seen, Why
 from agent.model.settings import Settings
-from agent.model.snapshot import Clock, Devices, Scene
+from agent.model.snapshot import Clock, Devices, Snapshot
 from agent.service import cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,15 +72,15 @@ def server() -> Iterator[Server]:
     made.close()
 
 
-def scene(*listed: Devices) -> Scene:
-    return Scene(Clock(100.0, 100.0, 1100.0), Seen((), 100.0), allocatable=Seen(listed, 100.0))
+def snapshot(*listed: Devices) -> Snapshot:
+    return Snapshot(Clock(100.0, 100.0, 1100.0), Seen((), 100.0), allocatable=Seen(listed, 100.0))
 
 
 def said(
-    word: ClusterWord, registered: Finding | None = HOLDS, *listed: Devices
+    word: ClusterReport, registered: Finding | None = HOLDS, *listed: Devices
 ) -> tuple[Finding, Finding]:
     gpus = listed or (Devices("nvidia.com/gpu", tuple("abcdefgh")),)
-    metric, alert = findings(word, scene(*gpus), Settings(), registered)
+    metric, alert = findings(word, snapshot(*gpus), Settings(), registered)
     return metric, alert
 
 
@@ -100,14 +100,14 @@ def test_a_resource_is_labelled_as_kube_state_metrics_does():
     ],
 )
 def test_the_metric_against_the_kubelet(value: int, verdict: Verdict, reason: str):
-    metric, _ = said(ClusterWord(Seen([Sample("nvidia_com_gpu", value, 1088.0)], 1.0), NOBODY))
+    metric, _ = said(ClusterReport(Seen([Sample("nvidia_com_gpu", value, 1088.0)], 1.0), NOBODY))
     assert (metric.verdict, metric.reason, metric.age_s) == (verdict, reason, 12.0)
 
 
 def test_no_series_and_no_store_are_unknown():
-    assert said(ClusterWord(Seen([], 1.0), NOBODY))[0].reason == "MetricMissing"
-    assert said(ClusterWord(NOBODY, NOBODY))[0].reason == "MetricNotAsked"
-    silent = ClusterWord(Refusal(Why.TIMED_OUT), Refusal(Why.FAILED))
+    assert said(ClusterReport(Seen([], 1.0), NOBODY))[0].reason == "MetricMissing"
+    assert said(ClusterReport(NOBODY, NOBODY))[0].reason == "MetricNotAsked"
+    silent = ClusterReport(Refusal(Why.TIMED_OUT), Refusal(Why.FAILED))
     assert [f.reason for f in said(silent)] == ["MetricStoreSilent", "AlertManagerSilent"]
     assert {f.verdict for f in said(silent)} == {Verdict.UNKNOWN}
 
@@ -253,7 +253,7 @@ def test_a_real_prometheus_with_kube_state_metrics_page(server: Server, tmp_path
     finally:
         running.kill()
         running.wait()
-    here = Scene(
+    here = Snapshot(
         Clock(0.0, 0.0, time.time()),
         Seen((), 0.0),
         allocatable=Seen((Devices("nvidia.com/gpu", tuple("abcdefgh")),), 0.0),

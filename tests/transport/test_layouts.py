@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from agent.core.collect import look
+from agent.core.collect import collect
 from agent.core.diagnose import diagnose
 from agent.host.live import LiveHost
 from agent.model.fault import Cure
@@ -180,12 +180,12 @@ def test_a_plugin_is_found_where_its_layout_has_it(
                 {"GetAllocatableResources": b""},
             )
         )
-        scene = run(look(host, Settings()))
-    assert scene.runtime_socket == f"/{runtime}"
-    assert isinstance(scene.allocatable, Seen) and scene.allocatable.value == ()
-    (sight,) = scene.plugins
+        snapshot = run(collect(host, Settings()))
+    assert snapshot.runtime_socket == f"/{runtime}"
+    assert isinstance(snapshot.allocatable, Seen) and snapshot.allocatable.value == ()
+    (sight,) = snapshot.plugins
     assert sight.container.id == found
-    fault = diagnose(replace(scene, driver_version=Seen("550", 1.0)), Settings()).mending
+    fault = diagnose(replace(snapshot, driver_version=Seen("550", 1.0)), Settings()).repair_facts
     assert fault is not None and fault.fault is not None
     assert (fault.fault.reason, fault.fault.cure) == ("PluginInitFailed", Cure.FRESH_START)
 

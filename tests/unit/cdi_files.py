@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .scenes import UUIDS
+from .snapshots import UUIDS
 
 DRIVER = "550.54.15"
 LIB = "/usr/lib/x86_64-linux-gnu"

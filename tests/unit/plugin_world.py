@@ -20,9 +20,9 @@ from agent.model.actions import NoteNvmlFailed, NoteOutcome, Rebuild, SendHup, S
 from agent.model.finding import Diagnosis
 from agent.model.runtime import Access, LedgerEntry, PluginSight
 from agent.model.settings import Settings
-from agent.model.snapshot import Clock, Devices, Scene
+from agent.model.snapshot import Clock, Devices, Snapshot
 
-from .scenes import (
+from .snapshots import (
     BOOT_ID,
     BUSES,
     FAILED_LOG,
@@ -33,8 +33,8 @@ from .scenes import (
     detail,
     probed,
     sandbox,
-    scene,
     seen,
+    snapshot,
     unit,
 )
 
@@ -42,7 +42,7 @@ BOOTED = 1000.0
 REBUILT_S = 1.5
 """From the removal of a container to the registration of the next one (facts of a real kubelet: 1.2
 to 1.7 s)."""
-HEALTHY, POD = scene(), sandbox()
+HEALTHY, POD = snapshot(), sandbox()
 read_log = lru_cache(plugin_log.read)
 Cure = Callable[[int], bool]
 """Does the container that is built n-th register?"""
@@ -102,7 +102,7 @@ class World:
         access = seen(Access("/dev/nvidiactl", True, "cgroup-bpf"), self.now)
         return (PluginSight(of, POD, seen(detail(of)), seen(read_log(self.log)), access),)
 
-    def scene(self) -> Scene:
+    def snapshot(self) -> Snapshot:
         report: dict[str, Any] = {"number": self.probe, "started_at": self.probed_at}
         units = (
             unit("nvidia-persistenced.service"),
@@ -128,7 +128,7 @@ class World:
     def look(self) -> Diagnosis:
         """One cycle; the time of the next one is in `next_at`."""
         self.looks += 1
-        diagnosis = diagnose(self.scene(), self.settings)
+        diagnosis = diagnose(self.snapshot(), self.settings)
         done = step(self.gate, diagnosis, self.now, self.settings)
         self.gate, self.next_at = done.gate, done.wake_at
         for action in done.actions:

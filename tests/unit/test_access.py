@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from agent.core.access import containers
-from agent.core.access.containers import NOBODYS, questions, remember, standing, view
+from agent.core.access.containers import UNUSED_DEVICE, questions, remember, valid_verdict, view
 from agent.core.access.holders import holders
 from agent.core.diagnose import diagnose
-from agent.model.access import Claim, Device, LossCause, Now, Risk, Verdict
-from agent.model.finding import Verdict as Says
-from agent.model.kernel import KernelWord, Tells
+from agent.model.access import CurrentAccess, Device, Entitlement, LossCause, ReloadRisk, Verdict
+from agent.model.finding import Verdict as JournalEvent
+from agent.model.kernel import KernelEntry, KernelEvent
 from agent.model.reading import Refusal, Why
 from agent.model.runtime import ContainerState, Runtime
 from agent.model.settings import Settings
-from agent.model.snapshot import DeviceNode, Manager, Scene
+from agent.model.snapshot import DeviceNode, Manager, Snapshot
 
-from .access_scenes import (
+from .access_snapshots import (
     CTL,
     GIVEN,
     GPU0,
@@ -35,24 +35,26 @@ from .access_scenes import (
     sighting,
     verdict,
 )
-from .scenes import DEFAULTS, NOW, container, finding, sandbox, seen, sight
+from .snapshots import DEFAULTS, NOW, container, finding, sandbox, seen, sight
 
 OTHERS = "programs 7,12"
 NAMED = (*LIST, *((d.path, "rw") for d in GIVEN))
 
 
-def changed(scene: Scene, **changes: Any) -> Scene:
-    return replace(scene, **changes)
+def changed(snapshot: Snapshot, **changes: Any) -> Snapshot:
+    return replace(snapshot, **changes)
 
 
-def held(scene: Scene) -> Any:
-    (one,) = holders(view(scene, DEFAULTS))
+def held(snapshot: Snapshot) -> Any:
+    (one,) = holders(view(snapshot, DEFAULTS))
     return one
 
 
 def test_allocated_is_given() -> None:
     one = held(access_scene())
-    assert {d.device: d.claims for d in one.devices} == dict.fromkeys(GIVEN, (Claim.ALLOCATED,))
+    assert {d.device: d.claims for d in one.devices} == dict.fromkeys(
+        GIVEN, (Entitlement.ALLOCATED,)
+    )
     assert (one.namespace, one.pod, one.name, one.pod_uid, one.unit) == (
         "ml",
         "train-0",
@@ -60,7 +62,7 @@ def test_allocated_is_given() -> None:
         "77aa",
         UNIT,
     )
-    assert [d.access for d in one.devices] == [Now.ALLOWED] * 3
+    assert [d.access for d in one.devices] == [CurrentAccess.ALLOWED] * 3
 
 
 def test_what_it_may_open_besides_counts_once_it_was_seen() -> None:
@@ -69,7 +71,7 @@ def test_what_it_may_open_besides_counts_once_it_was_seen() -> None:
     assert holders(view(access_scene(gpus=()), DEFAULTS)) == ()
     seen_before = held(access_scene(gpus=(), sightings=(sighting(GPU1),)))
     assert [(d.device, d.claims, d.access) for d in seen_before.devices] == [
-        (GPU1, (Claim.SEEN,), Now.DENIED)
+        (GPU1, (Entitlement.SEEN,), CurrentAccess.DENIED)
     ]
     named = held(
         access_scene(
@@ -97,17 +99,17 @@ def test_a_privileged_neighbour_holds_nothing_by_its_spec() -> None:
     "changes", [{"state": ContainerState.EXITED}, {"state": ContainerState.CREATED}]
 )
 def test_what_does_not_run_holds_nothing(changes: dict[str, Any]) -> None:
-    scene = access_scene()
-    pods, (box,) = scene.runtime.value.sandboxes, scene.runtime.value.containers  # type: ignore[union-attr]
+    snapshot = access_scene()
+    pods, (box,) = snapshot.runtime.value.sandboxes, snapshot.runtime.value.containers  # type: ignore[union-attr]
     ended = Runtime(pods, (container(box.id, box.sandbox_id, name="main", **changes),))
-    assert holders(view(changed(scene, runtime=seen(ended)), DEFAULTS)) == ()
+    assert holders(view(changed(snapshot, runtime=seen(ended)), DEFAULTS)) == ()
 
 
 def test_a_pod_that_has_ended_and_a_process_that_is_gone_hold_nothing() -> None:
-    scene = access_scene()
+    snapshot = access_scene()
     ended = sandbox("pod-2", name="train-0", namespace="ml", is_ready=False)
-    runtime = Runtime((ended,), scene.runtime.value.containers)  # type: ignore[union-attr]
-    assert holders(view(changed(scene, runtime=seen(runtime)), DEFAULTS)) == ()
+    runtime = Runtime((ended,), snapshot.runtime.value.containers)  # type: ignore[union-attr]
+    assert holders(view(changed(snapshot, runtime=seen(runtime)), DEFAULTS)) == ()
     assert holders(view(access_scene((process(started=""),)), DEFAULTS)) == ()
 
 
@@ -123,61 +125,61 @@ def test_a_pod_that_has_ended_and_a_process_that_is_gone_hold_nothing() -> None:
         ({"is_fixed": False}, {"at": NOW - 61}, False),
         ({"rules": ""}, {"at": NOW - 10}, True),  # unread here, proven by the program
         ({"rules": ""}, {"at": NOW - 61}, False),
-        ({}, {"answers": ((GPU0, Now.UNKNOWN),), "at": NOW - 61}, False),
+        ({}, {"answers": ((GPU0, CurrentAccess.UNKNOWN),), "at": NOW - 61}, False),
     ],
 )
 def test_when_a_verdict_stands(of: dict[str, Any], said: dict[str, Any], stands: bool) -> None:
-    scene = access_scene((process(**of),), verdicts=(verdict(**said),))
-    assert (standing(view(scene, DEFAULTS), process(**of)) is not None) is stands
-    assert bool(questions(view(scene, DEFAULTS))) is not stands or "answers" in said
+    snapshot = access_scene((process(**of),), verdicts=(verdict(**said),))
+    assert (valid_verdict(view(snapshot, DEFAULTS), process(**of)) is not None) is stands
+    assert bool(questions(view(snapshot, DEFAULTS))) is not stands or "answers" in said
 
 
 def test_readers_that_disagree_are_unknown_and_not_asked_without_end() -> None:
-    scene = access_scene((process(),), verdicts=(verdict(rules=OTHERS),))
-    assert questions(view(scene, DEFAULTS)) == ()
-    assert {d.access for d in held(scene).devices} == {Now.UNKNOWN}
+    snapshot = access_scene((process(),), verdicts=(verdict(rules=OTHERS),))
+    assert questions(view(snapshot, DEFAULTS)) == ()
+    assert {d.access for d in held(snapshot).devices} == {CurrentAccess.UNKNOWN}
 
 
 def test_a_question_names_every_node_of_the_host_and_nobodys() -> None:
-    scene = access_scene(verdicts=())
-    (question,) = questions(view(scene, DEFAULTS))
-    assert set(question.devices) == {GPU0, GPU1, CTL, UVM, Device("c", 511, 1), NOBODYS}
+    snapshot = access_scene(verdicts=())
+    (question,) = questions(view(snapshot, DEFAULTS))
+    assert set(question.devices) == {GPU0, GPU1, CTL, UVM, Device("c", 511, 1), UNUSED_DEVICE}
     assert (question.rules, question.pid) == (RULES, 4711)
-    assert diagnose(scene, DEFAULTS).access_check is not None
+    assert diagnose(snapshot, DEFAULTS).access_check is not None
 
 
 def test_old_verdicts_are_shown_for_a_while_and_not_for_ever() -> None:
     fresh = process(rules=OTHERS, other_until=NOW - 2)
-    assert {d.access for d in held(access_scene((fresh,))).devices} == {Now.ALLOWED}
+    assert {d.access for d in held(access_scene((fresh,))).devices} == {CurrentAccess.ALLOWED}
     assert held(access_scene((fresh,))).verdict is None
     late = process(rules=OTHERS, other_until=NOW - 60)
-    assert {d.access for d in held(access_scene((late,))).devices} == {Now.UNKNOWN}
+    assert {d.access for d in held(access_scene((late,))).devices} == {CurrentAccess.UNKNOWN}
 
 
 @pytest.mark.parametrize(
     ("scopes", "risk"),
     [
-        ((scope(),), Risk.YES),
-        ((scope(NAMED),), Risk.NO),
-        ((scope((*LIST, ("char-nvidia*", "rw"))),), Risk.NO),
-        ((scope((*LIST, *((d.path, "r") for d in GIVEN))),), Risk.YES),
-        ((scope((), "auto"),), Risk.NO),
-        ((scope((("/dev/char/1:3", "rw"),), "auto"),), Risk.YES),
-        ((scope(LIST, "closed"),), Risk.YES),
-        ((scope(problem="timed out"),), Risk.UNKNOWN),
-        ((scope(rules=OTHERS),), Risk.UNKNOWN),
-        ((), Risk.UNKNOWN),
+        ((scope(),), ReloadRisk.YES),
+        ((scope(NAMED),), ReloadRisk.NO),
+        ((scope((*LIST, ("char-nvidia*", "rw"))),), ReloadRisk.NO),
+        ((scope((*LIST, *((d.path, "r") for d in GIVEN))),), ReloadRisk.YES),
+        ((scope((), "auto"),), ReloadRisk.NO),
+        ((scope((("/dev/char/1:3", "rw"),), "auto"),), ReloadRisk.YES),
+        ((scope(LIST, "closed"),), ReloadRisk.YES),
+        ((scope(problem="timed out"),), ReloadRisk.UNKNOWN),
+        ((scope(rules=OTHERS),), ReloadRisk.UNKNOWN),
+        ((), ReloadRisk.UNKNOWN),
     ],
 )
-def test_after_the_next_reload(scopes: tuple[Any, ...], risk: Risk) -> None:
+def test_after_the_next_reload(scopes: tuple[Any, ...], risk: ReloadRisk) -> None:
     assert {d.risk for d in held(access_scene(scopes=scopes)).devices} == {risk}
 
 
 def test_a_reload_cannot_hurt_what_no_unit_carries() -> None:
     one = held(access_scene((process(cgroup_v2=f"/kubepods/pod1/{ID}"),), scopes=()))
-    assert {d.risk for d in one.devices} == {Risk.NO}
+    assert {d.risk for d in one.devices} == {ReloadRisk.NO}
     assert {d.risk for d in held(access_scene((process(cgroup_v2="/"),), scopes=())).devices} == {
-        Risk.UNKNOWN
+        ReloadRisk.UNKNOWN
     }
 
 
@@ -223,7 +225,7 @@ def test_a_node_of_the_spec_that_systemd_was_not_told_of() -> None:
 
 def test_findings() -> None:
     fine = diagnose(access_scene(scopes=(scope(NAMED),)), DEFAULTS)
-    assert finding(fine, "WorkloadAccess").verdict is Says.HOLDS
+    assert finding(fine, "WorkloadAccess").verdict is JournalEvent.HOLDS
     assert not [f for f in fine.findings if f.condition == "AccessAfterReload"]
     risky = finding(diagnose(access_scene(), DEFAULTS), "AccessAfterReload")
     assert (risky.reason, risky.blocks) == (
@@ -241,10 +243,10 @@ def test_findings() -> None:
     ):
         assert (
             finding(diagnose(unread, Settings(strict_access=True)), "WorkloadAccess").verdict
-            is Says.UNKNOWN
+            is JournalEvent.UNKNOWN
         )
     silent = changed(access_scene(), processes=Refusal(Why.TIMED_OUT, "1 s"))
-    assert finding(diagnose(silent, DEFAULTS), "WorkloadAccess").verdict is Says.UNKNOWN
+    assert finding(diagnose(silent, DEFAULTS), "WorkloadAccess").verdict is JournalEvent.UNKNOWN
 
 
 def test_remembering() -> None:
@@ -258,8 +260,8 @@ def test_remembering() -> None:
     assert still == lost
     again = remember(lost, verdict(at=NOW + 60), 0.0, 0.0)
     assert {(s.allowed_at, s.denied_at) for s in again} == {(NOW + 60, 0.0)}
-    assert remember((), verdict((*GIVEN, NOBODYS)), 0.0, 0.0) == ()
-    unknown = verdict(answers=tuple((d, Now.UNKNOWN) for d in GIVEN))
+    assert remember((), verdict((*GIVEN, UNUSED_DEVICE)), 0.0, 0.0) == ()
+    unknown = verdict(answers=tuple((d, CurrentAccess.UNKNOWN) for d in GIVEN))
     assert remember(first, unknown, 0.0, 0.0) == first
 
 
@@ -274,38 +276,38 @@ def test_gke_calls_its_gpus_by_their_node() -> None:
 
 def test_capability_nodes_are_asked_about_only_where_somebody_claims_them() -> None:
     many = tuple(DeviceNode(f"/dev/nvidia-caps/nvidia-cap{n}", 511, n + 2) for n in range(500))
-    scene = access_scene(verdicts=())
-    scene = changed(scene, nodes=seen((*scene.nodes.value, *many)))  # type: ignore[union-attr]
-    (question,) = questions(view(scene, DEFAULTS))
+    snapshot = access_scene(verdicts=())
+    snapshot = changed(snapshot, nodes=seen((*snapshot.nodes.value, *many)))  # type: ignore[union-attr]
+    (question,) = questions(view(snapshot, DEFAULTS))
     assert len(question.devices) <= containers.MOST_NODES + len(GIVEN) + 1
     assert set(GIVEN) <= set(question.devices)
 
 
 def test_the_plugin_that_lost_its_access_while_everything_is_listed() -> None:
     denied = diagnose(changed(access_scene(), plugins=(sight(access=False),)), DEFAULTS)
-    well = finding(denied, "PluginWell")
+    well = finding(denied, "PluginHealthy")
     assert (well.reason, well.blocks) == ("PluginAccessDenied", True)
-    assert denied.mending is not None and denied.mending.fault is not None
-    assert denied.mending.fault.access_denied and not denied.mending.fault.hup_answers
+    assert denied.repair_facts is not None and denied.repair_facts.fault is not None
+    assert denied.repair_facts.fault.access_denied and not denied.repair_facts.fault.hup_answers
     fine = diagnose(changed(access_scene(), plugins=(sight(access=True),)), DEFAULTS)
-    assert finding(fine, "PluginWell").verdict is Says.HOLDS
+    assert finding(fine, "PluginHealthy").verdict is JournalEvent.HOLDS
 
 
 def test_a_reload_asks_for_a_second_look() -> None:
-    scene = changed(access_scene(), manager=seen(Manager("252", NOW - 1)))
-    assert diagnose(scene, DEFAULTS).access_due == NOW + 4
+    snapshot = changed(access_scene(), manager=seen(Manager("252", NOW - 1)))
+    assert diagnose(snapshot, DEFAULTS).access_due == NOW + 4
     assert diagnose(access_scene(()), DEFAULTS).access_due == NOW + 1.0
     assert diagnose(access_scene(), DEFAULTS).access_due is None
 
 
 def test_an_unknown_answer_is_never_fine() -> None:
-    def of(now: Now) -> Verdict:
+    def of(now: CurrentAccess) -> Verdict:
         return verdict(
-            answers=tuple((d, now) for d in (*GIVEN, GPU1, Device("c", 511, 1), NOBODYS))
+            answers=tuple((d, now) for d in (*GIVEN, GPU1, Device("c", 511, 1), UNUSED_DEVICE))
         )
 
-    one = held(access_scene(verdicts=(of(Now.UNKNOWN),)))
-    assert {d.access for d in one.devices} == {Now.UNKNOWN} and one.denied == ()
+    one = held(access_scene(verdicts=(of(CurrentAccess.UNKNOWN),)))
+    assert {d.access for d in one.devices} == {CurrentAccess.UNKNOWN} and one.denied == ()
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -313,15 +315,16 @@ def test_a_workload_from_before_the_drivers_load_is_named(strict: bool) -> None:
     """The module was loaded again at 500 s after the boot; the container is from 100 s."""
     settings = replace(DEFAULTS, strict_access=strict)
 
-    def says(loaded_at: float, scene: Scene) -> list[Any]:
-        scene = changed(
-            scene, kernel=seen((KernelWord(loaded_at, Tells.LOADED, "NVRM: loading NVIDIA"),))
+    def says(loaded_at: float, snapshot: Snapshot) -> list[Any]:
+        snapshot = changed(
+            snapshot,
+            kernel=seen((KernelEntry(loaded_at, KernelEvent.LOADED, "NVRM: loading NVIDIA"),)),
         )
-        return [f for f in diagnose(scene, settings).findings if f.condition == "WorkloadDriver"]
+        return [f for f in diagnose(snapshot, settings).findings if f.condition == "WorkloadDriver"]
 
     (found,) = says(500.0, access_scene())
     assert (
-        found.verdict is Says.FAILS
+        found.verdict is JournalEvent.FAILS
         and found.blocks is strict
         and "ml/train-0 main" in found.because
     )

@@ -114,7 +114,7 @@ def finding(link: int, verdict: str, reason: str, blocks: bool = True) -> dict[s
         (status(findings=[finding(11, "fails", "NodeShowsFewer")]), None, "NotVerified"),
         (status(findings=[finding(10, "unknown", "KubeletSilent")]), None, "KubeletSilent"),
         (status(phase="SETTLING", reason="Settling"), None, "Settling"),
-        (status(phase="HELD", reason="BudgetSpent"), False, "BudgetSpent"),
+        (status(phase="BLOCKED", reason="BudgetSpent"), False, "BudgetSpent"),
         (
             status(ready=True) | {"cycle": {"age_s": 41, "overdue_after_s": 40.0}},
             None,

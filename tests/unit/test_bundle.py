@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent.core.collect import look
+from agent.core.collect import collect
 from agent.core.diagnose import diagnose
 from agent.host.codec import encode
 from agent.host.evidence import bundle
@@ -22,7 +22,7 @@ from agent.model.errors import BundleError
 from agent.model.reading import Refusal, Seen, Why
 from agent.model.snapshot import Clock
 
-from .scenes import DEFAULTS
+from .snapshots import DEFAULTS
 
 Manifest = dict[str, Any]
 
@@ -59,7 +59,7 @@ def seal(folder: Path) -> None:
 
 def read(folder: Path) -> Any:
     """Read it as doctor does, to the end."""
-    return diagnose(asyncio.run(look(Replay(bundle.read(folder)), DEFAULTS)), DEFAULTS)
+    return diagnose(asyncio.run(collect(Replay(bundle.read(folder)), DEFAULTS)), DEFAULTS)
 
 
 def test_a_bundle_is_plain_files_for_root_only(tmp_path: Path) -> None:

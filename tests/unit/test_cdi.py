@@ -16,8 +16,19 @@ from agent.model.finding import Diagnosis, Verdict
 from agent.model.reading import Reading, Refusal, Seen, Why
 
 from .cdi_files import DRIVER, HOST, LIB, ctk, text
-from .scenes import DENIED, FAILED, MISSING, NO_DRIVER, UUIDS, diagnosed, finding, seen, sight, unit
-from .test_look import DictHost
+from .snapshots import (
+    DENIED,
+    FAILED,
+    MISSING,
+    NO_DRIVER,
+    UUIDS,
+    diagnosed,
+    finding,
+    seen,
+    sight,
+    unit,
+)
+from .test_collect import DictHost
 
 RUN, ETC = "/run/cdi/nvidia.yaml", "/etc/cdi/nvidia.yaml"
 REFRESH = unit(CDI_UNIT, active="inactive", since=None)
@@ -182,16 +193,16 @@ def parts(
     return replace(read, **changes)
 
 
-def judged(found: Toolkit, *units: Any, **changes: Any) -> Diagnosis:
+def assessment(found: Toolkit, *units: Any, **changes: Any) -> Diagnosis:
     return diagnosed(
         toolkit=found, units=seen((unit("kubelet.service", since=50.0), *units)), **changes
     )
 
 
 def test_a_node_without_cdi_is_well() -> None:
-    said = finding(judged(parts()), "CdiSpec")
+    said = finding(assessment(parts()), "CdiSpec")
     assert said.verdict is Verdict.HOLDS and "the runtime's own hook" in said.because
-    assert not any(f.condition == "RuntimeHandler" for f in judged(parts()).findings)
+    assert not any(f.condition == "RuntimeHandler" for f in assessment(parts()).findings)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +218,7 @@ def test_a_node_without_cdi_is_well() -> None:
     ],
 )
 def test_a_spec_that_holds(files: list[tuple[str, Any]]) -> None:
-    diagnosis = judged(parts(*files, mode="cdi"), REFRESH)
+    diagnosis = assessment(parts(*files, mode="cdi"), REFRESH)
     assert finding(diagnosis, "CdiSpec").verdict is Verdict.HOLDS
     assert diagnosis.refresh is None
 
@@ -255,7 +266,7 @@ FAULTS: list[tuple[str, Toolkit, str]] = [
 
 @pytest.mark.parametrize(("reason", "found", "says"), FAULTS)
 def test_a_broken_spec(reason: str, found: Toolkit, says: str) -> None:
-    diagnosis = judged(found, REFRESH)
+    diagnosis = assessment(found, REFRESH)
     said = finding(diagnosis, "CdiSpec")
     assert (said.verdict, said.reason, said.blocks) == (Verdict.FAILS, reason, False)
     assert says in said.because and said.missing
@@ -271,10 +282,10 @@ def test_a_broken_spec(reason: str, found: Toolkit, says: str) -> None:
 def test_where_cdi_names_are_handed_out_it_closes_readiness(
     reason: str, found: Toolkit, says: str
 ) -> None:
-    assert judged(replace(found, mode=seen("cdi")), REFRESH).first_broken() is not None
+    assert assessment(replace(found, mode=seen("cdi")), REFRESH).first_broken() is not None
     by_env: dict[str, Any] = {"env": {"DEVICE_LIST_STRATEGY": "cdi-annotations"}}
     for how in (by_env, {"args": ("--device-list-strategy=envvar,cdi-cri",)}):
-        broken = judged(found, REFRESH, plugins=(sight(**how),)).first_broken()
+        broken = assessment(found, REFRESH, plugins=(sight(**how),)).first_broken()
         assert broken is not None and broken.reason == reason
         assert "the device plugin hands out CDI names" in broken.because
 
@@ -288,8 +299,8 @@ def test_where_cdi_names_are_handed_out_it_closes_readiness(
     ],
 )
 def test_a_unit_that_is_not_to_run_is_not_asked(off: Any) -> None:
-    assert judged(parts((RUN, ctk(driver="535.1.2"))), off).refresh is None
-    assert finding(judged(parts(), off), "CdiSpec").verdict is Verdict.HOLDS
+    assert assessment(parts((RUN, ctk(driver="535.1.2"))), off).refresh is None
+    assert finding(assessment(parts(), off), "CdiSpec").verdict is Verdict.HOLDS
 
 
 @pytest.mark.parametrize(
@@ -302,24 +313,26 @@ def test_a_unit_that_is_not_to_run_is_not_asked(off: Any) -> None:
     ],
 )
 def test_not_read_is_unknown_and_mends_nothing(found: Toolkit) -> None:
-    diagnosis = judged(replace(found, mode=seen("cdi")), REFRESH)
+    diagnosis = assessment(replace(found, mode=seen("cdi")), REFRESH)
     assert finding(diagnosis, "CdiSpec").verdict is Verdict.UNKNOWN
     assert diagnosis.refresh is None and diagnosis.first_broken() is None
 
 
 def test_a_file_that_vanished_while_it_was_read_is_no_broken_one() -> None:
     assert (
-        finding(judged(parts((RUN, ctk()), ("/run/cdi/x.json", MISSING))), "CdiSpec").verdict
+        finding(assessment(parts((RUN, ctk()), ("/run/cdi/x.json", MISSING))), "CdiSpec").verdict
         is Verdict.UNKNOWN
     )
 
 
 def test_nothing_is_said_without_a_driver() -> None:
-    assert not any(f.condition == "CdiSpec" for f in judged(parts(), REFRESH, **NO_DRIVER).findings)
+    assert not any(
+        f.condition == "CdiSpec" for f in assessment(parts(), REFRESH, **NO_DRIVER).findings
+    )
 
 
 def test_no_gpu_is_lacking_before_a_complete_probe() -> None:
-    found = judged(parts((RUN, ctk(uuids=UUIDS[:1]))), REFRESH, probe=MISSING)
+    found = assessment(parts((RUN, ctk(uuids=UUIDS[:1]))), REFRESH, probe=MISSING)
     assert finding(found, "CdiSpec").verdict is Verdict.HOLDS
 
 
@@ -345,15 +358,15 @@ def test_no_gpu_is_lacking_before_a_complete_probe() -> None:
     ],
 )
 def test_the_runtimes_handler_is_a_hint(found: Toolkit, verdict: Verdict, says: str) -> None:
-    said = finding(judged(found), "RuntimeHandler")
+    said = finding(assessment(found), "RuntimeHandler")
     assert (said.verdict, said.blocks) == (verdict, False) and says in said.because
 
 
 def test_the_runtime_answers() -> None:
-    said = finding(judged(parts()), "RuntimeAnswers")
+    said = finding(assessment(parts()), "RuntimeAnswers")
     assert said.because == "/run/containerd/containerd.sock answers: 1 container"
 
 
 def test_a_running_unit_is_known_to_run() -> None:
-    found = judged(parts(), unit(CDI_UNIT, active="activating")).refresh
+    found = assessment(parts(), unit(CDI_UNIT, active="activating")).refresh
     assert found is not None and found.is_running

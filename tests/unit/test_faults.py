@@ -18,18 +18,24 @@ from agent.core.doctor import suspects as faults
 from agent.core.doctor.broken import first_broken, first_unknown
 from agent.core.doctor.links import causes, links
 from agent.core.doctor.suspects import FAULTS, suspects
-from agent.model.diagnostics import NO_WITNESS, CudaReport, JournalLine, SocketSight, Witness
+from agent.model.diagnostics import (
+    NO_DIAGNOSTICS,
+    CudaReport,
+    DiagnosticData,
+    JournalLine,
+    SocketSight,
+)
 from agent.model.finding import Diagnosis, Finding, Verdict
 from agent.model.gpu import GpuState
 from agent.model.kernel import KernelLine
 from agent.model.mark import Mark
 from agent.model.reading import Refusal, Why
 from agent.model.runtime import ContainerState, Runtime
-from agent.model.snapshot import Devices, Entry, ProbeEnd, Scene
+from agent.model.snapshot import Devices, Entry, ProbeEnd, Snapshot
 from agent.model.suspect import Strength, Suspect
 
-from . import access_scenes as access
-from .scenes import (
+from . import access_snapshots as access
+from .snapshots import (
     BUSES,
     DEFAULTS,
     DENIED,
@@ -48,9 +54,9 @@ from .scenes import (
     function,
     probed,
     sandbox,
-    scene,
     seen,
     sight,
+    snapshot,
     unit,
 )
 
@@ -60,8 +66,8 @@ STARTED_AT = 100.0
 """Of the plugin's container, boottime."""
 
 
-def said(text: str, at: float = NOW - 60, source: str = "kubelet.service") -> Witness:
-    return Witness(journal=seen(journal.words([JournalLine(at, source, text)])))
+def said(text: str, at: float = NOW - 60, source: str = "kubelet.service") -> DiagnosticData:
+    return DiagnosticData(journal=seen(journal.words([JournalLine(at, source, text)])))
 
 
 def logged(text: str, at: float = NOW - 50) -> dict[str, Any]:
@@ -71,19 +77,19 @@ def logged(text: str, at: float = NOW - 50) -> dict[str, Any]:
 
 def reasoned(reason: str, verdict: Verdict = Verdict.FAILS, link: int = 6) -> Diagnosis:
     """A healthy node but for one finding."""
-    healthy = diagnose(scene(), DEFAULTS)
+    healthy = diagnose(snapshot(), DEFAULTS)
     return replace(
         healthy, findings=(*healthy.findings, Finding(link, "Some", verdict, "as seen", reason))
     )
 
 
-def found(of: Scene, witness: Witness = NO_WITNESS) -> dict[str, Suspect]:
-    return {s.id: s for s in suspects(of, diagnose(of, DEFAULTS), witness)}
+def found(of: Snapshot, diagnostics: DiagnosticData = NO_DIAGNOSTICS) -> dict[str, Suspect]:
+    return {s.id: s for s in suspects(of, diagnose(of, DEFAULTS), diagnostics)}
 
 
-def unlisted(**changes: Any) -> Scene:
+def unlisted(**changes: Any) -> Snapshot:
     """The kubelet lists nothing, and the plugin's log says that its NVML failed."""
-    return scene(
+    return snapshot(
         **{
             "allocatable": seen(()),
             "checkpoint": seen({}),
@@ -98,7 +104,7 @@ def stated(**state: Any) -> Any:
     return probed(gpus=tuple(replace(g, state=GpuState(**state)) for g in GPUS))
 
 
-def forgotten(sock_at: float, **changes: Any) -> Scene:
+def forgotten(sock_at: float, **changes: Any) -> Snapshot:
     """Its log says registered, the kubelet lists nothing."""
     sock = Entry("kubelet.sock", "socket", mtime=OFFSET + sock_at)
     return unlisted(plugins=(sight(),), plugin_sockets=seen((sock,)), **changes)
@@ -175,306 +181,313 @@ ALLOCATE = (
     "Allocate failed due to no healthy devices present; cannot allocate unhealthy "
     "devices nvidia.com/gpu"
 )
-ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
+ROWS: list[tuple[str, Snapshot, DiagnosticData, Strength | None]] = [
     (
         "Nouveau",
-        scene(pci=seen(tuple(function(b, "nouveau") for b in BUSES)), **NO_DRIVER),
-        Witness(),
+        snapshot(pci=seen(tuple(function(b, "nouveau") for b in BUSES)), **NO_DRIVER),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "VfioBound",
-        scene(pci=seen(tuple(function(b, "vfio-pci") for b in BUSES))),
-        Witness(),
+        snapshot(pci=seen(tuple(function(b, "vfio-pci") for b in BUSES))),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "VfioBound",
-        scene(pci=seen((function(BUSES[0]), function(BUSES[1], "vfio-pci")))),
-        Witness(),
+        snapshot(pci=seen((function(BUSES[0]), function(BUSES[1], "vfio-pci")))),
+        DiagnosticData(),
         None,
     ),
     (
         "VfioBound",
-        scene(pci=seen(tuple(function(b, "nvgrace-gpu-vfio-pci") for b in BUSES))),
-        Witness(),
+        snapshot(pci=seen(tuple(function(b, "nvgrace-gpu-vfio-pci") for b in BUSES))),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "Nouveau",
-        scene(pci=seen(tuple(function(b, "NovaCore") for b in BUSES)), **NO_DRIVER),
-        Witness(),
+        snapshot(pci=seen(tuple(function(b, "NovaCore") for b in BUSES)), **NO_DRIVER),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "GpuNoRegion",
-        scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN, **logged(REGION)),
-        Witness(),
+        snapshot(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN, **logged(REGION)),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "GpuNoRegion",
-        scene(
+        snapshot(
             pci=seen(tuple(function(b, "") for b in BUSES)),
             **logged(REGION),
             **{**NO_DRIVER, "module_installed": seen("nvidia.ko")},
         ),
-        Witness(),
+        DiagnosticData(),
         CONFIRMED,
     ),
-    ("GpuNoRegion", scene(**logged(REGION)), Witness(), None),  # it is bound
+    ("GpuNoRegion", snapshot(**logged(REGION)), DiagnosticData(), None),  # it is bound
     (
         "ModuleUnfit",
-        scene(
+        snapshot(
             **{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")},
             **logged("nvidia: disagrees about version of symbol module_layout"),
         ),
-        Witness(),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "ModuleUnfit",
-        scene(majors=seen({"nvidia": 195}), **logged("nvidia_uvm: Unknown symbol x (err -2)")),
-        Witness(),
+        snapshot(majors=seen({"nvidia": 195}), **logged("nvidia_uvm: Unknown symbol x (err -2)")),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "ModuleUnfit",
-        scene(**logged("nvidia_uvm: Unknown symbol x (err -2)")),
-        Witness(),
+        snapshot(**logged("nvidia_uvm: Unknown symbol x (err -2)")),
+        DiagnosticData(),
         None,
     ),  # it is loaded
-    ("FabricManagerMismatch", scene(units=FM_FAILED), said(FM_OTHER, source=FM), CONFIRMED),
-    ("FabricManagerMismatch", scene(units=seen((unit(FM),))), said(FM_OTHER, source=FM), None),
-    ("FabricNotReady", scene(units=FM_FAILED), Witness(), CONSISTENT),
+    ("FabricManagerMismatch", snapshot(units=FM_FAILED), said(FM_OTHER, source=FM), CONFIRMED),
+    ("FabricManagerMismatch", snapshot(units=seen((unit(FM),))), said(FM_OTHER, source=FM), None),
+    ("FabricNotReady", snapshot(units=FM_FAILED), DiagnosticData(), CONSISTENT),
     (
         "FabricNotReady",
-        scene(units=FM_FAILED, probe=stated(fabric="not supported")),
-        Witness(),
+        snapshot(units=FM_FAILED, probe=stated(fabric="not supported")),
+        DiagnosticData(),
         None,
     ),
     (
         "FabricNotReady",
-        scene(units=seen((unit(FM, "inactive"),)), pci=SWITCHED),
-        Witness(),
+        snapshot(units=seen((unit(FM, "inactive"),)), pci=SWITCHED),
+        DiagnosticData(),
         CONSISTENT,
     ),
     (
         "FabricNotReady",
-        scene(units=seen((unit(FM, "inactive", "not-found"),)), pci=SWITCHED),
-        Witness(),
+        snapshot(units=seen((unit(FM, "inactive", "not-found"),)), pci=SWITCHED),
+        DiagnosticData(),
         CONSISTENT,
     ),
     (
         "FabricNotReady",
-        scene(units=seen((unit(FM, "inactive"),)), pci=SWITCHED, probe=stated(fabric="completed")),
-        Witness(),
+        snapshot(
+            units=seen((unit(FM, "inactive"),)), pci=SWITCHED, probe=stated(fabric="completed")
+        ),
+        DiagnosticData(),
         None,
     ),
     (
         "FabricNotReady",
-        scene(
+        snapshot(
             units=seen((unit(FM, "inactive", "not-found"),)),
             pci=SWITCHED,
             probe=probed(library="/run/nvidia/driver/usr/lib/libnvidia-ml.so.1"),
         ),
-        Witness(),
+        DiagnosticData(),
         None,
     ),
-    ("FabricNotReady", scene(units=seen((unit(FM),)), pci=SWITCHED), Witness(), None),
+    ("FabricNotReady", snapshot(units=seen((unit(FM),)), pci=SWITCHED), DiagnosticData(), None),
     (
         "FabricNotReady",
-        scene(probe=stated(fabric="not supported")),
-        Witness(cuda=seen(CudaReport("cuInit", 802))),
+        snapshot(probe=stated(fabric="not supported")),
+        DiagnosticData(cuda=seen(CudaReport("cuInit", 802))),
         CONSISTENT,
     ),
     (
         "GpuLacksPower",
-        scene(
+        snapshot(
             **SEVEN,
             **logged(
                 f"NVRM: GPU {PCI_BUS}: GPU does not have the necessary power cables connected."
             ),
         ),
-        Witness(),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "GpuLacksPower",
-        scene(probe=failing(8, "nvmlDeviceGetHandleByIndex", 1, BUSES[1])),
-        Witness(),
+        snapshot(probe=failing(8, "nvmlDeviceGetHandleByIndex", 1, BUSES[1])),
+        DiagnosticData(),
         CONFIRMED,
     ),
-    ("GpuLacksPower", scene(**SEVEN), Witness(), None),
+    ("GpuLacksPower", snapshot(**SEVEN), DiagnosticData(), None),
     (
         "GpuInitFailed",
-        scene(**SEVEN, **logged("NVRM: Xid (PCI:0000:0f:00): 143, GPU Initialization Error")),
-        Witness(),
+        snapshot(**SEVEN, **logged("NVRM: Xid (PCI:0000:0f:00): 143, GPU Initialization Error")),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "GpuWantsReset",
-        scene(**logged("NVRM: Xid (PCI:0000:0f:00): 95, Uncontained: LTC TAG")),
-        Witness(),
+        snapshot(**logged("NVRM: Xid (PCI:0000:0f:00): 95, Uncontained: LTC TAG")),
+        DiagnosticData(),
         CONSISTENT,
     ),
     (
         "GpuWantsReset",
-        scene(**logged("NVRM: Xid (PCI:0000:0f:00): 94, Contained: SM")),
-        Witness(),
+        snapshot(**logged("NVRM: Xid (PCI:0000:0f:00): 94, Contained: SM")),
+        DiagnosticData(),
         None,
     ),
     (
         "MigHalfConfigured",
-        scene(**HALF_MIG, plugins=(ended(b"error: invalid MIG configuration"),)),
-        Witness(),
+        snapshot(**HALF_MIG, plugins=(ended(b"error: invalid MIG configuration"),)),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "MigHalfConfigured",
-        scene(**HALF_MIG, plugins=(ended(b"panic: nil pointer"),)),
-        Witness(),
+        snapshot(**HALF_MIG, plugins=(ended(b"panic: nil pointer"),)),
+        DiagnosticData(),
         None,
     ),
     (
         "MigHalfConfigured",
-        scene(allocatable=seen(()), plugins=(ended(b"error: invalid MIG configuration"),)),
-        Witness(),
+        snapshot(allocatable=seen(()), plugins=(ended(b"error: invalid MIG configuration"),)),
+        DiagnosticData(),
         None,
     ),
-    ("NoDriver", scene(**NO_DRIVER), Witness(), CONFIRMED),
+    ("NoDriver", snapshot(**NO_DRIVER), DiagnosticData(), CONFIRMED),
     (
         "DriverNotLoaded",
-        scene(**{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")}),
-        Witness(),
+        snapshot(**{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")}),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "SecureBoot",
-        scene(
+        snapshot(
             **{**NO_DRIVER, "module_installed": seen("/lib/x/nvidia.ko")},
             **logged("Loading of unsigned module is rejected"),
         ),
-        Witness(),
+        DiagnosticData(),
         CONFIRMED,
     ),
-    ("DeviceNodesMissing", scene(nodes=seen(())), Witness(), CONFIRMED),
-    ("FabricNotReady", scene(), Witness(cuda=seen(CudaReport("cuInit", 802))), CONFIRMED),
-    ("FabricNotReady", scene(probe=stated(fabric="in progress")), Witness(), CONSISTENT),
+    ("DeviceNodesMissing", snapshot(nodes=seen(())), DiagnosticData(), CONFIRMED),
+    ("FabricNotReady", snapshot(), DiagnosticData(cuda=seen(CudaReport("cuInit", 802))), CONFIRMED),
+    ("FabricNotReady", snapshot(probe=stated(fabric="in progress")), DiagnosticData(), CONSISTENT),
     (
         "FabricNotReady",
-        scene(probe=stated(fabric="in progress")),
-        Witness(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2))),
+        snapshot(probe=stated(fabric="in progress")),
+        DiagnosticData(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2))),
         None,
     ),
-    ("DriverLibraryMismatch", scene(probe=failing(18)), Witness(), CONFIRMED),
+    ("DriverLibraryMismatch", snapshot(probe=failing(18)), DiagnosticData(), CONFIRMED),
     (
         "DriverLibraryMismatch",
-        scene(
+        snapshot(
             **logged(
                 "NVRM: API mismatch: the client has the version 550.90.07, but NVRM: this "
                 "kernel module has the version "
                 "550.54.15."
             )
         ),
-        Witness(),
+        DiagnosticData(),
         CONSISTENT,
     ),
     (
         "FellOffBus",
-        scene(
+        snapshot(
             **SEVEN, **logged(f"NVRM: Xid (PCI:{PCI_BUS[:-2]}): 79, GPU has fallen off the bus.")
         ),
-        Witness(),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "FellOffBus",
-        scene(**LOST_GPU),
+        snapshot(**LOST_GPU),
         said("NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus.", source="kernel"),
         CONFIRMED,
     ),
-    ("FellOffBus", scene(**LOST_GPU), Witness(), CONSISTENT),
-    ("FellOffBus", scene(**SEVEN), Witness(), None),
+    ("FellOffBus", snapshot(**LOST_GPU), DiagnosticData(), CONSISTENT),
+    ("FellOffBus", snapshot(**SEVEN), DiagnosticData(), None),
     (
         "GspTimeout",
-        scene(**logged("NVRM: Xid (PCI:0000:0f:00): 119, Timeout", NOW - 1)),
-        Witness(),
+        snapshot(**logged("NVRM: Xid (PCI:0000:0f:00): 119, Timeout", NOW - 1)),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "GpuInitFailed",
-        scene(**SEVEN, **logged(f"NVRM: GPU {PCI_BUS}: RmInitAdapter failed! (0x24:0x72:1568)")),
-        Witness(),
+        snapshot(**SEVEN, **logged(f"NVRM: GPU {PCI_BUS}: RmInitAdapter failed! (0x24:0x72:1568)")),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "GpuInitFailed",
-        scene(**logged(f"NVRM: GPU {PCI_BUS}: RmInitAdapter failed! (0x24:0x72:1568)")),
-        Witness(),
+        snapshot(**logged(f"NVRM: GPU {PCI_BUS}: RmInitAdapter failed! (0x24:0x72:1568)")),
+        DiagnosticData(),
         None,
     ),
-    ("GpuAbsentFromNvml", scene(**SEVEN), Witness(), CONFIRMED),
+    ("GpuAbsentFromNvml", snapshot(**SEVEN), DiagnosticData(), CONFIRMED),
     (
         "NvmlHang",
-        scene(probe=probed(end=ProbeEnd.HUNG, detail="pid 7, state D")),
-        Witness(),
+        snapshot(probe=probed(end=ProbeEnd.HUNG, detail="pid 7, state D")),
+        DiagnosticData(),
         CONFIRMED,
     ),
-    ("NvmlHang", scene(), Witness(cuda=TIMED_OUT), CONFIRMED),
-    ("NvmlNotReady", scene(probe=failing(999)), Witness(), CONFIRMED),
-    ("GpuWantsReset", scene(probe=stated(remap_pending=True)), Witness(), CONFIRMED),
+    ("NvmlHang", snapshot(), DiagnosticData(cuda=TIMED_OUT), CONFIRMED),
+    ("NvmlNotReady", snapshot(probe=failing(999)), DiagnosticData(), CONFIRMED),
+    ("GpuWantsReset", snapshot(probe=stated(remap_pending=True)), DiagnosticData(), CONFIRMED),
     # --- link 6 and 12
     (
         "NoNvidiaHandler",
-        scene(),
+        snapshot(),
         said('failed to get sandbox runtime: no runtime for "nvidia" is configured'),
         CONFIRMED,
     ),
     (
         "PluginWithoutLibrary",
         unlisted(plugins=(sight(b"Failed to initialize NVML: could not load NVML library.\n"),)),
-        Witness(),
+        DiagnosticData(),
         CONFIRMED,
     ),
-    ("CdiSpecMissing", scene(), said("unresolvable CDI devices nvidia.com/gpu=0"), CONSISTENT),
+    ("CdiSpecMissing", snapshot(), said("unresolvable CDI devices nvidia.com/gpu=0"), CONSISTENT),
     (
         "ContainerToolkit251",
         access.access_scene(verdicts=(LOST,), sightings=(RELOADED,)),
-        Witness(),
+        DiagnosticData(),
         CONFIRMED,
     ),
-    ("ContainerToolkit251", access.access_scene(verdicts=(LOST,)), Witness(), CONSISTENT),
+    ("ContainerToolkit251", access.access_scene(verdicts=(LOST,)), DiagnosticData(), CONSISTENT),
     (
         "ContainerToolkit251",
         access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)),
-        Witness(),
+        DiagnosticData(),
         None,
     ),
-    ("ContainerToolkit251", DENIED_PLUGIN, Witness(), CONSISTENT),
-    ("ContainerToolkit251", unlisted(), Witness(), CONSISTENT),
-    ("ContainerToolkit251", unlisted(plugins=(sight(FAILED_LOG, access=True),)), Witness(), None),
+    ("ContainerToolkit251", DENIED_PLUGIN, DiagnosticData(), CONSISTENT),
+    ("ContainerToolkit251", unlisted(), DiagnosticData(), CONSISTENT),
+    (
+        "ContainerToolkit251",
+        unlisted(plugins=(sight(FAILED_LOG, access=True),)),
+        DiagnosticData(),
+        None,
+    ),
     (
         "CpuManagerUpdate",
         access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)),
-        Witness(cpu_policy=seen("static")),
+        DiagnosticData(cpu_policy=seen("static")),
         CONFIRMED,
     ),
     (
         "CpuManagerUpdate",
         access.access_scene(verdicts=(LOST,), sightings=(TOUCHED,)),
-        Witness(cpu_policy=seen("none")),
+        DiagnosticData(cpu_policy=seen("none")),
         CONSISTENT,
     ),
     (
         "CpuManagerUpdate",
         access.access_scene(verdicts=(LOST,), sightings=(RELOADED,)),
-        Witness(cpu_policy=seen("static")),
+        DiagnosticData(cpu_policy=seen("static")),
         None,
     ),
-    ("ReloadWillTakeDevices", access.access_scene(), Witness(), CONFIRMED),
+    ("ReloadWillTakeDevices", access.access_scene(), DiagnosticData(), CONFIRMED),
     # --- links 8 and 9
-    ("EarlyNvml", unlisted(), Witness(), CONSISTENT),
+    ("EarlyNvml", unlisted(), DiagnosticData(), CONSISTENT),
     (
         "EarlyNvml",
         unlisted(),
@@ -498,14 +511,19 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
     (
         "EarlyNvml",
         unlisted(**WATCHED_EARLY),
-        Witness(first_seen=seen(Mark("", STARTED_AT + 5))),
+        DiagnosticData(first_seen=seen(Mark("", STARTED_AT + 5))),
         CONFIRMED,
     ),
-    ("EarlyNvml", unlisted(), Witness(first_seen=seen(Mark("", STARTED_AT + 5))), CONSISTENT),
-    ("EarlyNvml", unlisted(probe=failing(999)), Witness(), CONFIRMED),
-    ("EarlyNvml", DENIED_PLUGIN, Witness(), None),
-    ("EarlyNvml", forgotten(10.0), Witness(), None),
-    ("UnitNotRegistered", UNIT_PLUGIN, Witness(), CONSISTENT),
+    (
+        "EarlyNvml",
+        unlisted(),
+        DiagnosticData(first_seen=seen(Mark("", STARTED_AT + 5))),
+        CONSISTENT,
+    ),
+    ("EarlyNvml", unlisted(probe=failing(999)), DiagnosticData(), CONFIRMED),
+    ("EarlyNvml", DENIED_PLUGIN, DiagnosticData(), None),
+    ("EarlyNvml", forgotten(10.0), DiagnosticData(), None),
+    ("UnitNotRegistered", UNIT_PLUGIN, DiagnosticData(), CONSISTENT),
     ("UnitNotRegistered", UNIT_PLUGIN, said(FAILED_LINE, 90.0, AKS), CONFIRMED),
     (
         "UnitNotRegistered",
@@ -520,25 +538,25 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
         CONSISTENT,
     ),  # of its start before
     ("UnitNotRegistered", UNIT_PLUGIN, said(FAILED_LINE, 90.0, "dcgm.service"), CONSISTENT),
-    ("UnitNotRegistered", unlisted(), Witness(), None),
-    ("DeafPlugin", unlisted(), Witness(), CONFIRMED),
+    ("UnitNotRegistered", unlisted(), DiagnosticData(), None),
+    ("DeafPlugin", unlisted(), DiagnosticData(), CONFIRMED),
     (
         "DeafPlugin",
         unlisted(plugins=(sight(FAILED_LOG, of=container(image="registry/plugin:v0.17.0")),)),
-        Witness(),
+        DiagnosticData(),
         None,
     ),
     (
         "DeafPlugin",
         unlisted(plugins=(sight(FAILED_LOG, of=container(image="registry/plugin:latest")),)),
-        Witness(),
+        DiagnosticData(),
         CONSISTENT,
     ),
-    ("PluginOwnAccessLost", DENIED_PLUGIN, Witness(), CONFIRMED),
-    ("ContainerOlderThanModule", unlisted(**LOADED_LATE), Witness(), CONFIRMED),
-    ("K8sDevicePlugin426", forgotten(STARTED_AT + 500), Witness(), CONFIRMED),
-    ("K8sDevicePlugin426", forgotten(NOW - 5), Witness(), CONSISTENT),
-    ("K8sDevicePlugin426", forgotten(STARTED_AT - 40), Witness(), None),
+    ("PluginOwnAccessLost", DENIED_PLUGIN, DiagnosticData(), CONFIRMED),
+    ("ContainerOlderThanModule", unlisted(**LOADED_LATE), DiagnosticData(), CONFIRMED),
+    ("K8sDevicePlugin426", forgotten(STARTED_AT + 500), DiagnosticData(), CONFIRMED),
+    ("K8sDevicePlugin426", forgotten(NOW - 5), DiagnosticData(), CONSISTENT),
+    ("K8sDevicePlugin426", forgotten(STARTED_AT - 40), DiagnosticData(), None),
     (
         "K8sDevicePlugin426",
         forgotten(STARTED_AT + 500),
@@ -549,7 +567,7 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
         ),
         None,
     ),
-    ("OverlapOfTwo", forgotten(STARTED_AT - 40), Witness(), CONSISTENT),
+    ("OverlapOfTwo", forgotten(STARTED_AT - 40), DiagnosticData(), CONSISTENT),
     (
         "OverlapOfTwo",
         forgotten(STARTED_AT - 40),
@@ -559,81 +577,86 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
         ),
         CONFIRMED,
     ),
-    ("OverlapOfTwo", forgotten(STARTED_AT + 500), Witness(), None),
-    ("TwoPlugins", unlisted(plugins=(sight(), sight(of=container("c2")))), Witness(), CONFIRMED),
+    ("OverlapOfTwo", forgotten(STARTED_AT + 500), DiagnosticData(), None),
+    (
+        "TwoPlugins",
+        unlisted(plugins=(sight(), sight(of=container("c2")))),
+        DiagnosticData(),
+        CONFIRMED,
+    ),
     (
         "PluginSawFewer",
-        scene(allocatable=seen((Devices("nvidia.com/gpu", UUIDS[:1]),))),
-        Witness(),
+        snapshot(allocatable=seen((Devices("nvidia.com/gpu", UUIDS[:1]),))),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "PluginMarkedUnhealthy",
         unlisted(plugins=(sight(b"'nvidia.com/gpu' device marked unhealthy: GPU-1\n"),)),
-        Witness(),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "RegistrationFailed",
         unlisted(plugins=(sight(b"Could not register device plugin: deadline exceeded\n"),)),
-        Witness(),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "RegistrationFailed",
         unlisted(plugins=(sight(b"Starting to serve on /x/nvidia.sock\n"),)),
-        Witness(),
+        DiagnosticData(),
         None,
     ),
-    ("EarlyNvml", unlisted(probe=failing(18)), Witness(), None),
+    ("EarlyNvml", unlisted(probe=failing(18)), DiagnosticData(), None),
     (
         "GpuAbsentFromNvml",
-        scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN),
-        Witness(),
+        snapshot(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN),
+        DiagnosticData(),
         None,
     ),
     (
         "PluginHangsInNvml",
         unlisted(plugins=(sight(b"2026/11/29 12:46:07 Loading NVML\n"),)),
-        Witness(),
+        DiagnosticData(),
         CONSISTENT,
     ),
-    ("NoPlugin", unlisted(plugins=(), runtime=seen(Runtime((), ()))), Witness(), CONFIRMED),
-    ("PluginPodWaits", UNMADE, Witness(), CONFIRMED),
-    ("NoPlugin", UNMADE, Witness(), None),
+    ("NoPlugin", unlisted(plugins=(), runtime=seen(Runtime((), ()))), DiagnosticData(), CONFIRMED),
+    ("PluginPodWaits", UNMADE, DiagnosticData(), CONFIRMED),
+    ("NoPlugin", UNMADE, DiagnosticData(), None),
     (
         "MpsDaemonMissing",
         unlisted(plugins=(sight(b"Failed to start plugin: error waiting for MPS daemon: x\n"),)),
-        Witness(),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "PluginHangsInNvml",
         unlisted(plugins=(sight(b"Retrieving plugins.\nerror waiting for MPS daemon: x\n"),)),
-        Witness(),
+        DiagnosticData(),
         None,
     ),
     (
         "PluginHangsInNvml",
         unlisted(plugins=(sight(b"Retrieving plugins.\n", of=container(attempt=4)),)),
-        Witness(),
+        DiagnosticData(),
         CONSISTENT,
     ),  # it was started long ago
     ("PluginPodWaits", NO_PLUGIN, said(NO_SANDBOX, NOW - 60), CONFIRMED),
     ("PluginPodWaits", NO_PLUGIN, said(NO_SANDBOX, NOW - 700), CONSISTENT),
-    ("PluginPodWaits", scene(), said(NO_SANDBOX, NOW - 60), None),
+    ("PluginPodWaits", snapshot(), said(NO_SANDBOX, NOW - 60), None),
     ("NoPlugin", NO_PLUGIN, said(NO_SANDBOX, NOW - 60), None),
     ("PluginPodTurnedOut", NO_PLUGIN, said(EVICTED, NOW - 700), CONFIRMED),
-    ("PluginPodTurnedOut", scene(), said(EVICTED, NOW - 60), None),
-    ("PluginTriesAgain", GKE_AGAIN, Witness(), CONFIRMED),
-    ("MpsDaemonMissing", GKE_AGAIN, Witness(), None),
-    ("PluginHealthFailed", UNWATCHED, Witness(), CONFIRMED),
-    ("PluginHealthFailed", replace(UNWATCHED, kernel=DENIED), Witness(), None),
-    ("PluginMarkedUnhealthy", replace(UNWATCHED, kernel=DENIED), Witness(), CONFIRMED),
-    ("PluginCrashes", BETWEEN, Witness(), CONSISTENT),
-    ("PluginHangsInNvml", BETWEEN, Witness(), None),
-    ("PluginNotPermitted", NOT_PERMITTED, Witness(), CONFIRMED),
-    ("EarlyNvml", NOT_PERMITTED, Witness(), None),
+    ("PluginPodTurnedOut", snapshot(), said(EVICTED, NOW - 60), None),
+    ("PluginTriesAgain", GKE_AGAIN, DiagnosticData(), CONFIRMED),
+    ("MpsDaemonMissing", GKE_AGAIN, DiagnosticData(), None),
+    ("PluginHealthFailed", UNWATCHED, DiagnosticData(), CONFIRMED),
+    ("PluginHealthFailed", replace(UNWATCHED, kernel=DENIED), DiagnosticData(), None),
+    ("PluginMarkedUnhealthy", replace(UNWATCHED, kernel=DENIED), DiagnosticData(), CONFIRMED),
+    ("PluginCrashes", BETWEEN, DiagnosticData(), CONSISTENT),
+    ("PluginHangsInNvml", BETWEEN, DiagnosticData(), None),
+    ("PluginNotPermitted", NOT_PERMITTED, DiagnosticData(), CONFIRMED),
+    ("EarlyNvml", NOT_PERMITTED, DiagnosticData(), None),
     (
         "PluginMarkedUnhealthy",
         unlisted(
@@ -643,7 +666,7 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
                 ),
             )
         ),
-        Witness(),
+        DiagnosticData(),
         None,
     ),
     (
@@ -676,14 +699,19 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
         said("nvidia-container-cli: device error: 8: unknown device"),
         None,
     ),
-    ("ContainerOlderThanModule", unlisted(plugins=(sight(OTHER_LIBRARY),)), Witness(), CONFIRMED),
+    (
+        "ContainerOlderThanModule",
+        unlisted(plugins=(sight(OTHER_LIBRARY),)),
+        DiagnosticData(),
+        CONFIRMED,
+    ),
     (
         "ContainerOlderThanModule",
         unlisted(plugins=(sight(OTHER_LIBRARY),), probe=failing(18)),
-        Witness(),
+        DiagnosticData(),
         None,
     ),
-    ("EarlyNvml", unlisted(plugins=(sight(OTHER_LIBRARY),)), Witness(), None),
+    ("EarlyNvml", unlisted(plugins=(sight(OTHER_LIBRARY),)), DiagnosticData(), None),
     ("RegistrationFailed", forgotten(60.0), said(NOT_REACHED, NOW - 5), CONFIRMED),
     (
         "RegistrationFailed",
@@ -701,87 +729,102 @@ ROWS: list[tuple[str, Scene, Witness, Strength | None]] = [
                 ),
             )
         ),
-        Witness(),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "PluginWithoutLibrary",
         unlisted(plugins=(sight(FAILED_LOG, of=container(state=ContainerState.EXITED)),)),
-        Witness(),
+        DiagnosticData(),
         None,
     ),
     (
         "FellOffBus",
-        scene(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN, **logged(DEAD)),
-        Witness(),
+        snapshot(pci=seen((function(BUSES[0]), function(BUSES[1], ""))), **SEVEN, **logged(DEAD)),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "GspFirmwareMissing",
-        scene(**SEVEN, **logged(FIRMWARE.format("gsp_ga10x"))),
-        Witness(),
+        snapshot(**SEVEN, **logged(FIRMWARE.format("gsp_ga10x"))),
+        DiagnosticData(),
         CONFIRMED,
     ),
     (
         "GspFirmwareMissing",
-        scene(**SEVEN, **logged(FIRMWARE.format("gsp_log_ga10x"))),
-        Witness(),
+        snapshot(**SEVEN, **logged(FIRMWARE.format("gsp_log_ga10x"))),
+        DiagnosticData(),
         None,
     ),
-    ("GspFirmwareMissing", scene(**logged(FIRMWARE.format("gsp_ga10x"))), Witness(), None),
+    (
+        "GspFirmwareMissing",
+        snapshot(**logged(FIRMWARE.format("gsp_ga10x"))),
+        DiagnosticData(),
+        None,
+    ),
     # --- the kubelet
     (
         "KubeletDown",
-        scene(units=seen((unit("kubelet.service", "inactive"),)), allocatable=MISSING),
-        Witness(),
+        snapshot(units=seen((unit("kubelet.service", "inactive"),)), allocatable=MISSING),
+        DiagnosticData(),
         CONFIRMED,
     ),
-    ("KubeletSocketGone", unlisted(plugin_sockets=seen(())), Witness(), CONFIRMED),
-    ("KubeletSocketGone", scene(plugin_sockets=MISSING), Witness(), None),
-    ("KubeletSocketGone", scene(plugin_sockets=TIMED_OUT), Witness(), None),
-    ("KubeletSocketGone", scene(plugin_sockets=seen(()), allocatable=TIMED_OUT), Witness(), None),
-    ("KubeletCannotWrite", scene(), said(NOT_WRITTEN), CONFIRMED),
+    ("KubeletSocketGone", unlisted(plugin_sockets=seen(())), DiagnosticData(), CONFIRMED),
+    ("KubeletSocketGone", snapshot(plugin_sockets=MISSING), DiagnosticData(), None),
+    ("KubeletSocketGone", snapshot(plugin_sockets=TIMED_OUT), DiagnosticData(), None),
+    (
+        "KubeletSocketGone",
+        snapshot(plugin_sockets=seen(()), allocatable=TIMED_OUT),
+        DiagnosticData(),
+        None,
+    ),
+    ("KubeletCannotWrite", snapshot(), said(NOT_WRITTEN), CONFIRMED),
     (
         "KubeletTooOld",
-        scene(allocatable=Refusal(Why.MISSING, "UNIMPLEMENTED: unknown method")),
-        Witness(),
+        snapshot(allocatable=Refusal(Why.MISSING, "UNIMPLEMENTED: unknown method")),
+        DiagnosticData(),
         CONFIRMED,
     ),
-    ("KubeletTooOld", scene(allocatable=MISSING), Witness(), None),
-    ("KubeletElsewhere", scene(allocatable=MISSING), Witness(), CONSISTENT),
-    ("KubeletElsewhere", scene(allocatable=TIMED_OUT), Witness(), None),
-    ("KubeletSilent", scene(allocatable=TIMED_OUT), Witness(), CONSISTENT),
-    ("KubeletSilent", scene(allocatable=MISSING), Witness(), None),
-    ("KubeletSilent", scene(allocatable=DENIED), Witness(), None),
-    ("StaleCheckpoint", unlisted(checkpoint=seen({"nvidia.com/gpu": 2})), Witness(), CONFIRMED),
-    ("StaleCheckpoint", scene(), Witness(), None),
-    ("CheckpointTorn", scene(checkpoint=FAILED), Witness(), CONFIRMED),
+    ("KubeletTooOld", snapshot(allocatable=MISSING), DiagnosticData(), None),
+    ("KubeletElsewhere", snapshot(allocatable=MISSING), DiagnosticData(), CONSISTENT),
+    ("KubeletElsewhere", snapshot(allocatable=TIMED_OUT), DiagnosticData(), None),
+    ("KubeletSilent", snapshot(allocatable=TIMED_OUT), DiagnosticData(), CONSISTENT),
+    ("KubeletSilent", snapshot(allocatable=MISSING), DiagnosticData(), None),
+    ("KubeletSilent", snapshot(allocatable=DENIED), DiagnosticData(), None),
+    (
+        "StaleCheckpoint",
+        unlisted(checkpoint=seen({"nvidia.com/gpu": 2})),
+        DiagnosticData(),
+        CONFIRMED,
+    ),
+    ("StaleCheckpoint", snapshot(), DiagnosticData(), None),
+    ("CheckpointTorn", snapshot(checkpoint=FAILED), DiagnosticData(), CONFIRMED),
     (
         "CheckpointTorn",
-        scene(checkpoint=Refusal(Why.FAILED, f"f {UNKNOWN_FORM}: …")),
-        Witness(),
+        snapshot(checkpoint=Refusal(Why.FAILED, f"f {UNKNOWN_FORM}: …")),
+        DiagnosticData(),
         CONSISTENT,
     ),
-    ("CheckpointTorn", scene(checkpoint=DENIED), Witness(), None),
+    ("CheckpointTorn", snapshot(checkpoint=DENIED), DiagnosticData(), None),
     (
         "OutOfGpus",
-        scene(),
+        snapshot(),
         said("Node didn't have enough resource: nvidia.com/gpu, requested: 1"),
         CONFIRMED,
     ),
     (
         "OutOfGpus",
-        scene(),
+        snapshot(),
         said("Node didn't have enough resource: cpu, requested: 1, used: 0"),
         None,
     ),
-    ("UnexpectedAdmission", scene(), said(ALLOCATE), CONFIRMED),
-    ("InitContainerRace", scene(), said(ALLOCATE, KUBELET_AT + 20), CONSISTENT),
-    ("InitContainerRace", scene(), said(ALLOCATE, KUBELET_AT + 400), None),
-    ("AllocatableButLost", scene(**LOST_GPU), Witness(), CONFIRMED),
-    ("RuntimeSilent", scene(runtime=TIMED_OUT), Witness(), CONFIRMED),
-    ("RuntimeSilent", scene(runtime=MISSING), Witness(), CONSISTENT),
-    ("RuntimeSilent", scene(runtime=Refusal(Why.NOT_RECORDED)), Witness(), None),
+    ("UnexpectedAdmission", snapshot(), said(ALLOCATE), CONFIRMED),
+    ("InitContainerRace", snapshot(), said(ALLOCATE, KUBELET_AT + 20), CONSISTENT),
+    ("InitContainerRace", snapshot(), said(ALLOCATE, KUBELET_AT + 400), None),
+    ("AllocatableButLost", snapshot(**LOST_GPU), DiagnosticData(), CONFIRMED),
+    ("RuntimeSilent", snapshot(runtime=TIMED_OUT), DiagnosticData(), CONFIRMED),
+    ("RuntimeSilent", snapshot(runtime=MISSING), DiagnosticData(), CONSISTENT),
+    ("RuntimeSilent", snapshot(runtime=Refusal(Why.NOT_RECORDED)), DiagnosticData(), None),
 ]
 BY_REASON = {
     "GpuNotOnBus": "PciShort",
@@ -798,12 +841,14 @@ BY_REASON = {
 
 
 @pytest.mark.parametrize(
-    ("fault", "of", "witness", "strength"),
+    ("fault", "of", "diagnostics", "strength"),
     ROWS,
     ids=[f"{r[0]}-{r[3].value if r[3] else 'not'}-{n}" for n, r in enumerate(ROWS)],
 )
-def test_each_fault(fault: str, of: Scene, witness: Witness, strength: Strength | None) -> None:
-    known = found(of, witness).get(fault)
+def test_each_fault(
+    fault: str, of: Snapshot, diagnostics: DiagnosticData, strength: Strength | None
+) -> None:
+    known = found(of, diagnostics).get(fault)
     assert (known.strength if known else None) is strength, known
     if known and strength is CONSISTENT:
         assert known.decide and known.capture and "{" not in known.capture
@@ -811,9 +856,9 @@ def test_each_fault(fault: str, of: Scene, witness: Witness, strength: Strength 
 
 @pytest.mark.parametrize(("fault", "reason"), BY_REASON.items())
 def test_faults_that_a_finding_names(fault: str, reason: str) -> None:
-    ids = {s.id: s.strength for s in suspects(scene(), reasoned(reason))}
+    ids = {s.id: s.strength for s in suspects(snapshot(), reasoned(reason))}
     assert ids.get(fault) is CONFIRMED
-    assert fault not in {s.id for s in suspects(scene(), reasoned(reason, Verdict.UNKNOWN))}
+    assert fault not in {s.id for s in suspects(snapshot(), reasoned(reason, Verdict.UNKNOWN))}
 
 
 def test_every_fault_is_tried_in_each_of_its_strengths() -> None:
@@ -839,12 +884,12 @@ def test_that_nobody_holds_a_gpu_is_said_by_the_kubelet_alone() -> None:
     """A container without a claim that we know of may have been allocated one."""
 
     def workloads(**changes: Any) -> Finding:
-        of = scene(
+        of = snapshot(
             **{"processes": seen(()), "runtime": seen(Runtime((), ())), "plugins": (), **changes}
         )
         return next(
             f
-            for f in links(of, diagnose(of, DEFAULTS), Witness())
+            for f in links(of, diagnose(of, DEFAULTS), DiagnosticData())
             if f.condition == "WorkloadAccess"
         )
 
@@ -856,11 +901,13 @@ def test_that_nobody_holds_a_gpu_is_said_by_the_kubelet_alone() -> None:
 
 
 def test_a_healthy_node_has_no_fault() -> None:
-    assert found(scene()) == {}
+    assert found(snapshot()) == {}
     assert (
         found(
-            scene(),
-            Witness(cuda=seen(CudaReport("cuDeviceGetCount", 0, 2)), cpu_policy=seen("static")),
+            snapshot(),
+            DiagnosticData(
+                cuda=seen(CudaReport("cuDeviceGetCount", 0, 2)), cpu_policy=seen("static")
+            ),
         )
         == {}
     )
@@ -882,59 +929,63 @@ def test_reasons_that_faults_refer_to_exist() -> None:
 # --- the chain
 
 
-def broken(of: Scene, witness: Witness = NO_WITNESS) -> tuple[int, str]:
-    of_node = first_broken(links(of, diagnose(of, DEFAULTS), witness))
+def broken(of: Snapshot, diagnostics: DiagnosticData = NO_DIAGNOSTICS) -> tuple[int, str]:
+    of_node = first_broken(links(of, diagnose(of, DEFAULTS), diagnostics))
     return (of_node.link, of_node.reason) if of_node else (0, "")
 
 
 @pytest.mark.parametrize(
-    ("of", "witness", "link"),
+    ("of", "diagnostics", "link"),
     [
-        (scene(), Witness(), (0, "")),
-        (unlisted(), Witness(), (8, "PluginInitFailed")),
+        (snapshot(), DiagnosticData(), (0, "")),
+        (unlisted(), DiagnosticData(), (8, "PluginInitFailed")),
         (
-            scene(allocatable=MISSING, units=seen((unit("kubelet.service", "failed"),))),
-            Witness(),
+            snapshot(allocatable=MISSING, units=seen((unit("kubelet.service", "failed"),))),
+            DiagnosticData(),
             (7, "KubeletInactive"),
         ),
-        (scene(allocatable=MISSING, units=seen(())), Witness(), (0, "")),
-        (access.access_scene(verdicts=(LOST,)), Witness(), (12, "AccessDenied")),
-        (scene(probe=failing(999), allocatable=seen(())), Witness(), (5, "NvmlUnknown")),
-        (scene(), Witness(cuda=seen(CudaReport("cuInit", 802))), (4, "CudaNotReady")),
-        (scene(), Witness(cuda=seen(CudaReport("cuInit", 3))), (5, "CudaFailed")),
-        (scene(), Witness(cuda=TIMED_OUT), (5, "CudaSilent")),
-        (scene(), Witness(cuda=FAILED), (0, "")),
-        (scene(), Witness(sockets=(SocketSight("nvidia-gpu.sock", FAILED),)), (0, "")),
+        (snapshot(allocatable=MISSING, units=seen(())), DiagnosticData(), (0, "")),
+        (access.access_scene(verdicts=(LOST,)), DiagnosticData(), (12, "AccessDenied")),
+        (snapshot(probe=failing(999), allocatable=seen(())), DiagnosticData(), (5, "NvmlUnknown")),
+        (snapshot(), DiagnosticData(cuda=seen(CudaReport("cuInit", 802))), (4, "CudaNotReady")),
+        (snapshot(), DiagnosticData(cuda=seen(CudaReport("cuInit", 3))), (5, "CudaFailed")),
+        (snapshot(), DiagnosticData(cuda=TIMED_OUT), (5, "CudaSilent")),
+        (snapshot(), DiagnosticData(cuda=FAILED), (0, "")),
+        (snapshot(), DiagnosticData(sockets=(SocketSight("nvidia-gpu.sock", FAILED),)), (0, "")),
     ],
 )
-def test_the_first_broken_link(of: Scene, witness: Witness, link: tuple[int, str]) -> None:
-    assert broken(of, witness) == link
+def test_the_first_broken_link(
+    of: Snapshot, diagnostics: DiagnosticData, link: tuple[int, str]
+) -> None:
+    assert broken(of, diagnostics) == link
 
 
 def test_every_link_has_a_word_where_there_is_a_chain() -> None:
-    chain = links(scene(), diagnose(scene(), DEFAULTS), Witness())
+    chain = links(snapshot(), diagnose(snapshot(), DEFAULTS), DiagnosticData())
     assert {f.link for f in chain} == set(range(1, 15))
     assert [f.link for f in chain] == sorted(f.link for f in chain)
     assert {f.condition for f in chain if f.link in (13, 14)} == {"NotAsked"}
-    none = scene(pci=seen(()))
-    assert all(f.condition != "NotAsked" for f in links(none, diagnose(none, DEFAULTS), Witness()))
+    none = snapshot(pci=seen(()))
+    assert all(
+        f.condition != "NotAsked" for f in links(none, diagnose(none, DEFAULTS), DiagnosticData())
+    )
 
 
 def test_what_is_silent_is_never_broken() -> None:
-    silent = scene(
+    silent = snapshot(
         allocatable=DENIED, runtime=DENIED, units=DENIED, processes=DENIED, kernel=DENIED
     )
-    chain = links(silent, diagnose(silent, DEFAULTS), Witness(journal=DENIED, cuda=DENIED))
+    chain = links(silent, diagnose(silent, DEFAULTS), DiagnosticData(journal=DENIED, cuda=DENIED))
     assert first_broken(chain) is None
     unknown = first_unknown(chain)
     assert unknown is not None and unknown.condition == "PluginRegistered"
-    assert found(silent, Witness(journal=DENIED, cuda=DENIED)) == {}
+    assert found(silent, DiagnosticData(journal=DENIED, cuda=DENIED)) == {}
 
 
 def test_what_keeps_a_fault_is_not_its_cause() -> None:
     of = unlisted(checkpoint=seen({"nvidia.com/gpu": 2}))
     diagnosis = diagnose(of, DEFAULTS)
-    first = first_broken(links(of, diagnosis, Witness()))
+    first = first_broken(links(of, diagnosis, DiagnosticData()))
     assert first is not None
     assert [s.id for s in causes(first, suspects(of, diagnosis))] == [
         "EarlyNvml",
@@ -942,10 +993,10 @@ def test_what_keeps_a_fault_is_not_its_cause() -> None:
     ]
 
 
-def explained(of: Scene, witness: Witness = NO_WITNESS) -> list[str]:
+def explained(of: Snapshot, diagnostics: DiagnosticData = NO_DIAGNOSTICS) -> list[str]:
     diagnosis = diagnose(of, DEFAULTS)
-    first = first_broken(links(of, diagnosis, witness))
-    return [s.id for s in causes(first, suspects(of, diagnosis, witness))] if first else []
+    first = first_broken(links(of, diagnosis, diagnostics))
+    return [s.id for s in causes(first, suspects(of, diagnosis, diagnostics))] if first else []
 
 
 def test_what_kept_the_plugin_away_is_its_cause_and_a_spec_that_nobody_uses_is_not() -> None:
@@ -958,7 +1009,7 @@ def test_what_kept_the_plugin_away_is_its_cause_and_a_spec_that_nobody_uses_is_n
         diagnose(NO_PLUGIN, DEFAULTS),
         findings=reasoned("CdiOlderDriver").findings[-1:] + diagnose(NO_PLUGIN, DEFAULTS).findings,
     )
-    first = first_broken(tuple(f for f in stale.findings if f.condition == "PluginWell"))
+    first = first_broken(tuple(f for f in stale.findings if f.condition == "PluginHealthy"))
     assert first and [s.id for s in causes(first, suspects(NO_PLUGIN, stale))] == ["NoPlugin"]
     ended = unlisted(
         plugins=(

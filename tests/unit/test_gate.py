@@ -12,14 +12,14 @@ import pytest
 from agent.core.gate.deadline import MAX_HOLD_S, hold_limit_s
 from agent.core.gate.schedule import MAX_BACKOFF_S
 from agent.core.gate.transitions import Gate, Phase, step
-from agent.core.plugin.repair import Mend
+from agent.core.plugin.repair import RepairState
 from agent.model.actions import DropProbe, Learn, MakeNodes, Release, StartProbe
 from agent.model.finding import Diagnosis, Finding, Heals, Scope, Verdict
 from agent.model.mark import Mark
 from agent.model.settings import Settings
 from agent.model.snapshot import Devices, Manager, ProbeEnd, ProbeState, Remains
 
-from .scenes import (
+from .snapshots import (
     BUSES,
     DEFAULTS,
     DENIED,
@@ -38,9 +38,9 @@ from .scenes import (
     function,
     probed,
     report,
-    scene,
     seen,
     sight,
+    snapshot,
     unit,
 )
 
@@ -107,7 +107,7 @@ def test_the_numbers_of_the_phases_never_change() -> None:
         "OPEN": 3,
         "REVALIDATING": 4,
         "REPAIRING": 5,
-        "HELD": 6,
+        "BLOCKED": 6,
         "NOT_APPLICABLE": 7,
     }
 
@@ -223,7 +223,7 @@ TABLE: list[tuple[str, Gate, dict[str, Any], dict[str, Any], Phase, str]] = [
         gate(hopeless=1, counted=1),
         {"probe": failing(18, number=2)},
         {},
-        Phase.HELD,
+        Phase.BLOCKED,
         "NvmlLibRmVersionMismatch",
     ),
     (
@@ -608,7 +608,7 @@ MENDS: list[tuple[str, dict[str, Any], dict[str, Any], int, Phase, str]] = [
         "NvmlUnknown",
     ),
     ("one look holds nothing", {**BROKEN, **HELD_PLUGIN}, {}, 1, Phase.OPEN, ""),
-    ("held", {**BROKEN, **HELD_PLUGIN}, {}, 2, Phase.HELD, "TwoPlugins"),
+    ("held", {**BROKEN, **HELD_PLUGIN}, {}, 2, Phase.BLOCKED, "TwoPlugins"),
     (
         "held, and a reload",
         {**BROKEN, **HELD_PLUGIN},
@@ -628,7 +628,7 @@ MENDS: list[tuple[str, dict[str, Any], dict[str, Any], int, Phase, str]] = [
     (
         "held, and it is gone",
         {**BROKEN, **HELD_PLUGIN},
-        REGISTERED | {"allocatable": scene().allocatable},
+        REGISTERED | {"allocatable": snapshot().allocatable},
         3,
         Phase.OPEN,
         "",
@@ -638,7 +638,7 @@ MENDS: list[tuple[str, dict[str, Any], dict[str, Any], int, Phase, str]] = [
         {**BROKEN, "ledger": seen((entry(at=OFFSET + NOW - 1),))},
         {},
         2,
-        Phase.HELD,
+        Phase.BLOCKED,
         "BudgetSpent",
     ),
 ]
@@ -661,7 +661,7 @@ def test_phases_of_a_repair(
 def test_a_repair_is_ready_after_two_answers_and_not_before() -> None:
     now = mended(BROKEN, {}, 2)
     for at, ready in ((NOW + 3, False), (NOW + 4, True)):
-        answered = replace(scene().allocatable, at=at)
+        answered = replace(snapshot().allocatable, at=at)
         now = step(now, diagnosed(**{**BROKEN, "allocatable": answered}), at, DEFAULTS).gate
         assert now.ready is ready
     assert now.phase is Phase.OPEN
@@ -671,7 +671,7 @@ def test_a_failing_probe_is_remembered_for_the_mender() -> None:
     now = step(
         opened(), diagnosed(**{**REGISTERED, "probe": failing(999, number=4)}), NOW, DEFAULTS
     ).gate
-    assert now.mend.bad_probe_at == pytest.approx(NOW)
+    assert now.repair.bad_probe_at == pytest.approx(NOW)
     assert now.open_since is None
 
 
@@ -729,7 +729,7 @@ def test_a_hang_is_followed_by_longer_pauses_from_the_start() -> None:
 
 def test_what_waiting_cannot_heal_is_still_looked_at_but_rarely() -> None:
     after, at = failed(2, 18)
-    assert after.phase is Phase.HELD
+    assert after.phase is Phase.BLOCKED
     assert after.probe_after - at == MAX_BACKOFF_S
     healed = step(after, boot(probe=probed(number=3, started_at=at)), at + 60, DEFAULTS).gate
     assert (healed.phase, healed.hopeless) == (Phase.SETTLING, 0)
@@ -854,15 +854,15 @@ def test_where_some_are_listed_nvml_is_asked_more_often(
         "allocatable": seen((Devices("nvidia.com/gpu", ids),)),
     }
     held = (
-        Mend(held="some are listed", held_reason="PartlyRegistered")
+        RepairState(held="some are listed", held_reason="PartlyRegistered")
         if since == NOW - 400
-        else Mend()
+        else RepairState()
     )
-    before = opened(validated_at=NOW - age, probe_after=NOW + 500, open_since=since, mend=held)
+    before = opened(validated_at=NOW - age, probe_after=NOW + 500, open_since=since, repair=held)
     done = step(before, diagnosed(**partly), NOW, DEFAULTS)
     assert (StartProbe in kinds(done.actions)) is asks
     if len(ids) == 1:
-        assert done.gate.phase is (Phase.OPEN if since == NOW - 10 else Phase.HELD)
+        assert done.gate.phase is (Phase.OPEN if since == NOW - 10 else Phase.BLOCKED)
 
 
 def test_what_was_learned_is_never_lowered() -> None:

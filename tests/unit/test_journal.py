@@ -8,10 +8,10 @@ import pytest
 
 from agent.core.doctor.journal import words
 from agent.host.diagnostics import line_of
-from agent.model.diagnostics import JournalLine, Says
+from agent.model.diagnostics import JournalEvent, JournalLine
 from agent.model.snapshot import Clock
 
-from .scenes import NOW
+from .snapshots import NOW
 
 FM = "nvidia-fabricmanager.service"
 KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.service"
@@ -20,20 +20,20 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
 @pytest.mark.parametrize(
     ("source", "text", "says"),
     [
-        ("systemd", "Reloading.", Says.RELOAD),
+        ("systemd", "Reloading.", JournalEvent.RELOAD),
         (
             FM,
             "fabric manager NVIDIA GPU driver interface version 530.30.02 don't match with "
             "driver version 530.41.03. "
             "Please update with matching NVIDIA driver package.",
-            Says.FABRIC_VERSION,
+            JournalEvent.FABRIC_VERSION,
         ),
         (
             FM,
             "fabric manager NVIDIA GPU driver interface version 550.127.05 doesn\u2019t match "
             "with driver version "
             "550.120.",
-            Says.FABRIC_VERSION,
+            JournalEvent.FABRIC_VERSION,
         ),
         (
             FM,
@@ -43,12 +43,12 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
         (
             "systemd",
             "Reloading requested from client PID 2553912 ('systemctl') (unit snapd.service)...",
-            Says.RELOAD,
+            JournalEvent.RELOAD,
         ),
         (
             "systemd",
             "Reexecuting requested from client PID 7 ('systemctl') (unit session-1.scope)...",
-            Says.RELOAD,
+            JournalEvent.RELOAD,
         ),
         ("systemd", "Started kubelet.service - kubelet.", None),
         (KUBELET, "Reloading.", None),
@@ -57,7 +57,7 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
             'I1227 18:17:42.2 21527 server.go:142] "Got registration request from device '
             'plugin with resource" '
             'resourceName="nvidia.com/gpu"',
-            Says.REGISTERED,
+            JournalEvent.REGISTERED,
         ),
         (
             K3S,
@@ -71,21 +71,21 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
             'E1017 12:05:33 1655 client.go:90] "ListAndWatch ended unexpectedly for device '
             'plugin" err="rpc error: '
             'code = Unavailable desc = error reading from server: EOF" resource="nvidia.com/gpu"',
-            Says.LIST_ENDED,
+            JournalEvent.LIST_ENDED,
         ),
         (
             KUBELET,
             "Allocate failed due to no healthy devices present; cannot allocate unhealthy "
             "devices nvidia.com/gpu, "
             "which is unexpected",
-            Says.UNEXPECTED,
+            JournalEvent.UNEXPECTED,
         ),
         (
             KUBELET,
             "Update plugin resources failed due to requested number of devices unavailable for "
             "nvidia.com/gpu. "
             "Requested: 1, Available: 0, which is unexpected.",
-            Says.UNEXPECTED,
+            JournalEvent.UNEXPECTED,
         ),
         (
             KUBELET,
@@ -93,13 +93,13 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
             "rpc error: code = "
             "Unknown desc = Unable to retrieve list of available devices: error creating "
             "nvml.Device 5: nvml: GPU is lost",
-            Says.UNEXPECTED,
+            JournalEvent.UNEXPECTED,
         ),
-        (KUBELET, 'reason="OutOfnvidia.com/gpu"', Says.OUT_OF),
+        (KUBELET, 'reason="OutOfnvidia.com/gpu"', JournalEvent.OUT_OF),
         (
             KUBELET,
             "Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 0, capacity: 0",
-            Says.OUT_OF,
+            JournalEvent.OUT_OF,
         ),
         (
             KUBELET,
@@ -111,38 +111,38 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
             '"Continue after failing to read checkpoint file. Device allocation info may NOT '
             'be up-to-date" '
             'err="unexpected end of JSON input"',
-            Says.CHECKPOINT,
+            JournalEvent.CHECKPOINT,
         ),
         (
             RUNTIME,
             'failed to get sandbox runtime: no runtime for "nvidia" is configured',
-            Says.NO_HANDLER,
+            JournalEvent.NO_HANDLER,
         ),
-        (RUNTIME, 'msg="no runtime for \\"nvidia\\" is configured"', Says.NO_HANDLER),
+        (RUNTIME, 'msg="no runtime for \\"nvidia\\" is configured"', JournalEvent.NO_HANDLER),
         (
             KUBELET,
             r"with CreateContainerError: \"no runtime for \\\"nvidia\\\" is configured\"",
-            Says.NO_HANDLER,
+            JournalEvent.NO_HANDLER,
         ),
         (
             "crio.service",
             "failed to find runtime handler nvidia from runtime list map[runc:0xc0]",
-            Says.NO_HANDLER,
+            JournalEvent.NO_HANDLER,
         ),
         (
             RUNTIME,
             "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0",
-            Says.NO_CDI_DEVICE,
+            JournalEvent.NO_CDI_DEVICE,
         ),
         (
             RUNTIME,
             "nvidia-container-cli: error parsing IMEX info: unsupported IMEX channel value: all",
-            Says.HOOK_FAILED,
+            JournalEvent.HOOK_FAILED,
         ),
         (
             RUNTIME,
             "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown",
-            Says.HOOK_FAILED,
+            JournalEvent.HOOK_FAILED,
         ),
         (
             KUBELET,
@@ -150,13 +150,13 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
             r"\"nvidia-device-plugin-ctr\" "
             r"with ImagePullBackOff: \"Back-off pulling image "
             r'\\\"nvcr.io/nvidia/k8s-device-plugin:v0.17.1\\\"\""',
-            Says.NOT_STARTED,
+            JournalEvent.NOT_STARTED,
         ),
         (
             KUBELET,
             'failed to "StartContainer" for "nvidia-device-plugin" with '
             'CreateContainerConfigError: "secret"',
-            Says.NOT_STARTED,
+            JournalEvent.NOT_STARTED,
         ),
         (
             KUBELET,
@@ -173,7 +173,7 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
             KUBELET,
             r'failed to \"StartContainer\" for \"config-manager-init\" with ErrImagePull: \"x\"" '
             'pod="gpu-operator/nvidia-device-plugin-daemonset-x"',
-            Says.NOT_STARTED,
+            JournalEvent.NOT_STARTED,
         ),
         (
             KUBELET,
@@ -186,13 +186,13 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
             KUBELET,
             '"Bad registration request from device plugin with resource" err="x" '
             'resourceName="nvidia.com/gpu"',
-            Says.NOT_REACHED,
+            JournalEvent.NOT_REACHED,
         ),
         (
             KUBELET,
             '"CreatePodSandbox for pod failed" err="rpc error: code = Unknown desc = x" '
             'pod="kube-system/nvidia-device-plugin-x"',
-            Says.NO_SANDBOX,
+            JournalEvent.NO_SANDBOX,
         ),
         (KUBELET, '"CreatePodSandbox for pod failed" err="rpc error" pod="ml/app-nvidia"', None),
         (
@@ -200,7 +200,7 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
             '"Unable to attach or mount volumes for pod; skipping pod" err="unmounted '
             'volumes=[config]" '
             'pod="kube-system/hami-device-plugin-x"',
-            Says.NO_SANDBOX,
+            JournalEvent.NO_SANDBOX,
         ),
         (
             KUBELET,
@@ -211,12 +211,12 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
             KUBELET,
             "eviction manager: pod nvidia-device-plugin-daemonset-x_kube-system(1) is evicted "
             "successfully",
-            Says.TURNED_OUT,
+            JournalEvent.TURNED_OUT,
         ),
         (
             KUBELET,
             '"Predicate failed on Pod" pod="kube-system/nvidia-gpu-device-plugin-x" err="x"',
-            Says.TURNED_OUT,
+            JournalEvent.TURNED_OUT,
         ),
         (KUBELET, '"Eviction manager: pod is evicted successfully" pod="ml/train-gpu"', None),
         (
@@ -224,7 +224,7 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
             '"Unable to connect to device plugin client with socket path" err="failed to dial '
             "device plugin: "
             'context deadline exceeded" path="/var/lib/kubelet/device-plugins/nvidia-gpu.sock"',
-            Says.NOT_REACHED,
+            JournalEvent.NOT_REACHED,
         ),
         (
             KUBELET,
@@ -238,20 +238,24 @@ KUBELET, K3S, RUNTIME = "kubelet.service", "k3s-agent.service", "containerd.serv
             '"kubelet_internal_checkpoint": '
             "write /var/lib/kubelet/device-plugins/.288934392: no space left on device, which "
             "is unexpected.",
-            Says.NOT_WRITTEN,
+            JournalEvent.NOT_WRITTEN,
         ),
         (
             "nvidia-persistenced.service",
             "device 0000:01:00.0 - persistence mode enabled.",
-            Says.GPU_UP,
+            JournalEvent.GPU_UP,
         ),
         ("nvidia-persistenced.service", "device 0000:01:00.0 - registered", None),
-        ("kernel", "NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus.", Says.KERNEL),
+        (
+            "kernel",
+            "NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus.",
+            JournalEvent.KERNEL,
+        ),
         ("kernel", "NVRM: Xid (PCI:0000:0f:00): 31, a program's own", None),
         ("kernel", "usb 1-1: new device", None),
     ],
 )
-def test_lines(source: str, text: str, says: Says | None) -> None:
+def test_lines(source: str, text: str, says: JournalEvent | None) -> None:
     assert [w.says for w in words([JournalLine(NOW, source, text)])] == ([says] if says else [])
 
 

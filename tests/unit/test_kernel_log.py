@@ -19,11 +19,11 @@ from agent.model.actions import StartProbe
 from agent.model.fault import Cure
 from agent.model.finding import Diagnosis, Heals, Verdict
 from agent.model.gpu import GpuState
-from agent.model.kernel import KernelLine, Tells
+from agent.model.kernel import KernelEvent, KernelLine
 from agent.model.settings import Settings
 from agent.model.snapshot import Clock
 
-from .scenes import (
+from .snapshots import (
     BUSES,
     DEFAULTS,
     DENIED,
@@ -39,9 +39,9 @@ from .scenes import (
     finding,
     function,
     probed,
-    scene,
     seen,
     sight,
+    snapshot,
     unit,
 )
 from .test_gate import after_probes, boot, gate, kinds
@@ -77,106 +77,118 @@ REGION = (
 MAGIC = "nvidia: version magic '5.4.18-100 SMP mod_unload ' should be '5.4.18-200 SMP mod_unload '"
 UVM = "nvidia_uvm: Unknown symbol radix_tree_preloads (err -2)"
 LINES = [
-    (LOADING, Tells.LOADED, ""),
+    (LOADING, KernelEvent.LOADED, ""),
     (
         "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build",
-        Tells.LOADED,
+        KernelEvent.LOADED,
         "",
     ),
-    (XID_79, Tells.LOST, BUSES[1]),
-    ("NVRM: Xid (PCI:0000:AE:00): 79, GPU has fallen off the bus.", Tells.LOST, "0000:ae:00.0"),
-    ("NVRM: Xid (0000:0f:00): 79, GPU has fallen off the bus.", Tells.LOST, BUSES[1]),
+    (XID_79, KernelEvent.LOST, BUSES[1]),
+    (
+        "NVRM: Xid (PCI:0000:AE:00): 79, GPU has fallen off the bus.",
+        KernelEvent.LOST,
+        "0000:ae:00.0",
+    ),
+    ("NVRM: Xid (0000:0f:00): 79, GPU has fallen off the bus.", KernelEvent.LOST, BUSES[1]),
     (
         "NVRM: Xid (PCI:0000:0f:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). "
         "RST: No, D-RST: No",
-        Tells.XID,
+        KernelEvent.XID,
         BUSES[1],
     ),
     (
         "NVRM: Xid (PCI:0000:0f:00 GPU-I:01 GPU-CI:02): 119, pid=9, name=a, Timeout",
-        Tells.GSP,
+        KernelEvent.GSP,
         BUSES[1],
     ),
-    ("NVRM: GPU 0000:0f:00.0: GPU has fallen off the bus.", Tells.LOST, BUSES[1]),
-    ("NVRM: GPU at PCI:0000:0f:00: GPU has fallen off the bus.", Tells.LOST, BUSES[1]),
-    (GSP, Tells.GSP, BUSES[1]),
+    ("NVRM: GPU 0000:0f:00.0: GPU has fallen off the bus.", KernelEvent.LOST, BUSES[1]),
+    ("NVRM: GPU at PCI:0000:0f:00: GPU has fallen off the bus.", KernelEvent.LOST, BUSES[1]),
+    (GSP, KernelEvent.GSP, BUSES[1]),
     (
         "NVRM: Xid (PCI:0000:0f:00): 120, GSP Error: Task 1 raised error code 0x5",
-        Tells.GSP,
+        KernelEvent.GSP,
         BUSES[1],
     ),
-    (INIT, Tells.INIT_FAILED, BUSES[1]),
+    (INIT, KernelEvent.INIT_FAILED, BUSES[1]),
     (
         "NVRM: GPU 0000:0a:00.0: rm_init_adapter failed, device minor number 5",
-        Tells.INIT_FAILED,
+        KernelEvent.INIT_FAILED,
         "0000:0a:00.0",
     ),
-    (TOO_OLD, Tells.UNSUPPORTED, BUSES[1]),
+    (TOO_OLD, KernelEvent.UNSUPPORTED, BUSES[1]),
     (
         "NVRM: The NVIDIA GPU 0000:0f:00.0 (PCI ID: 10de:2901) NVRM: installed in this system "
         "requires use of the "
         "NVIDIA open kernel modules.",
-        Tells.UNSUPPORTED,
+        KernelEvent.UNSUPPORTED,
         BUSES[1],
     ),
-    (UNSIGNED, Tells.REJECTED, ""),
-    ("Loading of module with unavailable key is rejected", Tells.REJECTED, ""),
-    ("nvidia: loading of unsigned module is rejected", Tells.REJECTED, ""),
+    (UNSIGNED, KernelEvent.REJECTED, ""),
+    ("Loading of module with unavailable key is rejected", KernelEvent.REJECTED, ""),
+    ("nvidia: loading of unsigned module is rejected", KernelEvent.REJECTED, ""),
     (
         "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
-        Tells.REJECTED,
+        KernelEvent.REJECTED,
         "",
     ),
-    ("modprobe: ERROR: could not insert 'nvidia': Key was rejected by service", Tells.REJECTED, ""),
-    ("modprobe: ERROR: could not insert 'nvidia': Required key not available", Tells.REJECTED, ""),
-    (API, Tells.MISMATCH, ""),
+    (
+        "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service",
+        KernelEvent.REJECTED,
+        "",
+    ),
+    (
+        "modprobe: ERROR: could not insert 'nvidia': Required key not available",
+        KernelEvent.REJECTED,
+        "",
+    ),
+    (API, KernelEvent.MISMATCH, ""),
     (
         "NVRM: Xid (PCI:0000:0f:00): 63, pid=1, Row Remapper: New row marked for remapping",
-        Tells.XID,
+        KernelEvent.XID,
         BUSES[1],
     ),
-    ("NVRM: Xid (PCI:0000:0f:00): 64, Row Remapper Error", Tells.XID, BUSES[1]),
+    ("NVRM: Xid (PCI:0000:0f:00): 64, Row Remapper Error", KernelEvent.XID, BUSES[1]),
     (
         "NVRM: Xid (PCI:0000:0f:00): 48, pid=1, An uncorrectable double bit error (DBE) has "
         "been detected",
-        Tells.XID,
+        KernelEvent.XID,
         BUSES[1],
     ),
-    ("NVRM: Xid (PCI:0000:0f:00): 94, Contained: SM", Tells.XID, BUSES[1]),
+    ("NVRM: Xid (PCI:0000:0f:00): 94, Contained: SM", KernelEvent.XID, BUSES[1]),
     (
         "NVRM: Xid (PCI:0000:0f:00): 74, pid=1, NVLink: fatal error detected on link 3",
-        Tells.XID,
+        KernelEvent.XID,
         BUSES[1],
     ),
     (
         "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
-        Tells.XID,
+        KernelEvent.XID,
         "0000:05:00.0",
     ),
     (
         "NVRM: The NVIDIA GPU 0000:0f:00.0 NVRM: (PCI ID: 10de:26b5) installed in this system "
         "has NVRM: fallen off the "
         "bus and is not responding to commands.",
-        Tells.DEAD,
+        KernelEvent.DEAD,
         BUSES[1],
     ),
     (
         "NVRM: The NVIDIA GeForce GT 710 GPU installed in this system is NVRM:  supported "
         "through the NVIDIA 470.xx "
         "Legacy drivers. Please NVRM:  visit …",
-        Tells.UNSUPPORTED,
+        KernelEvent.UNSUPPORTED,
         "",
     ),
     (
         f"nvidia {BUSES[1]}: Direct firmware load for nvidia/550.54.15/gsp_ga10x.bin failed "
         "with error -2",
-        Tells.FIRMWARE,
+        KernelEvent.FIRMWARE,
         BUSES[1],
     ),
     (
         f"nvidia {BUSES[1]}: Direct firmware load for nvidia/515.43.04/gsp.bin failed with "
         "error -2",
-        Tells.FIRMWARE,
+        KernelEvent.FIRMWARE,
         BUSES[1],
     ),
     (
@@ -193,41 +205,49 @@ LINES = [
     ),
     (
         f"nvidia {BUSES[1]}: Unable to change power state from D3cold to D0, device inaccessible",
-        Tells.LOST,
+        KernelEvent.LOST,
         BUSES[1],
     ),
     (
         f"nvidia {BUSES[1]}: can't change power state from D3cold to D0 (config space "
         "inaccessible)",
-        Tells.LOST,
+        KernelEvent.LOST,
         BUSES[1],
     ),
-    (REGION, Tells.REGION, BUSES[1]),
+    (REGION, KernelEvent.REGION, BUSES[1]),
     (
         f"NVRM: GPU {BUSES[1]}: GPU does not have the necessary power cables connected.",
-        Tells.POWER,
+        KernelEvent.POWER,
         BUSES[1],
     ),
-    (f"nvidia {BUSES[1]}: AER: can't recover (no error_detected callback)", Tells.XID, BUSES[1]),
+    (
+        f"nvidia {BUSES[1]}: AER: can't recover (no error_detected callback)",
+        KernelEvent.XID,
+        BUSES[1],
+    ),
     (
         f"nvidia {BUSES[1]}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer",
-        Tells.XID,
+        KernelEvent.XID,
         BUSES[1],
     ),
-    ("NVRM: Xid (PCI:0000:0f:00): 143, GPU Initialization Error", Tells.INIT_FAILED, BUSES[1]),
-    (MAGIC, Tells.UNFIT, ""),
-    ("nvidia: disagrees about version of symbol module_layout", Tells.UNFIT, ""),
-    (UVM, Tells.UNFIT, ""),
-    ("nvidia-uvm: Unknown symbol radix_tree_preloads (err -2)", Tells.UNFIT, ""),
-    ("modprobe: ERROR: could not insert 'nvidia': Exec format error", Tells.UNFIT, ""),
+    (
+        "NVRM: Xid (PCI:0000:0f:00): 143, GPU Initialization Error",
+        KernelEvent.INIT_FAILED,
+        BUSES[1],
+    ),
+    (MAGIC, KernelEvent.UNFIT, ""),
+    ("nvidia: disagrees about version of symbol module_layout", KernelEvent.UNFIT, ""),
+    (UVM, KernelEvent.UNFIT, ""),
+    ("nvidia-uvm: Unknown symbol radix_tree_preloads (err -2)", KernelEvent.UNFIT, ""),
+    ("modprobe: ERROR: could not insert 'nvidia': Exec format error", KernelEvent.UNFIT, ""),
     (
         "systemd-modules-load[412]: Failed to insert module 'nvidia': Exec format error",
-        Tells.UNFIT,
+        KernelEvent.UNFIT,
         "",
     ),
     (
         "systemd-modules-load[412]: Failed to insert module 'nvidia': Key was rejected by service",
-        Tells.REJECTED,
+        KernelEvent.REJECTED,
         "",
     ),
     # Not about GPUs, or only about a program that used one.
@@ -264,14 +284,14 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "tells", "bus_id"), LINES)
-def test_what_a_line_tells(text: str, tells: Tells | None, bus_id: str) -> None:
+@pytest.mark.parametrize(("text", "event", "bus_id"), LINES)
+def test_what_a_line_tells(text: str, event: KernelEvent | None, bus_id: str) -> None:
     found = word(KernelLine(7.0, text))
-    if tells is None:
+    if event is None:
         assert found is None
     else:
-        assert found is not None and (found.tells, found.bus_id, found.at, found.line) == (
-            tells,
+        assert found is not None and (found.event, found.bus_id, found.at, found.line) == (
+            event,
             bus_id,
             7.0,
             text,
@@ -561,7 +581,7 @@ def test_what_a_line_concludes(
     found = finding(diagnosis, condition)
     assert (found.reason, found.heals) == (reason, heals)
     phase, why, released = in_gate(diagnosis)
-    assert (phase is Phase.HELD) is held
+    assert (phase is Phase.BLOCKED) is held
     if held:
         assert why == reason and released
         assert found.next_step
@@ -647,7 +667,7 @@ def test_a_warning_of_the_last_day_blocks_nothing() -> None:
     assert (found.reason, found.blocks, found.missing) == ("KernelReports", False, (BUSES[1],))
     assert found.because == f"the kernel said: {remap} (Xid 63: {xids.wants(63, remap)})"
     assert warned.first_broken() is None
-    old = scene(kernel=said((900.0, remap)), clock=Clock(NOW + 90000, NOW, 1.7e9))
+    old = snapshot(kernel=said((900.0, remap)), clock=Clock(NOW + 90000, NOW, 1.7e9))
     for changes in (
         {"kernel": said((900.0, remap), (950.0, LOADING))},
         {"kernel": old.kernel, "clock": old.clock},
@@ -743,7 +763,7 @@ def test_what_an_xid_wants(number: int, words: str, is_reset: bool, wants: str) 
 )
 def test_who_wants_a_reset_by_the_log(kernel: Any, recovery: str, wanted: int) -> None:
     gpus = [replace(g, state=GpuState(recovery=recovery)) for g in GPUS]
-    found = kernel_log.wants_reset(scene(kernel=said(*kernel)), gpus)
+    found = kernel_log.wants_reset(snapshot(kernel=said(*kernel)), gpus)
     assert [w.bus_id for w in found] == [BUSES[1]] * wanted
 
 
@@ -756,9 +776,9 @@ BROKEN = {"allocatable": seen(())}
 def of_plugin(kernel: Any, **of: Any) -> Any:
     made = container(**of)
     plugins = (sight(FAILED_LOG, True, of=made, image="x:v0.17.1"),)
-    mending = diagnosed(kernel=kernel, plugins=plugins, **BROKEN).mending
-    assert mending is not None
-    return mending.fault
+    repair_facts = diagnosed(kernel=kernel, plugins=plugins, **BROKEN).repair_facts
+    assert repair_facts is not None
+    return repair_facts.fault
 
 
 def test_a_plugin_from_before_the_driver_is_rebuilt_and_never_hupped() -> None:
@@ -793,8 +813,8 @@ def test_a_plugins_unit_from_before_the_driver() -> None:
             kernel=said((at, LOADING)),
             **BROKEN,
         )
-        assert diagnosis.mending is not None and diagnosis.mending.fault is not None
-        assert diagnosis.mending.fault.reason == reason
+        assert diagnosis.repair_facts is not None and diagnosis.repair_facts.fault is not None
+        assert diagnosis.repair_facts.fault.reason == reason
 
 
 # --- what GPUs say of themselves
@@ -817,7 +837,7 @@ def of_state(**said_of_it: Any) -> Any:
 )
 def test_what_waits_for_a_reset_is_a_warning(state: dict[str, Any], says: str) -> None:
     diagnosis = diagnosed(probe=of_state(**state))
-    found = finding(diagnosis, "GpusAtEase")
+    found = finding(diagnosis, "NoGpuMaintenancePending")
     assert f"{BUSES[1]}: " in found.because and says in found.because
     assert not found.blocks and found.next_step and diagnosis.first_broken() is None
 
@@ -832,7 +852,9 @@ def test_a_gpu_that_asks_for_nothing_is_not_named() -> None:
         mig_pending=False,
         recovery="none",
     )
-    assert not [f for f in diagnosed(probe=state).findings if f.condition == "GpusAtEase"]
+    assert not [
+        f for f in diagnosed(probe=state).findings if f.condition == "NoGpuMaintenancePending"
+    ]
 
 
 def test_a_gpu_that_is_enumerated_and_then_lost_is_lost() -> None:

@@ -12,7 +12,7 @@ from agent.core.common.watched import CDI_UNIT
 from agent.core.gate.states import Gate, Phase
 from agent.core.gate.transitions import step as gate_step
 from agent.core.plugin.launch import AGAIN_S, CDI_WITHIN_S, TRIES, Launch, step
-from agent.core.plugin.repair import Mend
+from agent.core.plugin.repair import RepairState
 from agent.model.actions import LaunchUnit, PlaceManifest, RefreshCdi, Release
 from agent.model.cdi import Refresh
 from agent.model.fault import Cure, Fault
@@ -20,7 +20,7 @@ from agent.model.finding import Diagnosis, Verdict
 from agent.model.mark import Mark
 from agent.model.settings import Settings
 
-from .scenes import DEFAULTS, DENIED, MISSING, NOW, diagnosed, finding, probed, seen, unit
+from .snapshots import DEFAULTS, DENIED, MISSING, NOW, diagnosed, finding, probed, seen, unit
 
 ASKED = (RefreshCdi(CDI_UNIT, "it is old"),)
 BROKEN = Refresh("old driver 1", "it is old", "before", False)
@@ -189,9 +189,13 @@ def test_nobody_asked() -> None:
 def test_a_held_plugin_does_not_keep_the_spec_from_being_written() -> None:
     """It may be held for that very spec."""
     calm = diagnosed()
-    assert calm.mending is not None
+    assert calm.repair_facts is not None
     fault = Fault("PluginLacksLibrary", "its container lacks NVML's library", Cure.PERSON)
-    held = replace(calm, refresh=BROKEN, mending=replace(calm.mending, fault=fault, may_act=True))
-    before = replace(opened(calm).gate, mend=Mend(held="no library", held_reason=fault.reason))
+    held = replace(
+        calm, refresh=BROKEN, repair_facts=replace(calm.repair_facts, fault=fault, may_act=True)
+    )
+    before = replace(
+        opened(calm).gate, repair=RepairState(held="no library", held_reason=fault.reason)
+    )
     done = gate_step(before, held, NOW + 1, DEFAULTS)
-    assert done.gate.phase is Phase.HELD and ASKED[0] in done.actions
+    assert done.gate.phase is Phase.BLOCKED and ASKED[0] in done.actions

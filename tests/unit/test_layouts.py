@@ -19,7 +19,7 @@ from agent.core.common.watched import (
 from agent.core.plugin.candidates import unit as plugin_unit
 from agent.model.settings import Settings
 
-from .scenes import DEFAULTS, TIMED_OUT, container, sandbox, seen, unit
+from .snapshots import DEFAULTS, TIMED_OUT, container, sandbox, seen, unit
 
 DEFAULT_ROOT, K0S_ROOT = "/var/lib/kubelet", "/var/lib/k0s/kubelet"
 MICROK8S_ROOT = "/var/snap/microk8s/common/var/lib/kubelet"

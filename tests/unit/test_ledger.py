@@ -24,7 +24,7 @@ from agent.core.plugin.ledger import (
 )
 from agent.model.runtime import LedgerEntry
 
-from .scenes import BOOT_ID, entry
+from .snapshots import BOOT_ID, entry
 
 NOW = 1.7e9
 

@@ -14,7 +14,7 @@ from agent.model.finding import Finding, Verdict
 from agent.model.reading import Refusal
 from agent.model.snapshot import NodeObject
 
-from .scenes import BOOT_ID, DENIED, FAILED, MISSING, NOW, OFFSET, diagnosed, finding, seen
+from .snapshots import BOOT_ID, DENIED, FAILED, MISSING, NOW, OFFSET, diagnosed, finding, seen
 
 HOLDS, FAILS, UNKNOWN = Verdict.HOLDS, Verdict.FAILS, Verdict.UNKNOWN
 TWO = {"nvidia.com/gpu": "2", "cpu": "64"}

@@ -19,7 +19,7 @@ from agent.model.mark import Mark
 from agent.model.reading import Refusal, Why
 from agent.model.settings import Settings
 
-from .scenes import DEFAULTS, FAILED, MISSING, NOW, diagnosed, finding, probed, seen, unit
+from .snapshots import DEFAULTS, FAILED, MISSING, NOW, diagnosed, finding, probed, seen, unit
 from .test_gate import after_probes, boot, gate, kinds
 
 MIG = "nvidia-mig-manager.service"

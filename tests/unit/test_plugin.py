@@ -21,7 +21,7 @@ from agent.model.reading import Refusal, Why
 from agent.model.runtime import Container, ContainerState, PluginSight, Runtime, SocketOwner
 from agent.model.settings import Settings
 
-from .scenes import (
+from .snapshots import (
     DEFAULTS,
     DENIED,
     FAILED_LOG,
@@ -36,9 +36,9 @@ from .scenes import (
     finding,
     probed,
     sandbox,
-    scene,
     seen,
     sight,
+    snapshot,
     unit,
 )
 
@@ -426,7 +426,7 @@ def test_a_candidate_that_the_owner_chose_is_the_only_one(
 def test_a_command_to_be_pasted_holds_nothing_that_a_shell_would_run(container_id: str) -> None:
     of = named("nvidia-device-plugin-ctr", container_id)
     found = diagnosed(allocatable=seen(()), plugins=(sight(FAILED_LOG, of=of),))
-    broken = scene(allocatable=seen(()), plugins=(sight(FAILED_LOG, of=of),))
+    broken = snapshot(allocatable=seen(()), plugins=(sight(FAILED_LOG, of=of),))
     (early,) = [s for s in suspects(broken, found) if s.id == "EarlyNvml"]
     name = "0123456789ab" if container_id.startswith("0") else "CONTAINER"
     assert early.do == f"crictl stop {name} && crictl rm {name}"
@@ -737,7 +737,7 @@ FAULTS: list[tuple[str, PluginSight, str, Cure, bool]] = [
     ("found", "reason", "cure", "hup"), [r[1:] for r in FAULTS], ids=[r[0] for r in FAULTS]
 )
 def test_what_is_wrong_with_it(found: PluginSight, reason: str, cure: Cure, hup: bool) -> None:
-    said = fault(scene(plugins=(found,), allocatable=seen(())), DEFAULTS, short=True)
+    said = fault(snapshot(plugins=(found,), allocatable=seen(())), DEFAULTS, short=True)
     assert said is not None
     assert (said.reason, said.cure, said.hup_answers) == (reason, cure, hup)
     assert said.access_denied is (reason == "PluginAccessDenied")
@@ -747,7 +747,9 @@ def test_what_is_wrong_with_it(found: PluginSight, reason: str, cure: Cure, hup:
 
 
 def test_a_plugin_that_saw_fewer_was_not_forgotten() -> None:
-    said = fault(scene(plugins=(sight(WELL_LOG),)), DEFAULTS, short=True, listed=Listing(opaque=7))
+    said = fault(
+        snapshot(plugins=(sight(WELL_LOG),)), DEFAULTS, short=True, listed=Listing(opaque=7)
+    )
     assert said is not None and (said.reason, said.cure) == ("PluginSawFewer", Cure.TIME)
 
 
@@ -756,7 +758,7 @@ def test_a_gpu_taken_out_after_an_xid_is_nobodys_fresh_start() -> None:
         "Registered device plugin with Kubelet",
         "XidCriticalError: Xid=79 on Device=GPU-x, the device will go unhealthy.",
     )
-    said = fault(scene(plugins=(sight(lost, True, image=NEW),)), DEFAULTS, short=True)
+    said = fault(snapshot(plugins=(sight(lost, True, image=NEW),)), DEFAULTS, short=True)
     assert said is not None and (said.reason, said.cure) == ("PluginSawUnhealthy", Cure.PERSON)
 
 
@@ -789,12 +791,12 @@ def test_every_reason_word_of_a_container_is_tried() -> None:
 def test_nothing_is_wrong_where_all_is_listed_or_nothing_can_be_said(
     changes: dict[str, Any], short: bool
 ) -> None:
-    assert fault(scene(**changes), DEFAULTS, short) is None
+    assert fault(snapshot(**changes), DEFAULTS, short) is None
 
 
 def test_nobody_but_a_person_chooses_between_two() -> None:
     two = (sight(of=container("c1")), sight(FAILED_LOG, of=container("c2")))
-    said = fault(scene(plugins=two), DEFAULTS, short=True)
+    said = fault(snapshot(plugins=two), DEFAULTS, short=True)
     assert said is not None
     assert (said.reason, said.cure, said.sight) == ("TwoPlugins", Cure.PERSON, None)
     assert (
@@ -817,7 +819,7 @@ UNIT = "nvidia-device-plugin.service"
     ],
 )
 def test_no_container_is_the_plugin(plugin_unit: str, units: Any, reason: str, cure: Cure) -> None:
-    said = fault(scene(plugins=(), units=units), Settings(plugin_unit=plugin_unit), short=True)
+    said = fault(snapshot(plugins=(), units=units), Settings(plugin_unit=plugin_unit), short=True)
     assert said is not None
     assert (said.reason, said.cure, said.sight, said.hup_answers) == (reason, cure, None, False)
 
@@ -862,7 +864,7 @@ HOST_UNIT = unit("nvidia-k8s-device-plugin.service", sub="running")
 def test_a_unit_of_the_host_is_a_candidate_too(
     units: Any, plugins: Any, settings: dict[str, Any], reason: str
 ) -> None:
-    said = fault(scene(units=seen(units), plugins=plugins), Settings(**settings), short=True)
+    said = fault(snapshot(units=seen(units), plugins=plugins), Settings(**settings), short=True)
     assert said is not None and said.reason == reason
     assert said.cure is Cure.PERSON if reason == "TwoPlugins" else said.cure is not Cure.PERSON
     assert said.unit == (units[0].name if said.sight is None and reason != "TwoPlugins" else "")
@@ -888,7 +890,7 @@ def test_a_unit_of_the_host_is_a_candidate_too(
 def test_a_container_that_would_not_come_back_is_not_removed(
     policy: str, found: PluginSight, reason: str, cure: Cure
 ) -> None:
-    said = fault(scene(plugins=(replace(found, restart_policy=policy),)), DEFAULTS, short=True)
+    said = fault(snapshot(plugins=(replace(found, restart_policy=policy),)), DEFAULTS, short=True)
     assert said is not None and (said.reason, said.cure) == (reason, cure)
     assert said.barred is (reason == "NeverStartedAgain")
     assert (f"restartPolicy is {policy}:" in said.because) is (reason == "NeverStartedAgain")
@@ -917,8 +919,8 @@ def test_gpus_that_have_nothing_to_offer(migs: Any, strategy: str, reason: str, 
         env={"MIG_STRATEGY": strategy} if strategy else {},
     )
     said = diagnose(
-        scene(probe=probed(gpus=gpus), allocatable=seen(()), plugins=(seen_one,)), DEFAULTS
-    ).mending
+        snapshot(probe=probed(gpus=gpus), allocatable=seen(()), plugins=(seen_one,)), DEFAULTS
+    ).repair_facts
     assert (
         said is not None
         and said.fault is not None
@@ -928,7 +930,7 @@ def test_gpus_that_have_nothing_to_offer(migs: Any, strategy: str, reason: str, 
 
 def test_a_manifest_that_cannot_be_read_is_no_permission() -> None:
     unread = replace(sight(FAILED_LOG), restart_policy=plugin.NOT_READ)
-    said = fault(scene(plugins=(unread,)), DEFAULTS, short=True)
+    said = fault(snapshot(plugins=(unread,)), DEFAULTS, short=True)
     assert said is not None and said.barred and said.reason == "PluginInitFailed"
     assert "could not be read" in said.because and "restartPolicy" in said.next_step
 
@@ -956,7 +958,7 @@ OTHER = Runtime(
     ],
 )
 def test_whose_socket_another_serves_is_not_removed(owner: SocketOwner, named_as: str) -> None:
-    found = scene(
+    found = snapshot(
         plugins=(sight(FAILED_LOG),), runtime=seen(OTHER), socket_owners=(owner,), **SHORT
     )
     said = fault(found, DEFAULTS, short=True)
@@ -989,7 +991,7 @@ def test_a_unit_whose_socket_a_pod_serves_is_not_restarted(
 ) -> None:
     owner = SocketOwner("nvidia-gpu.sock", 77, container_id, service)
     said = fault(
-        scene(plugins=(), units=seen((HOST_UNIT,)), runtime=seen(OTHER), socket_owners=(owner,)),
+        snapshot(plugins=(), units=seen((HOST_UNIT,)), runtime=seen(OTHER), socket_owners=(owner,)),
         DEFAULTS,
         short=True,
     )
@@ -1004,7 +1006,7 @@ def test_a_unit_whose_socket_a_pod_serves_is_not_restarted(
 def test_who_serves_is_named_where_nothing_looks_like_the_plugin() -> None:
     owner = SocketOwner("nvidia-gpu.sock", 77, "c2", "")
     said = fault(
-        scene(plugins=(), runtime=seen(OTHER), socket_owners=(owner,)), DEFAULTS, short=True
+        snapshot(plugins=(), runtime=seen(OTHER), socket_owners=(owner,)), DEFAULTS, short=True
     )
     assert said is not None and said.reason == "NoPlugin"
     assert "nvidia-gpu.sock is served by kube-system/hami-7x device-plugin c2" in said.because
@@ -1012,7 +1014,7 @@ def test_who_serves_is_named_where_nothing_looks_like_the_plugin() -> None:
 
 def test_a_crash_loop_is_waited_out_and_said() -> None:
     looping = sight(of=container(state=EXITED, attempt=4), exit_code=1)
-    said = fault(scene(plugins=(looping,)), DEFAULTS, short=True)
+    said = fault(snapshot(plugins=(looping,)), DEFAULTS, short=True)
     assert said is not None and said.cure is Cure.WAIT
     assert "at its attempt 5" in said.because and "a removal does not shorten" in said.because
 
@@ -1033,7 +1035,7 @@ def test_a_vendors_plugin_is_rebuilt_like_any_other_and_never_signalled(
     broken = replace(
         sight(FAILED_LOG, True, of=found.container, image="v/x:v0.14.0"), sandbox=found.sandbox
     )
-    said = fault(scene(plugins=(broken,)), DEFAULTS, short=True)
+    said = fault(snapshot(plugins=(broken,)), DEFAULTS, short=True)
     assert said is not None and (said.reason, said.cure) == ("PluginInitFailed", Cure.FRESH_START)
     assert not said.hup_answers
 
@@ -1042,7 +1044,7 @@ def test_a_vendors_plugin_is_rebuilt_like_any_other_and_never_signalled(
 
 
 def test_a_well_plugin_is_described() -> None:
-    said = finding(diagnosed(plugins=(sight(image="x:v0.9.0"),)), "PluginWell")
+    said = finding(diagnosed(plugins=(sight(image="x:v0.9.0"),)), "PluginHealthy")
     assert said.verdict is Verdict.HOLDS
     for part in (
         "kube-system/nvidia-device-plugin-node",
@@ -1058,13 +1060,13 @@ def test_a_well_plugin_is_described() -> None:
 )
 def test_a_fault_is_a_finding_that_blocks_nothing_by_itself(log: bytes, heals: Heals) -> None:
     """Readiness follows from what the kubelet lists; why it lists too little is told beside it."""
-    said = finding(diagnosed(plugins=(sight(log),), **SHORT), "PluginWell")
+    said = finding(diagnosed(plugins=(sight(log),), **SHORT), "PluginHealthy")
     assert (said.verdict, said.link, said.blocks, said.heals) == (Verdict.FAILS, 8, False, heals)
     assert said.next_step
 
 
 def test_a_silent_runtime_is_unknown_and_not_a_missing_plugin() -> None:
-    said = finding(diagnosed(runtime=TIMED_OUT, plugins=(), **SHORT), "PluginWell")
+    said = finding(diagnosed(runtime=TIMED_OUT, plugins=(), **SHORT), "PluginHealthy")
     assert (said.verdict, said.reason) == (Verdict.UNKNOWN, "RuntimeSilent")
 
 

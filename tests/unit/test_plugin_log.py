@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 
 from agent.core.plugin import log as plugin_log
-from agent.model.runtime import PluginLog, PluginSays
+from agent.model.runtime import PluginLog, PluginLogState
 
 CAPTURES = Path(__file__).resolve().parents[1] / "bundles/captures"
-INIT_FAILED, NO_DEVICES, ASKING = PluginSays.INIT_FAILED, PluginSays.NO_DEVICES, PluginSays.ASKING
-REGISTERED, SERVING, STOPPED = PluginSays.REGISTERED, PluginSays.SERVING, PluginSays.STOPPED
+INIT_FAILED, NO_DEVICES, ASKING = (
+    PluginLogState.INIT_FAILED,
+    PluginLogState.NO_DEVICES,
+    PluginLogState.ASKING,
+)
+REGISTERED, SERVING, STOPPED = (
+    PluginLogState.REGISTERED,
+    PluginLogState.SERVING,
+    PluginLogState.STOPPED,
+)
 START = '"Starting NVIDIA Device Plugin" version="v0.20.0"'
 
 
@@ -42,7 +50,7 @@ def read(text: str) -> PluginLog:
 
 
 # a line, what it says, NVML's own words in it
-MARKS: list[tuple[str, PluginSays, str]] = [
+MARKS: list[tuple[str, PluginLogState, str]] = [
     ("Loading NVML", ASKING, ""),
     ("Retreiving plugins.", ASKING, ""),
     ("Retrieving plugins.", ASKING, ""),
@@ -76,50 +84,50 @@ MARKS: list[tuple[str, PluginSays, str]] = [
     ),
     (
         "Could not register device plugin: rpc error: code = Unavailable",
-        PluginSays.NOT_REGISTERED,
+        PluginLogState.NOT_REGISTERED,
         "",
     ),
     ("Registered device plugin for 'nvidia.com/gpu' with Kubelet", REGISTERED, ""),
     ("Registered device plugin with Kubelet", REGISTERED, ""),  # v0.6 and earlier
     (
         "XidCriticalError: Xid=79 on Device=GPU-x; marking device as unhealthy.",
-        PluginSays.UNHEALTHY,
+        PluginLogState.UNHEALTHY,
         "",
     ),
-    ("XidCriticalError: Xid=48, All devices will go unhealthy.", PluginSays.UNHEALTHY, ""),
-    ("'nvidia.com/gpu' device marked unhealthy: GPU-x", PluginSays.UNHEALTHY, ""),
+    ("XidCriticalError: Xid=48, All devices will go unhealthy.", PluginLogState.UNHEALTHY, ""),
+    ("'nvidia.com/gpu' device marked unhealthy: GPU-x", PluginLogState.UNHEALTHY, ""),
     (
         "Failed to start plugin: error waiting for MPS daemon: error checking MPS daemon "
         "health: exit status 1",
-        PluginSays.WAITING,
+        PluginLogState.WAITING,
         "",
     ),
-    ("Error waiting for event: x; Marking all devices as unhealthy", PluginSays.UNWATCHED, ""),
+    ("Error waiting for event: x; Marking all devices as unhealthy", PluginLogState.UNWATCHED, ""),
     (
         "Error waiting for event: ERROR_GPU_IS_LOST; Marking all devices as unhealthy",
-        PluginSays.UNHEALTHY,
+        PluginLogState.UNHEALTHY,
         "",
     ),
     (
         "Could not start device plugin for 'nvidia.com/gpu': listen unix: bind",
-        PluginSays.NOT_REGISTERED,
+        PluginLogState.NOT_REGISTERED,
         "",
     ),
-    ("Marking device GPU-x as unhealthy: Not Supported", PluginSays.UNWATCHED, ""),
+    ("Marking device GPU-x as unhealthy: Not Supported", PluginLogState.UNWATCHED, ""),
     (
         "Warning: GPU with UUID GPU-x is too old to support healtchecking with error: y. "
         "Marking it unhealthy",
-        PluginSays.UNWATCHED,
+        PluginLogState.UNWATCHED,
         "",
     ),  # k8s-device-plugin #33
     (
         "failed to start GPU device manager: stat /dev/nvidia-uvm: no such file or directory",
-        PluginSays.WAITING,
+        PluginLogState.WAITING,
         "",
     ),
     (
         "Could not determine device placement for GPU-x: Not Found; marking it unhealthy.",
-        PluginSays.UNWATCHED,
+        PluginLogState.UNWATCHED,
         "",
     ),
     (
@@ -150,7 +158,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 @pytest.mark.parametrize(("line", "says", "error"), MARKS, ids=[m[0][:40] for m in MARKS])
-def test_every_mark_in_every_form(form, line: str, says: PluginSays, error: str) -> None:
+def test_every_mark_in_every_form(form, line: str, says: PluginLogState, error: str) -> None:
     assert read(form(line)) == PluginLog(says, line, error)
 
 
@@ -177,7 +185,7 @@ def test_every_mark_in_every_form(form, line: str, says: PluginSays, error: str)
     ],
 )
 def test_other_lines_say_nothing_and_change_nothing(line: str) -> None:
-    assert read(klog(line)) == PluginLog(PluginSays.NOTHING, "")
+    assert read(klog(line)) == PluginLog(PluginLogState.NOTHING, "")
     assert read(klog("Registered device plugin with Kubelet", line)).says is REGISTERED
 
 
@@ -255,7 +263,7 @@ def test_the_time_of_a_line_that_docker_keeps() -> None:
         ),  # SIGHUP to one whose NVML hangs since
         (
             ("Registered device plugin with Kubelet", "'x' device marked unhealthy: GPU-x"),
-            PluginSays.UNHEALTHY,
+            PluginLogState.UNHEALTHY,
             "",
         ),
         (
@@ -280,7 +288,9 @@ def test_the_time_of_a_line_that_docker_keeps() -> None:
     ],
 )
 @pytest.mark.parametrize("form", [klog, plain])
-def test_the_last_word_counts(form, lines: tuple[str, ...], says: PluginSays, error: str) -> None:
+def test_the_last_word_counts(
+    form, lines: tuple[str, ...], says: PluginLogState, error: str
+) -> None:
     found = read(form(*lines))
     assert (found.says, found.error) == (says, error)
 
@@ -304,7 +314,7 @@ def test_a_new_start_makes_everything_before_it_history(wrap, start: str) -> Non
     )
     stamped = "I0627 10:12:48.000000       1 main.go:235] " + start
     again = read(wrap(before + stamped))
-    assert (again.says, again.line, again.error) == (PluginSays.NOTHING, "", "")
+    assert (again.says, again.line, again.error) == (PluginLogState.NOTHING, "", "")
     assert read(wrap(before + stamped + klog("Retrieving plugins."))).says is ASKING
 
 
@@ -426,13 +436,13 @@ def test_its_last_words(text: str, last: str) -> None:
         (
             "1.36.3-plugin-0.20.0/xid-1-unhealthy",
             "af1bc02bb947",
-            PluginSays.UNHEALTHY,
+            PluginLogState.UNHEALTHY,
             "",
             "0.20.0",
         ),
     ],
 )
-def test_real_logs(capture: str, log: str, says: PluginSays, error: str, version: str) -> None:
+def test_real_logs(capture: str, log: str, says: PluginLogState, error: str, version: str) -> None:
     found = plugin_log.read((CAPTURES / f"kubelet-{capture}/plugin-{log}.log").read_bytes())
     assert (found.says, found.error, found.version) == (says, error, version)
     assert not plugin_log.lacks_the_library(found)
@@ -530,7 +540,7 @@ HOSTILE = {
 def test_hostile_bytes_are_never_more_than_a_short_line(tail: bytes) -> None:
     found = plugin_log.read(tail)
     assert len(found.line) <= 200 and len(found.error) <= 120 and len(found.version) <= 120
-    assert found.says in (PluginSays.NOTHING, INIT_FAILED, ASKING)
+    assert found.says in (PluginLogState.NOTHING, INIT_FAILED, ASKING)
 
 
 def test_words_of_a_tenant_in_a_line_of_the_plugin_are_not_marks_of_their_own() -> None:

@@ -12,11 +12,11 @@ from agent.host.evidence import bundle, redact
 from agent.host.tape import Tape
 from agent.model.reading import Seen
 
-from .scenes import container, detail
+from .snapshots import container, detail
 from .test_bundle import tape
 
 SECRET = "S3cr3tS3cr3tS3cr3tS3"
-HELD = [
+BLOCKED = [
     f"Authorization: Bearer {SECRET}",
     f'{{"token": "{SECRET}"}}',
     f"password={SECRET}",
@@ -35,7 +35,7 @@ HELD = [
 ]
 
 
-@pytest.mark.parametrize("text", HELD)
+@pytest.mark.parametrize("text", BLOCKED)
 def test_a_secret_is_hidden(text: str) -> None:
     assert SECRET not in redact.text(text)
     assert SECRET not in json.dumps(redact.answer({"labels": {"a": text}, "env": {"DB": text}}))
@@ -80,7 +80,7 @@ def test_a_word_after_its_flag_is_hidden(args: list[str]) -> None:
 
 
 def test_json_stays_json() -> None:
-    for text in HELD:
+    for text in BLOCKED:
         if text.startswith("{"):
             json.loads(redact.text(text))
     assert json.loads(

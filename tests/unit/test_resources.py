@@ -14,9 +14,9 @@ from agent.model.fault import Cure
 from agent.model.finding import Diagnosis, Finding, Verdict
 from agent.model.gpu import GpuState, MigDevice
 from agent.model.settings import Settings
-from agent.model.snapshot import Devices, Entry, Gpu, NvmlError, Scene
+from agent.model.snapshot import Devices, Entry, Gpu, NvmlError, Snapshot
 
-from .scenes import (
+from .snapshots import (
     DEFAULTS,
     NOW,
     OFFSET,
@@ -25,9 +25,9 @@ from .scenes import (
     probed,
     report,
     sandbox,
-    scene,
     seen,
     sight,
+    snapshot,
     unit,
 )
 
@@ -68,13 +68,13 @@ def node(
 ) -> dict[str, Any]:
     return {
         "probe": probed(gpus=gpus),
-        "pci": scene().pci,
+        "pci": snapshot().pci,
         **changes,
         "allocatable": seen(tuple(Devices(r, ids) for r, ids in listed.items())),
     }
 
 
-def judged(
+def assessment(
     gpus: tuple[Gpu, ...],
     listed: dict[str, tuple[str, ...]],
     settings: Settings = DEFAULTS,
@@ -636,7 +636,7 @@ def test_what_the_kubelet_lists(
     reason: str,
     says: str,
 ) -> None:
-    found = registered(judged(gpus, listed, Settings(**settings), **changes))
+    found = registered(assessment(gpus, listed, Settings(**settings), **changes))
     assert (found.verdict, found.reason) == (verdict, reason), found
     assert says in found.because and "\n" not in found.because
     assert bool(found.missing) is (verdict is not HOLDS)
@@ -668,19 +668,19 @@ def test_the_part_behind_an_id(device_id: str, part: str) -> None:
 
 
 def test_a_plugin_that_was_not_read_may_have_been_limited() -> None:
-    unread = replace(sight(), detail=scene().learned)
-    found = registered(judged(EIGHT, {"nvidia.com/gpu": U[:1]}, plugins=(unread,)))
+    unread = replace(sight(), detail=snapshot().learned)
+    found = registered(assessment(EIGHT, {"nvidia.com/gpu": U[:1]}, plugins=(unread,)))
     assert (found.verdict, found.reason) == (UNKNOWN, "PluginUnread")
-    silent = registered(judged(EIGHT, {"nvidia.com/gpu": U[:1]}, runtime=scene().learned))
+    silent = registered(assessment(EIGHT, {"nvidia.com/gpu": U[:1]}, runtime=snapshot().learned))
     assert silent.verdict is UNKNOWN
-    assert registered(judged(EIGHT, {"nvidia.com/gpu": U}, plugins=(unread,))).verdict is HOLDS
+    assert registered(assessment(EIGHT, {"nvidia.com/gpu": U}, plugins=(unread,))).verdict is HOLDS
 
 
 def test_two_plugins_together_were_given_what_each_was() -> None:
     two = tuple(sight(env={"NVIDIA_VISIBLE_DEVICES": u}) for u in U[:2])
-    assert registered(judged(EIGHT, {"nvidia.com/gpu": U[:2]}, plugins=two)).verdict is HOLDS
+    assert registered(assessment(EIGHT, {"nvidia.com/gpu": U[:2]}, plugins=two)).verdict is HOLDS
     assert (
-        registered(judged(EIGHT, {"nvidia.com/gpu": U[:1]}, plugins=two)).reason
+        registered(assessment(EIGHT, {"nvidia.com/gpu": U[:1]}, plugins=two)).reason
         == "PartlyRegistered"
     )
 
@@ -733,7 +733,7 @@ def test_a_lost_gpu_makes_every_allocation_fail(
     changes: dict[str, Any], listed: tuple[str, ...]
 ) -> None:
     """A10: seven of eight are listed, and each pod is rejected."""
-    diagnosis = judged(EIGHT, {"nvidia.com/gpu": listed}, probe=probed(**changes))
+    diagnosis = assessment(EIGHT, {"nvidia.com/gpu": listed}, probe=probed(**changes))
     diagnosis = diagnosed(
         Settings(expected_gpus=("8",)),
         probe=probed(**changes),
@@ -781,7 +781,7 @@ def test_a_list_that_is_newer_than_the_probe_asks_for_another(
     ago_s: float, verdict: Verdict, disturbed_at: float
 ) -> None:
     """MIG devices were made anew after the last probe, or the plugin lists old ones still."""
-    diagnosis = judged(
+    diagnosis = assessment(
         SINGLE, {"nvidia.com/gpu": (mig_uuid(7, 7),)}, plugin_sockets=checkpoint(ago_s)
     )
     (found,) = allocation(diagnosis)
@@ -790,7 +790,9 @@ def test_a_list_that_is_newer_than_the_probe_asks_for_another(
 
 
 def test_without_a_probe_nothing_is_compared() -> None:
-    found = diagnosed(probe=scene().learned, allocatable=seen((Devices("nvidia.com/gpu", U[:3]),)))
+    found = diagnosed(
+        probe=snapshot().learned, allocatable=seen((Devices("nvidia.com/gpu", U[:3]),))
+    )
     assert registered(found).verdict is HOLDS and allocation(found) == []
 
 
@@ -820,31 +822,31 @@ def test_ids_that_outlived_what_they_name(
     """Every allocation of them fails: nothing is lost by a fresh start where none is left, else a
     person's."""
     plugins = (sight(env=env, access=True, image=NEW_IMAGE),)
-    diagnosis = judged(SINGLE, {GPU: listed}, plugins=plugins, plugin_sockets=checkpoint(OLDER))
-    assert registered(diagnosis).reason == reason and diagnosis.mending is not None
-    fault = diagnosis.mending.fault
+    diagnosis = assessment(SINGLE, {GPU: listed}, plugins=plugins, plugin_sockets=checkpoint(OLDER))
+    assert registered(diagnosis).reason == reason and diagnosis.repair_facts is not None
+    fault = diagnosis.repair_facts.fault
     assert fault is not None and (fault.reason, fault.cure, fault.hup_answers) == (
         "PluginListsGone",
         cure,
         True,
     )
     assert "that the kubelet lists are gone from NVML" in fault.because
-    assert (diagnosis.mending.listed, diagnosis.mending.may_act) == (counted, True)
+    assert (diagnosis.repair_facts.listed, diagnosis.repair_facts.may_act) == (counted, True)
 
 
 def test_a_list_that_may_be_newer_than_the_probe_is_not_acted_on() -> None:
-    diagnosis = judged(SINGLE, {GPU: OLD_ONES}, plugin_sockets=checkpoint(1.0))
-    assert diagnosis.mending is not None and not diagnosis.mending.may_act
+    diagnosis = assessment(SINGLE, {GPU: OLD_ONES}, plugin_sockets=checkpoint(1.0))
+    assert diagnosis.repair_facts is not None and not diagnosis.repair_facts.may_act
 
 
 def test_a_unit_that_lists_what_is_gone_is_restarted() -> None:
     named = replace(DEFAULTS, plugin_unit="p.service")
     units = seen((unit("kubelet.service"), unit("p.service")))
     for listed, cure in ((OLD_ONES, Cure.FRESH_START), (OLD_ONES + migs(SINGLE[0])[:1], Cure.TIME)):
-        diagnosis = judged(
+        diagnosis = assessment(
             SINGLE, {GPU: listed}, named, plugins=(), units=units, plugin_sockets=checkpoint(OLDER)
         )
-        fault = diagnosis.mending.fault if diagnosis.mending else None
+        fault = diagnosis.repair_facts.fault if diagnosis.repair_facts else None
         assert fault is not None and (fault.reason, fault.cure) == ("PluginListsGone", cure)
 
 
@@ -894,7 +896,9 @@ def test_a_unit_that_lists_what_is_gone_is_restarted() -> None:
 def test_mig_that_stops_a_plugin(
     gpus: tuple[Gpu, ...], env: dict[str, str], reason: str, says: str
 ) -> None:
-    found = [f for f in judged(gpus, {}, **plugin(env)).findings if f.condition == "MigConfigured"]
+    found = [
+        f for f in assessment(gpus, {}, **plugin(env)).findings if f.condition == "MigConfigured"
+    ]
     assert [f.reason for f in found] == ([reason] if reason else [])
     assert all(says in f.because and not f.blocks and f.next_step for f in found)
 
@@ -903,7 +907,7 @@ def test_one_judgement_for_looking_and_for_judging() -> None:
     """The plugin's own access is asked for exactly where the kubelet's list is not complete."""
 
     def look_says(**changes: Any) -> bool:
-        found: Scene = scene(**node(EIGHT, **changes))
+        found: Snapshot = snapshot(**node(EIGHT, **changes))
         return listing(found, DEFAULTS).is_complete
 
     assert look_says(listed={"nvidia.com/gpu": U})
@@ -915,10 +919,10 @@ def test_one_judgement_for_looking_and_for_judging() -> None:
 def test_dra_offers_the_gpus_and_no_resource_is_expected() -> None:
     """C71."""
     driver = {"plugins": (), "dra_driver": seen("gpus")}
-    assert registered(judged(EIGHT, {}, **driver)).verdict is HOLDS
-    assert "offered by DRA" in registered(judged(EIGHT, {}, **driver)).because
-    assert not [f for f in judged(EIGHT, {}, **driver).findings if f.reason == "NoPlugin"]
-    assert registered(judged(EIGHT, {}, plugins=())).reason == "NotRegistered"
+    assert registered(assessment(EIGHT, {}, **driver)).verdict is HOLDS
+    assert "offered by DRA" in registered(assessment(EIGHT, {}, **driver)).because
+    assert not [f for f in assessment(EIGHT, {}, **driver).findings if f.reason == "NoPlugin"]
+    assert registered(assessment(EIGHT, {}, plugins=())).reason == "NotRegistered"
     assert (
-        registered(judged(EIGHT, {}, dra_driver=seen("gpus"))).reason == "NotRegistered"
+        registered(assessment(EIGHT, {}, dra_driver=seen("gpus"))).reason == "NotRegistered"
     )  # a plugin is there, too

@@ -26,7 +26,7 @@ from agent.model.snapshot import (
     Remains,
 )
 
-from .scenes import (
+from .snapshots import (
     BUSES,
     DEFAULTS,
     DENIED,
@@ -46,8 +46,8 @@ from .scenes import (
     function,
     probed,
     report,
-    scene,
     seen,
+    snapshot,
     unit,
 )
 
@@ -490,7 +490,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], Verdict, str, str]] = [
         "1 of 1",
     ),
     (
-        "AsBefore",
+        "GpuSetUnchanged",
         {"learned": seen((*BUSES, "0000:ff:00.0"))},
         {},
         FAILS,
@@ -856,7 +856,7 @@ def test_a_kubelet_that_no_unit_carries_is_believed_and_nothing_is_done_about_it
     """rke1 runs it in a container of Docker's."""
     assert diagnosed(units=seen(())).registered.verdict is Verdict.HOLDS
     found = diagnosed(units=seen(()), allocatable=seen(()))
-    assert found.registered.reason == "NotRegistered" and not found.mending.may_act
+    assert found.registered.reason == "NotRegistered" and not found.repair_facts.may_act
     assert "a kubelet answers" in finding(found, "KubeletActive").because
     assert not [f for f in diagnosed(Settings(kubelet_unit="none")).findings if f.link >= 7]
 
@@ -892,7 +892,7 @@ def test_marks_and_what_was_learned_reach_the_gate() -> None:
         7.0,
     )
     assert (diagnosis.learned, diagnosis.control_plane) == (BUSES, True)
-    assert "AsBefore" not in {f.condition for f in diagnosis.findings}
+    assert "GpuSetUnchanged" not in {f.condition for f in diagnosis.findings}
 
 
 @pytest.mark.parametrize(
@@ -945,7 +945,7 @@ def test_the_age_of_a_probe_is_told_apart() -> None:
 
 
 def test_diagnose_changes_nothing_and_repeats_itself() -> None:
-    one = scene(probe=probed(gpus=GPUS[:1]))
+    one = snapshot(probe=probed(gpus=GPUS[:1]))
     assert diagnose(one, DEFAULTS) == diagnose(replace(one), DEFAULTS)
 
 

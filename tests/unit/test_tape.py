@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.collect import look
+from agent.core.collect import collect
 from agent.core.diagnose import diagnose
 from agent.host.codec import encode
 from agent.host.evidence import bundle
@@ -21,7 +21,7 @@ from agent.model.reading import Refusal, Seen, Why
 from agent.model.settings import Settings
 from agent.model.snapshot import Unit
 
-from .scenes import DEFAULTS
+from .snapshots import DEFAULTS
 
 Node = Callable[[Path], None]
 
@@ -136,23 +136,27 @@ def test_a_tape_tells_what_the_node_told(node: Node, tmp_path: Path) -> None:
         pytest.skip("device nodes are made by root only")
     node(tmp_path)
     recorder = Recorder(LiveHost(root=str(tmp_path)))
-    live = diagnose(asyncio.run(look(recorder, DEFAULTS)), DEFAULTS)
+    live = diagnose(asyncio.run(collect(recorder, DEFAULTS)), DEFAULTS)
     assert live.scope is NODES[node]
     bundle.write(recorder.tape, tmp_path / "evidence")
     for tape in (recorder.tape, bundle.read(tmp_path / "evidence")):
-        assert diagnose(asyncio.run(look(Replay(tape), DEFAULTS)), DEFAULTS) == live
+        assert diagnose(asyncio.run(collect(Replay(tape), DEFAULTS)), DEFAULTS) == live
 
 
 def test_the_folder_is_read_and_not_the_machine_that_runs_the_test(tmp_path: Path) -> None:
     device_nodes(tmp_path) if os.geteuid() == 0 else gpus(tmp_path)
-    scene = asyncio.run(look(LiveHost(root=str(tmp_path)), DEFAULTS))
-    assert isinstance(scene.pci, Seen) and [f.bus_id for f in scene.pci.value] == [
+    snapshot = asyncio.run(collect(LiveHost(root=str(tmp_path)), DEFAULTS))
+    assert isinstance(snapshot.pci, Seen) and [f.bus_id for f in snapshot.pci.value] == [
         "0000:07:00.0",
         "0000:0f:00.0",
     ]
-    assert isinstance(scene.driver_version, Seen) and scene.driver_version.value == "550.54.15"
-    assert isinstance(scene.char_links, Seen) and scene.char_links.value == {"195:0": "../nvidia0"}
-    assert isinstance(scene.waiting, Seen) and scene.waiting.value.at == 1.5
+    assert (
+        isinstance(snapshot.driver_version, Seen) and snapshot.driver_version.value == "550.54.15"
+    )
+    assert isinstance(snapshot.char_links, Seen) and snapshot.char_links.value == {
+        "195:0": "../nvidia0"
+    }
+    assert isinstance(snapshot.waiting, Seen) and snapshot.waiting.value.at == 1.5
 
 
 def test_what_is_not_on_the_tape_is_not_recorded() -> None:
@@ -179,10 +183,13 @@ def test_what_is_not_on_the_tape_is_not_recorded() -> None:
 def test_other_settings_ask_what_this_tape_does_not_hold(tmp_path: Path) -> None:
     gpus(tmp_path)
     recorder = Recorder(LiveHost(root=str(tmp_path)))
-    asyncio.run(look(recorder, DEFAULTS))
-    scene = asyncio.run(look(Replay(recorder.tape), Settings(device_plugins_dir="/elsewhere")))
+    asyncio.run(collect(recorder, DEFAULTS))
+    snapshot = asyncio.run(
+        collect(Replay(recorder.tape), Settings(device_plugins_dir="/elsewhere"))
+    )
     assert (
-        isinstance(scene.plugin_sockets, Refusal) and scene.plugin_sockets.why is Why.NOT_RECORDED
+        isinstance(snapshot.plugin_sockets, Refusal)
+        and snapshot.plugin_sockets.why is Why.NOT_RECORDED
     )
 
 

@@ -14,7 +14,7 @@ from agent.model.reading import Refusal, Why
 from agent.model.settings import Settings
 from agent.model.snapshot import Devices, Gpu, ProbeEnd
 
-from .scenes import DEFAULTS, NOW, diagnosed, failing, finding, function, probed, report, seen
+from .snapshots import DEFAULTS, NOW, diagnosed, failing, finding, function, probed, report, seen
 
 MISSING = Refusal(Why.MISSING)
 BRIDGE = replace(function("0001:00:00.0", "pcieport"), class_code=0x060400)

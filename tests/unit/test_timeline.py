@@ -15,10 +15,10 @@ from agent.model.kernel import KernelLine
 from agent.model.mark import Mark
 from agent.model.reading import Refusal
 from agent.model.runtime import ContainerState
-from agent.model.snapshot import Entry, Manager, Scene
+from agent.model.snapshot import Entry, Manager, Snapshot
 from agent.service.commands.timeline import report, text
 
-from .scenes import (
+from .snapshots import (
     BOOT_ID,
     BUSES,
     DEFAULTS,
@@ -28,9 +28,9 @@ from .scenes import (
     OFFSET,
     container,
     entry,
-    scene,
     seen,
     sight,
+    snapshot,
     unit,
 )
 
@@ -47,14 +47,14 @@ def marks(**at: float) -> dict[str, Any]:
 
 
 def told(**changes: Any) -> Timeline:
-    return timeline(scene(**changes), DEFAULTS)
+    return timeline(snapshot(**changes), DEFAULTS)
 
 
-def incident(**changes: Any) -> Scene:
+def incident(**changes: Any) -> Snapshot:
     """Seed 003: persistenced, a second later the plugin, and NVML well only 5 s after that."""
     plugin = sight(STAMPED, of=container(created_at=OFFSET + 23.0), started_at=OFFSET + 23.0)
     return replace(
-        scene(
+        snapshot(
             kernel=seen(words(KERNEL)),
             plugins=(plugin,),
             allocatable=seen(()),
@@ -81,7 +81,7 @@ def test_the_incident_reads_as_its_story() -> None:
         "better since",
         "the kubelet was up 6.7 s before NVML was stable",
     )
-    assert [(m.what, round(m.at, 1)) for m in found.moments] == [
+    assert [(m.what, round(m.at, 1)) for m in found.boot_events] == [
         ("pci", 1.5),
         ("reload", 4.0),
         ("look", 6.0),
@@ -169,7 +169,7 @@ def test_repairs_of_this_boot_and_what_came_of_them() -> None:
         entry(2, OFFSET + 612, what="outcome", outcome="the kubelet lists every GPU"),
     )
     found = told(ledger=seen(done))
-    assert [(m.what, m.text) for m in found.moments if m.source == "ledger"] == [
+    assert [(m.what, m.text) for m in found.boot_events if m.source == "ledger"] == [
         ("repair", "repair 2 begins: rebuild c0, for PluginInitFailed"),
         ("outcome", "repair 2: the kubelet lists every GPU"),
     ]
@@ -183,7 +183,7 @@ def test_several_plugins_are_told_apart() -> None:
         exit_code=2,
     )
     found = told(plugins=(sight(of=container("newnewnewnew")), old))
-    assert [m.text for m in found.moments if m.source == "runtime"] == [
+    assert [m.text for m in found.boot_events if m.source == "runtime"] == [
         "the plugin oldoldol started",
         "the plugin oldoldol ended, status 2",
         "the plugin newnewne started",
@@ -196,7 +196,7 @@ def test_several_plugins_are_told_apart() -> None:
 def test_a_clock_that_was_set_is_said(moved: float, is_set: bool) -> None:
     """The mark was written at 12 s by our clock; its file's time is of the clock before it was
     set."""
-    changed = scene(
+    changed = snapshot(
         waiting=seen(Mark("", 12.0)),
         run_files=seen(
             (Entry("waiting", "file", mtime=OFFSET - moved + 12.0), Entry("other", "file"))
@@ -216,7 +216,7 @@ def test_a_clock_that_was_set_is_said(moved: float, is_set: bool) -> None:
 
 def test_a_stamp_of_another_boot_is_no_moment_of_this_one() -> None:
     found = told(plugins=(sight(of=container(created_at=OFFSET - 5000.0)),))
-    assert not any(m.source == "runtime" for m in found.moments)
+    assert not any(m.source == "runtime" for m in found.boot_events)
     assert (
         "when the plugin started: its stamp is of another boot, or the clock was set since"
         in found.unknown
@@ -236,7 +236,7 @@ def test_what_was_not_answered_is_not_known() -> None:
         "run_files",
     )
     found = told(plugins=(), **dict.fromkeys(parts, DENIED))
-    assert (found.moments, found.sentences) == ((), ())
+    assert (found.boot_events, found.sentences) == ((), ())
     for words_ in (
         "on PCI: not-permitted",
         "module was loaded: not-permitted",
@@ -250,5 +250,5 @@ def test_what_was_not_answered_is_not_known() -> None:
 
 
 def test_no_part_of_a_scene_is_needed() -> None:
-    bare = Scene(clock=scene().clock, pci=Refusal(DENIED.why))
+    bare = Snapshot(clock=snapshot().clock, pci=Refusal(DENIED.why))
     assert text(bare, timeline(bare, DEFAULTS))[0].startswith("Since boot (2023-11-14")

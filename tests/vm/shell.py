@@ -17,6 +17,7 @@ LOGIN: Files = {
     f"{UNITS}/serial-getty@ttyS0.service.d/login.conf": "[Service]\nExecStart=\nExecStart=-/sbin/agetty "
     ""
     ""
+    ""
     "--autologin root --keep-baud 115200 "
     "%I vt220\n",
 }

@@ -8,21 +8,21 @@ from typing import Any
 from ...model.host import Host
 from ...model.reading import Seen
 from ...model.settings import Settings
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 from ..common import parse, pod_resources
 from ..common.files import parsed_file
 from ..common.paths import ALLOW_STOPPED, RUN
 from . import containers
 
 
-async def workloads(host: Host, settings: Settings, scene: Scene) -> dict[str, Any]:
+async def workloads(host: Host, settings: Settings, snapshot: Snapshot) -> dict[str, Any]:
     """Nothing is asked before the driver is there: nobody can hold a GPU then."""
-    if not isinstance(scene.driver_version, Seen) or not isinstance(scene.runtime, Seen):
+    if not isinstance(snapshot.driver_version, Seen) or not isinstance(snapshot.runtime, Seen):
         return {}
-    ids = tuple(sorted(c.id for c, _ in containers.running(scene, {})))
+    ids = tuple(sorted(c.id for c, _ in containers.running(snapshot, {})))
     return {
-        "allocations": await pod_resources.asked(host.allocations, scene.units, settings),
-        "processes": await host.processes(scene.runtime_socket, ids),
+        "allocations": await pod_resources.asked(host.allocations, snapshot.units, settings),
+        "processes": await host.processes(snapshot.runtime_socket, ids),
         "access": await host.access_state(),
         "allow_stopped": await parsed_file(host, f"{RUN}/{ALLOW_STOPPED}", parse.mark),
     }

@@ -13,15 +13,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from ...model.access import Claim, Device, Now, Process, Question, ScopeDevices, Sighting, Verdict
+from ...model.access import (
+    CurrentAccess,
+    Device,
+    Entitlement,
+    Process,
+    Question,
+    ScopeDevices,
+    Sighting,
+    Verdict,
+)
 from ...model.reading import Seen
 from ...model.runtime import Container, ContainerState, Sandbox
 from ...model.settings import Settings
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 from ..plugin.resources import physical
 from .device_list import Number
 
-NOBODYS = Device("c", 4095, 1048575)
+UNUSED_DEVICE = Device("c", 4095, 1048575)
 """The last number there is (12 bits major, 20 bits minor): whoever may open it may open
 everything."""
 MOST_NODES = 64
@@ -39,7 +48,7 @@ CONTROL_MINOR = 255
 "of /dev/nvidiactl (open-gpu-kernel-modules, nv-linux.h)"
 
 
-Claims = dict[str, dict[Device, tuple[Claim, ...]]]
+Claims = dict[str, dict[Device, tuple[Entitlement, ...]]]
 Pair = tuple[Container, Sandbox | None]
 Granted = dict[Number, frozenset[str]]
 
@@ -49,7 +58,7 @@ class View:
     """What a scene holds about containers, found once and by name: a hundred of them are judged at
     every look."""
 
-    scene: Scene
+    snapshot: Snapshot
     running: tuple[Pair, ...]
     processes: dict[str, Process]
     nodes: dict[Device, str]
@@ -64,22 +73,22 @@ class View:
     "of device lists met so far"
 
 
-def view(scene: Scene, settings: Settings) -> View:
-    state = scene.access.value_or(None)
+def view(snapshot: Snapshot, settings: Settings) -> View:
+    state = snapshot.access.value_or(None)
     sightings: dict[str, dict[Device, Sighting]] = {}
     for sighting in state.sightings if state else ():
         sightings.setdefault(sighting.container_id, {})[sighting.device] = sighting
     processes = (
-        {p.container_id: p for p in scene.processes.value}
-        if isinstance(scene.processes, Seen)
+        {p.container_id: p for p in snapshot.processes.value}
+        if isinstance(snapshot.processes, Seen)
         else {}
     )
     found = View(
-        scene,
-        running(scene, processes),
+        snapshot,
+        running(snapshot, processes),
         processes,
-        nodes(scene),
-        allocated(scene, settings),
+        nodes(snapshot),
+        allocated(snapshot, settings),
         {v.container_id: v for v in state.verdicts} if state else {},
         sightings,
         {row.unit: row for row in state.scopes} if state else {},
@@ -88,15 +97,15 @@ def view(scene: Scene, settings: Settings) -> View:
     return replace(found, claims=_claims(found)) if found.running else found
 
 
-def narrow(scene: Scene, container_id: str) -> View:
+def narrow(snapshot: Snapshot, container_id: str) -> View:
     """Of one container only, and without claims."""
-    state = scene.access.value_or(None)
-    rows = scene.processes.value_or(())
+    state = snapshot.access.value_or(None)
+    rows = snapshot.processes.value_or(())
     return View(
-        scene,
+        snapshot,
         (),
         {p.container_id: p for p in rows if p.container_id == container_id},
-        nodes(scene),
+        nodes(snapshot),
         {},
         {v.container_id: v for v in state.verdicts if v.container_id == container_id}
         if state
@@ -107,48 +116,52 @@ def narrow(scene: Scene, container_id: str) -> View:
     )
 
 
-def running(scene: Scene, processes: dict[str, Process]) -> tuple[Pair, ...]:
+def running(snapshot: Snapshot, processes: dict[str, Process]) -> tuple[Pair, ...]:
     """Containers that run now. A pod that has ended, whatever the kubelet still lists of it, uses
     nothing; nor does a container whose process is gone, whatever the runtime said a while ago."""
-    if not isinstance(scene.runtime, Seen):
+    if not isinstance(snapshot.runtime, Seen):
         return ()
     gone = {p.container_id for p in processes.values() if p.pid and not p.started}
-    sandboxes = {s.id: s for s in scene.runtime.value.sandboxes}
+    sandboxes = {s.id: s for s in snapshot.runtime.value.sandboxes}
     pairs = (
         (c, sandboxes.get(c.sandbox_id))
-        for c in scene.runtime.value.containers
+        for c in snapshot.runtime.value.containers
         if c.state is ContainerState.RUNNING and c.id not in gone
     )
     return tuple((c, s) for c, s in pairs if s is None or s.is_ready)
 
 
-def nodes(scene: Scene) -> dict[Device, str]:
+def nodes(snapshot: Snapshot) -> dict[Device, str]:
     """NVIDIA's device nodes on this host, by number. Majors are read, never assumed; those of the
     capability nodes and of IMEX channels have names of NVIDIA's as well, NVSwitch's has not."""
-    if not isinstance(scene.nodes, Seen):
+    if not isinstance(snapshot.nodes, Seen):
         return {}
-    majors = nvidia_majors(scene) or {
+    majors = nvidia_majors(snapshot) or {
         FIXED_MAJOR
     }  # not to have read them is no reason to ask nobody for access
-    return {Device("c", n.major, n.minor): n.path for n in scene.nodes.value if n.major in majors}
+    return {
+        Device("c", n.major, n.minor): n.path for n in snapshot.nodes.value if n.major in majors
+    }
 
 
-def nvidia_majors(scene: Scene) -> set[int]:
+def nvidia_majors(snapshot: Snapshot) -> set[int]:
     """Majors of NVIDIA's character devices; only 195 is fixed, the rest is dynamic: read, never
     assumed."""
-    if not isinstance(scene.majors, Seen):
+    if not isinstance(snapshot.majors, Seen):
         return set()
     return {
         number
-        for name, number in scene.majors.value.items()
+        for name, number in snapshot.majors.value.items()
         if name.startswith(("nvidia", "nvswitch"))
     }
 
 
-def allocated(scene: Scene, settings: Settings) -> dict[tuple[str, str, str], tuple[str, ...]]:
+def allocated(
+    snapshot: Snapshot, settings: Settings
+) -> dict[tuple[str, str, str], tuple[str, ...]]:
     """Device ids that the kubelet allocated, by (namespace, pod, container)."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for row in scene.allocations.value_or(()):
+    for row in snapshot.allocations.value_or(()):
         if any(
             fnmatchcase(row.resource, pattern) for pattern in ("nvidia.com/*", *settings.resources)
         ):
@@ -166,19 +179,19 @@ def key_of(container: Container, sandbox: Sandbox | None) -> tuple[str, str, str
 
 
 def _claims(of: View) -> Claims:
-    scene, majors = of.scene, nvidia_majors(of.scene)
-    plugins = {sight.container.id for sight in scene.plugins}
-    needed, minors = control(scene, of.nodes), _minors(scene)
+    snapshot, majors = of.snapshot, nvidia_majors(of.snapshot)
+    plugins = {sight.container.id for sight in snapshot.plugins}
+    needed, minors = control(snapshot, of.nodes), _minors(snapshot)
     found: Claims = {}
     for container, sandbox in of.running:
-        given: dict[Device, tuple[Claim, ...]] = {}
+        given: dict[Device, tuple[Entitlement, ...]] = {}
         ids = of.allocated.get(key_of(container, sandbox), ())
         process = of.processes.get(container.id)
         for claim, devices in (
-            (Claim.ALLOCATED, (*needed, *_gpus(scene, ids, minors)) if ids else ()),
-            (Claim.SPEC, _of_spec(process, of.nodes, majors) if process else ()),
-            (Claim.SEEN, tuple(of.sightings.get(container.id, ()))),
-            (Claim.PLUGIN, needed[:1] if container.id in plugins else ()),
+            (Entitlement.ALLOCATED, (*needed, *_gpus(snapshot, ids, minors)) if ids else ()),
+            (Entitlement.SPEC, _of_spec(process, of.nodes, majors) if process else ()),
+            (Entitlement.SEEN, tuple(of.sightings.get(container.id, ()))),
+            (Entitlement.PLUGIN, needed[:1] if container.id in plugins else ()),
         ):
             for device in devices:
                 given[device] = (*given.get(device, ()), claim)
@@ -189,11 +202,11 @@ def _claims(of: View) -> Claims:
     return found
 
 
-def control(scene: Scene, known: dict[Device, str]) -> tuple[Device, ...]:
+def control(snapshot: Snapshot, known: dict[Device, str]) -> tuple[Device, ...]:
     """What everybody who was given a GPU needs besides: /dev/nvidiactl, and /dev/nvidia-uvm where
     the host has it."""
     by_path = {path: device for device, path in known.items()}
-    majors = scene.majors.value_or({})
+    majors = snapshot.majors.value_or({})
     first = by_path.get("/dev/nvidiactl")
     if first is None and (major := _frontend(majors)) is not None:
         first = Device("c", major, CONTROL_MINOR)
@@ -210,9 +223,9 @@ def _frontend(majors: dict[str, int]) -> int | None:
     )
 
 
-def _minors(scene: Scene) -> dict[str, int]:
+def _minors(snapshot: Snapshot) -> dict[str, int]:
     """Minor of the GPU behind each of the kubelet's device ids."""
-    last = scene.probe.value.last if isinstance(scene.probe, Seen) else None
+    last = snapshot.probe.value.last if isinstance(snapshot.probe, Seen) else None
     minors: dict[str, int] = {}
     for gpu in last.gpus if last else ():
         minors[gpu.uuid] = minors[f"nvidia{gpu.minor}"] = (
@@ -223,9 +236,9 @@ def _minors(scene: Scene) -> dict[str, int]:
     return minors
 
 
-def _gpus(scene: Scene, ids: Iterable[str], minors: dict[str, int]) -> tuple[Device, ...]:
+def _gpus(snapshot: Snapshot, ids: Iterable[str], minors: dict[str, int]) -> tuple[Device, ...]:
     """The GPUs' own nodes; an id that nobody can resolve adds none."""
-    major = _frontend(scene.majors.value_or({}))
+    major = _frontend(snapshot.majors.value_or({}))
     wanted = {minors.get(physical(i), -1) for i in ids}
     return (
         tuple(Device("c", major, minor) for minor in sorted(wanted) if minor >= 0)
@@ -252,7 +265,7 @@ def allows_all(process: Process) -> bool:
     return any(device.major < 0 and {"r", "w"} <= set(rights) for device, rights in process.spec)
 
 
-def standing(of: View, process: Process) -> Verdict | None:
+def valid_verdict(of: View, process: Process) -> Verdict | None:
     """The verdict that holds for what governs this container now.
 
     A program in the kernel never changes, so as long as the same ones are in force (v1: the same
@@ -270,23 +283,23 @@ def standing(of: View, process: Process) -> Verdict | None:
         not process.rules
         or not process.is_fixed
         or process.rules != verdict.rules
-        or any(now is Now.UNKNOWN for _, now in verdict.answers)
+        or any(now is CurrentAccess.UNKNOWN for _, now in verdict.answers)
     )
-    if is_unsure and of.scene.clock.boottime - verdict.at > AGAIN_S:
+    if is_unsure and of.snapshot.clock.boottime - verdict.at > AGAIN_S:
         return None
     return verdict if process.rules in ("", verdict.rules) else _unknown(verdict)
 
 
-def carried(of: View, process: Process) -> Verdict | None:
+def stale_verdict(of: View, process: Process) -> Verdict | None:
     """The last verdict, while a fresh one is asked for: for a while, and never for the hands."""
     verdict = of.verdicts.get(process.container_id)
     if verdict is None or (verdict.pid, verdict.started) != (process.pid, process.started):
         return None
-    return verdict if of.scene.clock.boottime - process.other_until <= CARRY_S else None
+    return verdict if of.snapshot.clock.boottime - process.other_until <= CARRY_S else None
 
 
 def _unknown(verdict: Verdict) -> Verdict:
-    answers = tuple((device, Now.UNKNOWN) for device, _ in verdict.answers)
+    answers = tuple((device, CurrentAccess.UNKNOWN) for device, _ in verdict.answers)
     return replace(
         verdict,
         answers=answers,
@@ -298,13 +311,13 @@ def _unknown(verdict: Verdict) -> Verdict:
 def questions(of: View) -> tuple[Question, ...]:
     """What is to be asked now: of every container whose verdict does not stand, all nodes of
     NVIDIA's on this host, since whoever may open one without a claim holds it as well."""
-    everywhere = {NOBODYS, *sorted(of.nodes, key=lambda d: (d.major, d.minor))[:MOST_NODES]}
+    everywhere = {UNUSED_DEVICE, *sorted(of.nodes, key=lambda d: (d.major, d.minor))[:MOST_NODES]}
     found = []
     for container, _ in of.running:
         process = of.processes.get(container.id)
         if process is None or not process.pid or not process.started:
             continue
-        verdict = standing(of, process)
+        verdict = valid_verdict(of, process)
         devices = everywhere | of.claims.get(container.id, {}).keys()
         if len(devices) > 1 and (
             verdict is None or not devices <= {device for device, _ in verdict.answers}
@@ -334,9 +347,9 @@ def remember(
     known = {s.device: s for s in sightings if s.container_id == verdict.container_id}
     for device, now in verdict.answers:
         old = known.get(device)
-        if now is Now.ALLOWED and not verdict.all_devices and device != NOBODYS:
+        if now is CurrentAccess.ALLOWED and not verdict.all_devices and device != UNUSED_DEVICE:
             known[device] = Sighting(verdict.container_id, device, verdict.at)
-        elif now is Now.DENIED and old is not None and not old.denied_at:
+        elif now is CurrentAccess.DENIED and old is not None and not old.denied_at:
             until = min(max(old.allowed_at, other_until), verdict.at)
             known[device] = replace(
                 old, allowed_at=until, denied_at=verdict.at, reload_at=reload_at

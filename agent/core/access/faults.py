@@ -9,14 +9,19 @@ from __future__ import annotations
 import re
 
 from ...model.access import Driver, GpuContainer, LossCause
-from ...model.diagnostics import Says
+from ...model.diagnostics import JournalEvent
 from ...model.reading import Seen
-from ...model.runtime import PluginSays
+from ...model.runtime import PluginLogState
 from ..common.known_fault import Evidence, Judge, KnownFault, Mark, cited, either, said, when
 from ..plugin import candidates as plugin
 from ..plugin import log as plugin_log
 
-WORKED = (PluginSays.REGISTERED, PluginSays.SERVING, PluginSays.UNHEALTHY, PluginSays.UNWATCHED)
+WORKED = (
+    PluginLogState.REGISTERED,
+    PluginLogState.SERVING,
+    PluginLogState.UNHEALTHY,
+    PluginLogState.UNWATCHED,
+)
 
 
 def _reload_took_it(evidence: Evidence) -> Mark | None:
@@ -31,7 +36,7 @@ def _reload_took_it(evidence: Evidence) -> Mark | None:
     denied = (
         None if _no_reload_touches_the_plugin(evidence) else evidence.finding("PluginAccessDenied")
     )
-    sight, manager = evidence.plugin, evidence.scene.manager
+    sight, manager = evidence.plugin, evidence.snapshot.manager
     reload_at = manager.value.last_reload_at if isinstance(manager, Seen) else None
     log = evidence.plugin_log
     if (
@@ -40,7 +45,7 @@ def _reload_took_it(evidence: Evidence) -> Mark | None:
         and log
         and log.says in WORKED
         and reload_at
-        and reload_at > plugin.began_at(evidence.scene, sight)
+        and reload_at > plugin.began_at(evidence.snapshot, sight)
     ):
         return Mark(
             True,
@@ -103,7 +108,7 @@ def _updated(evidence: Evidence) -> Mark | None:
         )
     if not lost:
         return None
-    policy = evidence.witness.cpu_policy
+    policy = evidence.diagnostics.cpu_policy
     is_static = isinstance(policy, Seen) and policy.value == "static"
     which = (
         f"the kubelet's cpu manager is {policy.value}"
@@ -135,7 +140,7 @@ def _hook(is_library: bool) -> Judge:
     something else."""
 
     def judge(evidence: Evidence) -> Mark | None:
-        line = evidence.journal(Says.HOOK_FAILED)
+        line = evidence.journal(JournalEvent.HOOK_FAILED)
         if line is None:
             return None
         means = next((means for form, means in HOOK if re.search(form, line.line, re.I)), "")
@@ -188,7 +193,7 @@ NOT_ITS_AGE = "told by the file's age"
 
 
 def _unresolved(evidence: Evidence) -> Mark | None:
-    line = evidence.journal(Says.NO_CDI_DEVICE)
+    line = evidence.journal(JournalEvent.NO_CDI_DEVICE)
     return Mark(False, cited(evidence, line)) if line else None
 
 
@@ -199,7 +204,7 @@ FAULTS = (
         "The container runtime has no handler nvidia",
         "NVIDIA/nvidia-container-toolkit, nvidia-ctk runtime configure",
         "the runtime's or the kubelet's line that it has no such handler",
-        judge=either((said(Says.NO_HANDLER), _no_handler)),
+        judge=either((said(JournalEvent.NO_HANDLER), _no_handler)),
         consistent="no configuration file that we know names one: a hint, the runtime may have "
         "others",
         decide="what the runtime itself has loaded",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...model.access import GpuContainer, Now, Risk
-from ...model.actions import AllowDevices, CheckAccess
+from ...model.access import CurrentAccess, GpuContainer, ReloadRisk
+from ...model.actions import CheckAccess, GrantDevices
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen, Why
 from ...model.settings import Settings
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 from ..common.paths import ALLOW_STOPPED, RUN
 from ..gpu import kernel_events as kernel_log
 from ..gpu.driver import disturbed_at
@@ -28,9 +28,9 @@ UNREAD_S = 1.0
 
 
 def findings(
-    scene: Scene, settings: Settings, holders: Sequence[GpuContainer]
+    snapshot: Snapshot, settings: Settings, holders: Sequence[GpuContainer]
 ) -> tuple[Finding, ...]:
-    if isinstance(scene.processes, Refusal):
+    if isinstance(snapshot.processes, Refusal):
         # A node that was not asked (no driver yet, no runtime, which link 8 tells) has no finding.
         return (
             (
@@ -38,29 +38,31 @@ def findings(
                     12,
                     "WorkloadAccess",
                     Verdict.UNKNOWN,
-                    f"the processes of running containers could not be read ({scene.processes})",
+                    f"the processes of running containers could not be read ({snapshot.processes})",
                     "AccessUnknown",
                     blocks=False,
                     next_step="as root: gpu-gate access",
                 ),
             )
-            if scene.processes.is_telling or scene.processes.why is Why.NOT_PERMITTED
+            if snapshot.processes.is_telling or snapshot.processes.why is Why.NOT_PERMITTED
             else ()
         )
     if not holders:
         return ()
     return (
-        _now(scene, settings, holders),
+        _now(snapshot, settings, holders),
         *_next(settings, holders),
-        *_stopped(scene),
-        *_older(scene, settings, holders),
+        *_stopped(snapshot),
+        *_older(snapshot, settings, holders),
     )
 
 
-def _now(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> Finding:
+def _now(snapshot: Snapshot, settings: Settings, holders: Sequence[GpuContainer]) -> Finding:
     denied = [h for h in holders if h.denied]
     unknown = [
-        h for h in holders if not h.denied and any(d.access is Now.UNKNOWN for d in h.devices)
+        h
+        for h in holders
+        if not h.denied and any(d.access is CurrentAccess.UNKNOWN for d in h.devices)
     ]
     if denied:
         return Finding(
@@ -70,7 +72,7 @@ def _now(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> F
             f"{_count(denied, holders)} may not open what was given: "
             + "; ".join(
                 f"{who(h)} ({', '.join(d.name for d in h.denied)}) since "
-                f"{at(scene, _since(h))}, {h.loss_why}"
+                f"{at(snapshot, _since(h))}, {h.loss_why}"
                 for h in denied[:NAMED]
             )
             + _more(denied),
@@ -81,7 +83,7 @@ def _now(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> F
             blocks=settings.strict_access,
         )
     if unknown:
-        first = next(d for d in unknown[0].devices if d.access is Now.UNKNOWN)
+        first = next(d for d in unknown[0].devices if d.access is CurrentAccess.UNKNOWN)
         return Finding(
             12,
             "WorkloadAccess",
@@ -96,8 +98,8 @@ def _now(scene: Scene, settings: Settings, holders: Sequence[GpuContainer]) -> F
             blocks=False,
         )
     unheard = ""
-    if isinstance(scene.allocations, Refusal):
-        unheard = f" (the kubelet did not say whom it allocated GPUs to: {scene.allocations})"
+    if isinstance(snapshot.allocations, Refusal):
+        unheard = f" (the kubelet did not say whom it allocated GPUs to: {snapshot.allocations})"
     return Finding(
         12,
         "WorkloadAccess",
@@ -113,7 +115,7 @@ def _next(settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding,
         h
         for h in holders
         if settings.prevent != "off"
-        and any(d.risk is Risk.YES and d.access is Now.ALLOWED for d in h.devices)
+        and any(d.risk is ReloadRisk.YES and d.access is CurrentAccess.ALLOWED for d in h.devices)
     ]
     if not risky:
         return ()
@@ -135,9 +137,9 @@ def _next(settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding,
     )
 
 
-def _stopped(scene: Scene) -> tuple[Finding, ...]:
+def _stopped(snapshot: Snapshot) -> tuple[Finding, ...]:
     """Adding to a device list took something away: said in every look of this boot."""
-    mark = scene.allow_stopped
+    mark = snapshot.allow_stopped
     if isinstance(mark, Refusal) and (mark.is_missing or not mark.is_telling):
         return ()
     why = (
@@ -148,7 +150,7 @@ def _stopped(scene: Scene) -> tuple[Finding, ...]:
     return (
         Finding(
             12,
-            "AccessKept",
+            "DeviceAllowUpdatesEnabled",
             Verdict.FAILS,
             why,
             "AllowStopped",
@@ -161,36 +163,36 @@ def _stopped(scene: Scene) -> tuple[Finding, ...]:
 
 
 def _allow(
-    scene: Scene, heal: bool, prevent: bool, holders: tuple[GpuContainer, ...]
-) -> AllowDevices | None:
+    snapshot: Snapshot, heal: bool, prevent: bool, holders: tuple[GpuContainer, ...]
+) -> GrantDevices | None:
     """Which scopes' device lists are to be added to now. Nothing after a surprise, nor while one is
     at work."""
     if (
-        not isinstance(scene.access, Seen)
-        or scene.access.value.adding_since is not None
-        or _stopped(scene)
+        not isinstance(snapshot.access, Seen)
+        or snapshot.access.value.adding_since is not None
+        or _stopped(snapshot)
     ):
         return None
-    due = allow.due(holders, heal, prevent, scene.clock.boottime)
-    return AllowDevices(due, prevent) if due else None
+    due = allow.due(holders, heal, prevent, snapshot.clock.boottime)
+    return GrantDevices(due, prevent) if due else None
 
 
 def _older(
-    scene: Scene, settings: Settings, holders: Sequence[GpuContainer]
+    snapshot: Snapshot, settings: Settings, holders: Sequence[GpuContainer]
 ) -> tuple[Finding, ...]:
     """The driver was loaded again under them: what they were given (libraries, device nodes) is of
     the one before."""
-    loaded = kernel_log.loaded_at(scene)
+    loaded = kernel_log.loaded_at(snapshot)
     made = (
-        {c.id: c.created_at for c in scene.runtime.value.containers}
-        if isinstance(scene.runtime, Seen)
+        {c.id: c.created_at for c in snapshot.runtime.value.containers}
+        if isinstance(snapshot.runtime, Seen)
         else {}
     )
     old = [
         h
         for h in holders
         if not h.is_plugin
-        and 0.0 < made.get(h.id, 0.0) - (scene.clock.realtime - scene.clock.boottime) < loaded
+        and 0.0 < made.get(h.id, 0.0) - (snapshot.clock.realtime - snapshot.clock.boottime) < loaded
     ]
     if not old:
         return ()
@@ -200,7 +202,7 @@ def _older(
             "WorkloadDriver",
             Verdict.FAILS,
             f"{_count(old, holders)} were created before the nvidia module was loaded at "
-            f"{at(scene, loaded)}, and hold "
+            f"{at(snapshot, loaded)}, and hold "
             "what was there then: " + ", ".join(who(h) for h in old[:NAMED]) + _more(old),
             "WorkloadOlderThanDriver",
             tuple(who(h) for h in old)[:64],
@@ -232,18 +234,18 @@ def parts(of: View, settings: Settings, holders: tuple[GpuContainer, ...]) -> di
     prevent = settings.prevent == "on"
     return {
         "gpu_containers": holders,
-        "allow": _allow(of.scene, settings.heal, prevent, holders),
-        "guarded": allow.exposed(holders) if settings.heal and not _stopped(of.scene) else (),
+        "allow": _allow(of.snapshot, settings.heal, prevent, holders),
+        "guarded": allow.exposed(holders) if settings.heal and not _stopped(of.snapshot) else (),
         "access_check": check(of, holders),
-        "access_due": due_at(of, holders, disturbed_at(of.scene)),
+        "access_due": due_at(of, holders, disturbed_at(of.snapshot)),
     }
 
 
 def check(of: View, holders: Sequence[GpuContainer]) -> CheckAccess | None:
     """What the access program is to be asked now; None where every verdict stands, or it is
     asking."""
-    scene = of.scene
-    if not isinstance(scene.access, Seen) or scene.access.value.asking_since is not None:
+    snapshot = of.snapshot
+    if not isinstance(snapshot.access, Seen) or snapshot.access.value.asking_since is not None:
         return None
     asked = containers.questions(of)
     scopes = tuple(
@@ -251,22 +253,24 @@ def check(of: View, holders: Sequence[GpuContainer]) -> CheckAccess | None:
     )
     if not asked and not scopes:
         return None
-    reload_at = scene.manager.value.last_reload_at if isinstance(scene.manager, Seen) else None
+    reload_at = (
+        snapshot.manager.value.last_reload_at if isinstance(snapshot.manager, Seen) else None
+    )
     return CheckAccess(asked, scopes, reload_at or 0.0)
 
 
 def _is_unread(of: View, holder: GpuContainer) -> bool:
     scope = scope_of(of, holder.unit, holder.process)
     if isinstance(scope, Refusal) and scope.is_telling:
-        return of.scene.clock.boottime - holder.scope_at > containers.AGAIN_S
+        return of.snapshot.clock.boottime - holder.scope_at > containers.AGAIN_S
     return isinstance(scope, Refusal)
 
 
 def due_at(of: View, holders: Sequence[GpuContainer], disturbed: float) -> float | None:
     """Boottime of the next look that access wants; None for none."""
-    if not isinstance(of.scene.processes, Seen):
+    if not isinstance(of.snapshot.processes, Seen):
         return None
-    now = of.scene.clock.boottime
+    now = of.snapshot.clock.boottime
     if {c.id for c, _ in of.running} - of.processes.keys():
         return now + UNREAD_S
     if holders and now < disturbed + AFTER_RELOAD_S:

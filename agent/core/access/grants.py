@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...model.access import Claim, Device, Driver, GpuContainer, Now, Risk
-from ...model.actions import Allowance
+from ...model.access import CurrentAccess, Device, Driver, Entitlement, GpuContainer, ReloadRisk
+from ...model.actions import ScopeGrant
 from ...model.reading import Seen
 from .device_list import ANY, Number, entry_of, grants, rights_of
 
 Rights = Mapping[Number, frozenset[str]]
-OWN_CLAIMS = frozenset({Claim.ALLOCATED, Claim.SEEN, Claim.SPEC})
+OWN_CLAIMS = frozenset({Entitlement.ALLOCATED, Entitlement.SEEN, Entitlement.SPEC})
 """What is given back: allocated by the kubelet, seen allowed before, or ordered by the runtime's
 own spec."""
 AGAIN_S = 60.0
@@ -35,7 +35,7 @@ class Verified:
     "should have been given back, and is still denied"
 
 
-def guarded(holders: Iterable[GpuContainer]) -> tuple[Allowance, ...]:
+def guarded(holders: Iterable[GpuContainer]) -> tuple[ScopeGrant, ...]:
     """The containers whose scope may be added to, whether or not anything is to be done now.
 
     Only a scope that is named after the container, with a policy that restricts and a list that is
@@ -55,7 +55,7 @@ def guarded(holders: Iterable[GpuContainer]) -> tuple[Allowance, ...]:
             continue
         give = tuple((d.device, d.name) for d in h.devices if OWN_CLAIMS & set(d.claims))
         found.append(
-            Allowance(
+            ScopeGrant(
                 h.unit,
                 h.id,
                 h.process.pid,
@@ -67,10 +67,10 @@ def guarded(holders: Iterable[GpuContainer]) -> tuple[Allowance, ...]:
     return tuple(found)
 
 
-def exposed(holders: Iterable[GpuContainer]) -> tuple[Allowance, ...]:
+def exposed(holders: Iterable[GpuContainer]) -> tuple[ScopeGrant, ...]:
     """Of those, the ones that a reload may take something from: where the list names everything, it
     cannot."""
-    return guarded(h for h in holders if any(d.risk is not Risk.NO for d in h.devices))
+    return guarded(h for h in holders if any(d.risk is not ReloadRisk.NO for d in h.devices))
 
 
 def may_add(policy: str, allow: Sequence[tuple[str, str]]) -> bool:
@@ -79,7 +79,7 @@ def may_add(policy: str, allow: Sequence[tuple[str, str]]) -> bool:
 
 def due(
     holders: Iterable[GpuContainer], heal: bool, prevent: bool, now: float
-) -> tuple[Allowance, ...]:
+) -> tuple[ScopeGrant, ...]:
     """Of those, the ones that lost something now (heal), or lose it at the next reload
     (prevent)."""
     holders = tuple(holders)
@@ -88,8 +88,20 @@ def due(
         for h in holders
         if not _in_vain(h, now)
         and (
-            (heal and any(d.access is Now.DENIED and OWN_CLAIMS & set(d.claims) for d in h.devices))
-            or (prevent and any(d.access is Now.ALLOWED and d.risk is Risk.YES for d in h.devices))
+            (
+                heal
+                and any(
+                    d.access is CurrentAccess.DENIED and OWN_CLAIMS & set(d.claims)
+                    for d in h.devices
+                )
+            )
+            or (
+                prevent
+                and any(
+                    d.access is CurrentAccess.ALLOWED and d.risk is ReloadRisk.YES
+                    for d in h.devices
+                )
+            )
         )
     }
     return tuple(a for a in guarded(holders) if a.container_id in wanting)

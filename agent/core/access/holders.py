@@ -7,23 +7,23 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from ...model.access import (
-    Allowed,
-    Claim,
+    CurrentAccess,
     Device,
     Driver,
+    Entitlement,
     GivenDevice,
     GpuContainer,
+    GrantResult,
     LossCause,
-    Now,
     Process,
-    Risk,
+    ReloadRisk,
     ScopeDevices,
     Sighting,
     Verdict,
 )
 from ...model.reading import Reading, Refusal, Seen, Why
 from ...model.runtime import Access, Container, Sandbox
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 from . import cgroups, containers, device_list
 from .containers import View
 
@@ -65,10 +65,10 @@ def _holder(
     of: View,
     container: Container,
     sandbox: Sandbox | None,
-    claimed: dict[Device, tuple[Claim, ...]],
+    claimed: dict[Device, tuple[Entitlement, ...]],
 ) -> GpuContainer:
     process = of.processes.get(container.id)
-    verdict = containers.standing(of, process) if process else None
+    verdict = containers.valid_verdict(of, process) if process else None
     driver, unit = (
         cgroups.carrier(container.id, process.cgroup_v2, process.cgroup_v1)
         if process
@@ -78,7 +78,7 @@ def _holder(
     is_all = verdict.all_devices if verdict else bool(process and containers.allows_all(process))
     key = containers.key_of(container, sandbox)
     risk, why = _risk(of, driver, unit, scope, is_all, tuple(claimed), verdict)
-    old = containers.carried(of, process) if process and verdict is None else None
+    old = containers.stale_verdict(of, process) if process and verdict is None else None
     seen = of.sightings.get(container.id, {})
     devices = tuple(
         _given(
@@ -99,7 +99,7 @@ def _holder(
         pod=key[1],
         pod_uid=sandbox.uid if sandbox else container.labels.get("io.kubernetes.pod.uid", ""),
         name=container.name,
-        is_plugin=any(Claim.PLUGIN in claims for claims in claimed.values()),
+        is_plugin=any(Entitlement.PLUGIN in claims for claims in claimed.values()),
         gpus=of.allocated.get(key, ()),
         process=process,
         driver=driver,
@@ -111,11 +111,11 @@ def _holder(
         verdict=verdict,
         risk_why=why,
     )
-    return replace(_explained(of.scene, holder, seen), added=_added(of.scene, container.id))
+    return replace(_explained(of.snapshot, holder, seen), added=_added(of.snapshot, container.id))
 
 
-def _added(scene: Scene, container_id: str) -> Allowed | None:
-    rows = scene.access.value.added if isinstance(scene.access, Seen) else ()
+def _added(snapshot: Snapshot, container_id: str) -> GrantResult | None:
+    rows = snapshot.access.value.added if isinstance(snapshot.access, Seen) else ()
     return next((row for row in rows if row.container_id == container_id), None)
 
 
@@ -136,19 +136,23 @@ def _row(of: View, unit: str, process: Process | None) -> ScopeDevices | None:
 
 def _given(
     device: Device,
-    claims: tuple[Claim, ...],
+    claims: tuple[Entitlement, ...],
     path: str,
     verdict: Verdict | None,
     process: Process | None,
     sighting: Sighting | None,
-    risk: Risk,
+    risk: ReloadRisk,
     old: Verdict | None,
 ) -> GivenDevice:
-    now = dict(verdict.answers).get(device, Now.UNKNOWN) if verdict else Now.UNKNOWN
+    now = (
+        dict(verdict.answers).get(device, CurrentAccess.UNKNOWN)
+        if verdict
+        else CurrentAccess.UNKNOWN
+    )
     detail = ""
-    if verdict is None and old is not None and (carried := dict(old.answers).get(device)):
-        now, detail = carried, "as it was before its rules changed; it is being asked again"
-    if now is Now.UNKNOWN:
+    if verdict is None and old is not None and (stale_verdict := dict(old.answers).get(device)):
+        now, detail = stale_verdict, "as it was before its rules changed; it is being asked again"
+    if now is CurrentAccess.UNKNOWN:
         detail = (
             verdict.detail
             if verdict
@@ -162,10 +166,10 @@ def _given(
         path,
         claims,
         now,
-        Risk.NO if now is Now.DENIED else risk,
+        ReloadRisk.NO if now is CurrentAccess.DENIED else risk,
         detail,
         sighting.allowed_at if sighting else 0.0,
-        since if now is Now.DENIED else 0.0,
+        since if now is CurrentAccess.DENIED else 0.0,
     )
 
 
@@ -177,26 +181,27 @@ def _risk(
     is_all: bool,
     devices: tuple[Device, ...],
     verdict: Verdict | None,
-) -> tuple[dict[Device, Risk], str]:
+) -> tuple[dict[Device, ReloadRisk], str]:
     """What the next daemon-reload does to each, and why in a sentence."""
 
-    def everything(risk: Risk, why: str) -> tuple[dict[Device, Risk], str]:
+    def everything(risk: ReloadRisk, why: str) -> tuple[dict[Device, ReloadRisk], str]:
         return dict.fromkeys(devices, risk), why
 
     if driver is Driver.CGROUPFS:
         return everything(
-            Risk.NO, "no unit of systemd carries it (cgroupfs driver): a reload does not touch it"
+            ReloadRisk.NO,
+            "no unit of systemd carries it (cgroupfs driver): a reload does not touch it",
         )
     if driver is Driver.UNKNOWN:
         return everything(
-            Risk.UNKNOWN, "its cgroup was not read, or does not show which unit carries it"
+            ReloadRisk.UNKNOWN, "its cgroup was not read, or does not show which unit carries it"
         )
     if isinstance(scope, Refusal):
-        return everything(Risk.UNKNOWN, f"the device list of {unit} is not known ({scope})")
+        return everything(ReloadRisk.UNKNOWN, f"the device list of {unit} is not known ({scope})")
     policy, allow = scope.value.policy, scope.value.allow
     if policy == "auto" and not allow:
         return everything(
-            Risk.NO,
+            ReloadRisk.NO,
             "privileged: DevicePolicy=auto with an empty list allows everything"
             if is_all
             else "DevicePolicy=auto with an empty list: systemd restricts nothing",
@@ -206,34 +211,36 @@ def _risk(
         granted = of.grants[policy, allow] = device_list.grants(
             policy,
             allow,
-            of.scene.majors.value_or({}),
+            of.snapshot.majors.value_or({}),
             {path: (d.kind, d.major, d.minor) for d, path in of.nodes.items()},
         )
     risk = {
-        d: Risk.NO
+        d: ReloadRisk.NO
         if {"r", "w"} <= device_list.rights_of(granted, (d.kind, d.major, d.minor))
-        else Risk.YES
+        else ReloadRisk.YES
         for d in devices
     }
     may = dict(verdict.answers) if verdict else {}
     lacking = [
         of.nodes.get(d, d.path)
         for d in devices
-        if risk[d] is Risk.YES and may.get(d) is not Now.DENIED
+        if risk[d] is ReloadRisk.YES and may.get(d) is not CurrentAccess.DENIED
     ]
     if not lacking:
         return risk, f"DeviceAllow= of its scope (DevicePolicy={policy}) names all it may open"
     return risk, f"DevicePolicy={policy}, and DeviceAllow= of its scope lacks {', '.join(lacking)}"
 
 
-def _explained(scene: Scene, holder: GpuContainer, seen: dict[Device, Sighting]) -> GpuContainer:
+def _explained(
+    snapshot: Snapshot, holder: GpuContainer, seen: dict[Device, Sighting]
+) -> GpuContainer:
     """With the observed cause of a loss, and the cure for good of a loss or a risk. Nothing that
     was not seen."""
     lost = holder.denied
-    named = lost or tuple(d for d in holder.at_risk if d.access is Now.ALLOWED)
+    named = lost or tuple(d for d in holder.at_risk if d.access is CurrentAccess.ALLOWED)
     if not named:
         return holder
-    is_left_out = all(Claim.SPEC in d.claims for d in named)
+    is_left_out = all(Entitlement.SPEC in d.claims for d in named)
     has_unit = holder.driver is not Driver.CGROUPFS  # else no reload touches it
     holder = replace(
         holder,
@@ -256,12 +263,12 @@ def _explained(scene: Scene, holder: GpuContainer, seen: dict[Device, Sighting])
             cure=f"start the pod anew; for good: {holder.cure}",
         )
     if has_unit and sighting.allowed_at - SLACK_S < sighting.reload_at <= sighting.denied_at:
-        by = _asked_by(scene, sighting.reload_at)
+        by = _asked_by(snapshot, sighting.reload_at)
         return replace(
             holder,
             loss=LossCause.RELOAD,
             loss_why="systemd loaded its units anew at "
-            f"{at(scene, sighting.reload_at)}"
+            f"{at(snapshot, sighting.reload_at)}"
             + (f", asked for by {by}" if by else "")
             + f"; {LEFT_OUT if is_left_out else BEHIND}",
         )
@@ -269,7 +276,7 @@ def _explained(scene: Scene, holder: GpuContainer, seen: dict[Device, Sighting])
         holder,
         loss=LossCause.UPDATE,
         loss_why="its device programs were replaced between "
-        f"{at(scene, sighting.allowed_at)} and {at(scene, sighting.denied_at)}, "
+        f"{at(snapshot, sighting.allowed_at)} and {at(snapshot, sighting.denied_at)}, "
         + (
             "and no reload was seen: a container update (cpu-manager, resize) or systemctl "
             "set-property"
@@ -280,14 +287,14 @@ def _explained(scene: Scene, holder: GpuContainer, seen: dict[Device, Sighting])
     )
 
 
-def _asked_by(scene: Scene, reload_at: float) -> str:
-    rows = scene.access.value.asked_by if isinstance(scene.access, Seen) else ()
+def _asked_by(snapshot: Snapshot, reload_at: float) -> str:
+    rows = snapshot.access.value.asked_by if isinstance(snapshot.access, Seen) else ()
     return next((who for when, who in rows if when == reload_at), "")
 
 
-def at(scene: Scene, boottime: float) -> str:
+def at(snapshot: Snapshot, boottime: float) -> str:
     """An instant as people write it, UTC: the same in every look."""
-    seconds = round(boottime + scene.clock.realtime - scene.clock.boottime)
+    seconds = round(boottime + snapshot.clock.realtime - snapshot.clock.boottime)
     try:
         return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):
@@ -298,9 +305,13 @@ def plugin_access(of: View, container_id: str) -> Seen[Access] | None:
     """What the standing verdict says of a device plugin's own access; None where it says
     nothing."""
     process = of.processes.get(container_id)
-    verdict = containers.standing(of, process) if process else None
-    device = next(iter(containers.control(of.scene, of.nodes)), None)
-    now = dict(verdict.answers).get(device, Now.UNKNOWN) if verdict and device else Now.UNKNOWN
-    if verdict is None or now is Now.UNKNOWN:
+    verdict = containers.valid_verdict(of, process) if process else None
+    device = next(iter(containers.control(of.snapshot, of.nodes)), None)
+    now = (
+        dict(verdict.answers).get(device, CurrentAccess.UNKNOWN)
+        if verdict and device
+        else CurrentAccess.UNKNOWN
+    )
+    if verdict is None or now is CurrentAccess.UNKNOWN:
         return None
-    return Seen(Access("/dev/nvidiactl", now is Now.ALLOWED, verdict.how), verdict.at)
+    return Seen(Access("/dev/nvidiactl", now is CurrentAccess.ALLOWED, verdict.how), verdict.at)

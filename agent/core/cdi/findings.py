@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from ...model.cdi import CdiFile, CdiSpec, Refresh, Toolkit
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen
-from ...model.snapshot import Gpu, ProbeState, Scene, Unit
+from ...model.snapshot import Gpu, ProbeState, Snapshot, Unit
 from ..access import containers
 from ..common.watched import CDI_UNIT
 from ..gpu import driver
-from ..gpu.inventory import Judged, SortedGpus
+from ..gpu.inventory import GpuInventory, ProbeAssessment
 from . import specs as cdi
 from .collect import SPEC_FOLDERS
 
@@ -45,12 +45,12 @@ class Cdi:
     evidence: str = ""
 
 
-def judge(scene: Scene, gpus: SortedGpus, judged: Judged) -> Cdi | None:
+def judge(snapshot: Snapshot, gpus: GpuInventory, assessment: ProbeAssessment) -> Cdi | None:
     """None where nothing was asked: no GPU, or no driver yet."""
-    toolkit = scene.toolkit
-    if toolkit is None or gpus.scope is not Scope.GPUS or not driver.is_live(scene):
+    toolkit = snapshot.toolkit
+    if toolkit is None or gpus.scope is not Scope.GPUS or not driver.is_live(snapshot):
         return None
-    in_use = _in_use(scene, toolkit)
+    in_use = _in_use(snapshot, toolkit)
     if isinstance(toolkit.specs, Refusal):
         return Cdi(
             Verdict.UNKNOWN,
@@ -60,7 +60,7 @@ def judge(scene: Scene, gpus: SortedGpus, judged: Judged) -> Cdi | None:
             next_step=f"ls -l {' '.join(SPEC_FOLDERS)}",
         )
     for because, reason, missing, path in _faults(
-        scene, toolkit, toolkit.specs.value, judged, bool(in_use)
+        snapshot, toolkit, toolkit.specs.value, assessment, bool(in_use)
     ):
         mendable = reason != "CdiConflict"
         remedy = (
@@ -68,7 +68,7 @@ def judge(scene: Scene, gpus: SortedGpus, judged: Judged) -> Cdi | None:
             if mendable
             else f"grep -l {cdi.KIND} /etc/cdi/* /run/cdi/*; remove one"
         )
-        version = scene.driver_version.value_or("")
+        version = snapshot.driver_version.value_or("")
         return Cdi(
             Verdict.FAILS,
             because,
@@ -116,10 +116,10 @@ def judge(scene: Scene, gpus: SortedGpus, judged: Judged) -> Cdi | None:
     )
 
 
-def _in_use(scene: Scene, toolkit: Toolkit) -> str:
+def _in_use(snapshot: Snapshot, toolkit: Toolkit) -> str:
     """Only what makes containers depend on a spec; that one is there, or that the runtime could use
     it, does not."""
-    for sight in scene.plugins:
+    for sight in snapshot.plugins:
         if isinstance(sight.detail, Seen):
             words = [
                 sight.detail.value.env.get("DEVICE_LIST_STRATEGY", ""),
@@ -137,7 +137,11 @@ Fault = tuple[str, str, tuple[str, ...], str]
 
 
 def _faults(
-    scene: Scene, toolkit: Toolkit, files: tuple[CdiFile, ...], judged: Judged, in_use: bool
+    snapshot: Snapshot,
+    toolkit: Toolkit,
+    files: tuple[CdiFile, ...],
+    assessment: ProbeAssessment,
+    in_use: bool,
 ) -> Iterator[Fault]:
     """The first one counts: what comes first explains what comes after it."""
     for file in files:
@@ -148,7 +152,7 @@ def _faults(
     if (
         is_whole
         and not any(s.kind == cdi.KIND for _, s in specs)
-        and (_unit(scene) or (in_use and not specs))
+        and (_unit(snapshot) or (in_use and not specs))
     ):
         yield (
             f"no CDI spec of kind {cdi.KIND} in {' or '.join(SPEC_FOLDERS)}",
@@ -159,8 +163,8 @@ def _faults(
     yield from _conflicts(specs)
     for path, spec in specs:
         if not _is_shadowed(path, spec, specs):
-            yield from _spec_faults(scene, toolkit, path, spec)
-    lacking = _lacking([s for _, s in specs if s.kind == cdi.KIND], scene, judged)
+            yield from _spec_faults(snapshot, toolkit, path, spec)
+    lacking = _lacking([s for _, s in specs if s.kind == cdi.KIND], snapshot, assessment)
     if lacking:
         where = ", ".join(p for p, s in specs if s.kind == cdi.KIND)
         yield (
@@ -171,8 +175,8 @@ def _faults(
         )
 
 
-def _spec_faults(scene: Scene, toolkit: Toolkit, path: str, spec: CdiSpec) -> Iterator[Fault]:
-    loaded = scene.driver_version.value_or("")
+def _spec_faults(snapshot: Snapshot, toolkit: Toolkit, path: str, spec: CdiSpec) -> Iterator[Fault]:
+    loaded = snapshot.driver_version.value_or("")
     if spec.versions and loaded and loaded not in spec.versions:
         yield (
             f"{path} names driver {'/'.join(spec.versions)}, loaded is {loaded}",
@@ -191,8 +195,8 @@ def _spec_faults(scene: Scene, toolkit: Toolkit, path: str, spec: CdiSpec) -> It
             path,
         )
     nodes = (
-        {n.path: (n.major, n.minor) for n in scene.nodes.value}
-        if isinstance(scene.nodes, Seen)
+        {n.path: (n.major, n.minor) for n in snapshot.nodes.value}
+        if isinstance(snapshot.nodes, Seen)
         else {}
     )
     other = tuple(
@@ -236,10 +240,12 @@ def _conflicts(specs: list[tuple[str, CdiSpec]]) -> Iterator[Fault]:
         )
 
 
-def _lacking(specs: list[CdiSpec], scene: Scene, judged: Judged) -> tuple[str, ...]:
+def _lacking(
+    specs: list[CdiSpec], snapshot: Snapshot, assessment: ProbeAssessment
+) -> tuple[str, ...]:
     """GPUs of a complete probe that no spec offers, by index, UUID or one of its MIG devices."""
-    state = scene.probe.value_or(ProbeState())
-    if not specs or not judged.fingerprint or state.last is None:
+    state = snapshot.probe.value_or(ProbeState())
+    if not specs or not assessment.fingerprint or state.last is None:
         return ()
     names = {d for s in specs for d in s.devices}
     return tuple(g.uuid for n, g in enumerate(state.last.gpus) if not _is_offered(n, g, names))
@@ -250,10 +256,10 @@ def _is_offered(index: int, gpu: Gpu, names: set[str]) -> bool:
     return bool(ids & names) or any(n.startswith((f"{index}:", f"mig{index}:")) for n in names)
 
 
-def _unit(scene: Scene) -> Unit | None:
+def _unit(snapshot: Snapshot) -> Unit | None:
     """The unit that writes the spec, where it is installed and its owner has not switched it
     off."""
-    units = scene.units.value_or(())
+    units = snapshot.units.value_or(())
     return next(
         (
             u
@@ -264,41 +270,47 @@ def _unit(scene: Scene) -> Unit | None:
     )
 
 
-def refresh(scene: Scene, judged: Cdi | None) -> Refresh | None:
+def refresh(snapshot: Snapshot, assessment: Cdi | None) -> Refresh | None:
     """What the toolkit's own unit may mend; None where nothing is broken, or it is not
     installed."""
-    unit = _unit(scene)
-    if judged is None or not judged.mendable or unit is None:
+    unit = _unit(snapshot)
+    if assessment is None or not assessment.mendable or unit is None:
         return None
-    return Refresh(judged.evidence, judged.because, unit.invocation_id, unit.active == "activating")
+    return Refresh(
+        assessment.evidence, assessment.because, unit.invocation_id, unit.active == "activating"
+    )
 
 
-def findings(scene: Scene, judged: Cdi | None) -> tuple[Finding, ...]:
-    if judged is None:
+def findings(snapshot: Snapshot, assessment: Cdi | None) -> tuple[Finding, ...]:
+    if assessment is None:
         return ()
-    used = f" ({judged.in_use})" if judged.in_use and judged.verdict is not Verdict.HOLDS else ""
+    used = (
+        f" ({assessment.in_use})"
+        if assessment.in_use and assessment.verdict is not Verdict.HOLDS
+        else ""
+    )
     found = [
         Finding(
             6,
             "CdiSpec",
-            judged.verdict,
-            judged.because + used,
-            judged.reason,
-            missing=judged.missing,
-            heals=Heals.SOON if judged.mendable else Heals.CONFIGURATION,
-            next_step=judged.next_step,
-            blocks=bool(judged.in_use),
+            assessment.verdict,
+            assessment.because + used,
+            assessment.reason,
+            missing=assessment.missing,
+            heals=Heals.SOON if assessment.mendable else Heals.CONFIGURATION,
+            next_step=assessment.next_step,
+            blocks=bool(assessment.in_use),
         )
     ]
-    found += _handler(scene.toolkit)
-    if isinstance(scene.runtime, Seen):
+    found += _handler(snapshot.toolkit)
+    if isinstance(snapshot.runtime, Seen):
         found.append(
             Finding(
                 6,
                 "RuntimeAnswers",
                 Verdict.HOLDS,
-                f"{scene.runtime_socket} answers: "
-                f"{containers.number(len(scene.runtime.value.containers))}",
+                f"{snapshot.runtime_socket} answers: "
+                f"{containers.number(len(snapshot.runtime.value.containers))}",
                 blocks=False,
             )
         )

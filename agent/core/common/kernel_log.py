@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ...model.kernel import KernelLine, KernelWord, Tells
+from ...model.kernel import KernelEntry, KernelEvent, KernelLine
 from . import parse, xids
 
 _BUS = r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?"
@@ -28,36 +28,45 @@ _UNFIT = re.compile(
     r"|': (?:Exec format error|Unknown symbol in module))"
 )
 """Of the two modules that GPU work needs; what nvidia-drm lacks is a display's trouble."""
-_FORMS: tuple[tuple[Tells, re.Pattern[str]], ...] = (
-    (Tells.FOUND, re.compile(rf"\bpci {_BUS}: \[10de:[0-9a-f]{{4}}\] type \S+ class 0x030[02]")),
-    (Tells.LOADED, re.compile(r"NVRM: loading NVIDIA ")),
-    (Tells.LOST, re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BUS}\b.*fallen off the bus", re.I)),
-    (Tells.DEAD, re.compile(rf"NVRM: The NVIDIA GPU {_BUS}\b.*fallen off the bus", re.I | re.S)),
+_FORMS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     (
-        Tells.LOST,
+        KernelEvent.FOUND,
+        re.compile(rf"\bpci {_BUS}: \[10de:[0-9a-f]{{4}}\] type \S+ class 0x030[02]"),
+    ),
+    (KernelEvent.LOADED, re.compile(r"NVRM: loading NVIDIA ")),
+    (
+        KernelEvent.LOST,
+        re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BUS}\b.*fallen off the bus", re.I),
+    ),
+    (
+        KernelEvent.DEAD,
+        re.compile(rf"NVRM: The NVIDIA GPU {_BUS}\b.*fallen off the bus", re.I | re.S),
+    ),
+    (
+        KernelEvent.LOST,
         re.compile(
             rf"\bnvidia {_BUS}: (?:Unable to|can't) change power state from D3cold to D0", re.I
         ),
     ),
-    (Tells.REGION, re.compile(rf"NVIDIA device is invalid:.*\(PCI:{_BUS}\)", re.I | re.S)),
+    (KernelEvent.REGION, re.compile(rf"NVIDIA device is invalid:.*\(PCI:{_BUS}\)", re.I | re.S)),
     (
-        Tells.POWER,
+        KernelEvent.POWER,
         re.compile(rf"NVRM: GPU {_BUS}: GPU does not have the necessary power cables", re.I),
     ),
-    (Tells.UNFIT, _UNFIT),
+    (KernelEvent.UNFIT, _UNFIT),
     (
-        Tells.FIRMWARE,
+        KernelEvent.FIRMWARE,
         re.compile(
             rf"{_BUS}: (?:Direct firmware load for |loading \S*/)nvidia/[\w.-]+/"
             r"gsp(?!_log)\w*\.bin failed with error -2\b"
         ),
     ),
     (
-        Tells.INIT_FAILED,
+        KernelEvent.INIT_FAILED,
         re.compile(rf"NVRM: GPU {_BUS}: (?:RmInitAdapter|rm_init_adapter) failed", re.I),
     ),
     (
-        Tells.UNSUPPORTED,
+        KernelEvent.UNSUPPORTED,
         re.compile(
             rf"NVRM: The NVIDIA GPU {_BUS}\b.*(?:not supported by|is supported "
             r"through|requires use of)",
@@ -66,13 +75,13 @@ _FORMS: tuple[tuple[Tells, re.Pattern[str]], ...] = (
     ),
     # An older branch's GPU: it names its model, and no bus id.
     (
-        Tells.UNSUPPORTED,
+        KernelEvent.UNSUPPORTED,
         re.compile(
             r"NVRM: The NVIDIA .*GPU installed in this system is\s+(?:NVRM:\s+)?supported through"
         ),
     ),
     (
-        Tells.REJECTED,
+        KernelEvent.REJECTED,
         re.compile(
             r"(?:^|\b(nvidia)[\w-]*: )loading of (?:unsigned module|module with \w+ \w+) is "
             r"rejected"
@@ -82,24 +91,29 @@ _FORMS: tuple[tuple[Tells, re.Pattern[str]], ...] = (
             re.I,
         ),
     ),
-    (Tells.MISMATCH, re.compile(rf"NVRM: API mismatch: .*?{_VERSION}")),
-    (Tells.XID, re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_BUS}\): \d+, Fatal", re.I)),
+    (KernelEvent.MISMATCH, re.compile(rf"NVRM: API mismatch: .*?{_VERSION}")),
+    (KernelEvent.XID, re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_BUS}\): \d+, Fatal", re.I)),
     (
-        Tells.XID,
+        KernelEvent.XID,
         re.compile(
             rf"\bnvidia {_BUS}: (?:AER: can't recover|PCIe Bus Error: (?:severity=)?Uncorrect)",
             re.I,
         ),
     ),
 )
-_OF_XID = {79: Tells.LOST, 119: Tells.GSP, 120: Tells.GSP, 143: Tells.INIT_FAILED}
+_OF_XID = {
+    79: KernelEvent.LOST,
+    119: KernelEvent.GSP,
+    120: KernelEvent.GSP,
+    143: KernelEvent.INIT_FAILED,
+}
 
 
 _HINTS = ("NVRM", "[10de:", "nvidia", "is rejected", "is restricted")
 """One of them is in every line that tells something: to read a whole ring is to cost little."""
 
 
-def word(line: KernelLine) -> KernelWord | None:
+def word(line: KernelLine) -> KernelEntry | None:
     """What a line tells; None where it is not about GPUs, or only about a program that used one."""
     if not any(hint in line.text for hint in _HINTS):
         return None
@@ -108,20 +122,24 @@ def word(line: KernelLine) -> KernelWord | None:
         number = int(xid.group(2)[:4])
         if number in xids.APPLICATIONS:
             return None
-        return KernelWord(
-            line.at, _OF_XID.get(number, Tells.XID), line.text, _bus_id(xid.group(1)), xid=number
+        return KernelEntry(
+            line.at,
+            _OF_XID.get(number, KernelEvent.XID),
+            line.text,
+            _bus_id(xid.group(1)),
+            xid=number,
         )
-    for tells, form in _FORMS:
+    for event, form in _FORMS:
         found = form.search(line.text)
         if found:
             part = (found.group(1) or "") if found.groups() else ""
-            if tells in (Tells.MISMATCH, Tells.UNFIT):
-                return KernelWord(line.at, tells, line.text, client=part)
-            return KernelWord(line.at, tells, line.text, _bus_id(part) if ":" in part else "")
+            if event in (KernelEvent.MISMATCH, KernelEvent.UNFIT):
+                return KernelEntry(line.at, event, line.text, client=part)
+            return KernelEntry(line.at, event, line.text, _bus_id(part) if ":" in part else "")
     return None
 
 
-def words(lines: Sequence[KernelLine]) -> tuple[KernelWord, ...]:
+def words(lines: Sequence[KernelLine]) -> tuple[KernelEntry, ...]:
     return tuple(found for found in map(word, lines) if found is not None)
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ...model.access import GpuContainer, LossCause
-from ...model.diagnostics import NO_WITNESS, JournalWord, Says, Witness
+from ...model.diagnostics import NO_DIAGNOSTICS, DiagnosticData, JournalEntry, JournalEvent
 from ...model.finding import Diagnosis, Finding, Verdict
 from ...model.runtime import PluginLog, PluginSight
-from ...model.snapshot import Entry, Scene, Unit
+from ...model.snapshot import Entry, Snapshot, Unit
 from ..plugin import candidates as plugin
 
 
@@ -22,9 +22,9 @@ from ..plugin import candidates as plugin
 class Evidence:
     """One look at a node, and what was asked besides."""
 
-    scene: Scene
+    snapshot: Snapshot
     diagnosis: Diagnosis
-    witness: Witness = NO_WITNESS
+    diagnostics: DiagnosticData = NO_DIAGNOSTICS
 
     def finding(self, *reasons: str) -> Finding | None:
         """The first finding that fails for one of these reasons. What is unknown marks nothing."""
@@ -37,10 +37,12 @@ class Evidence:
             None,
         )
 
-    def journal(self, says: Says, since: float = 0.0, source: str = "") -> JournalWord | None:
+    def journal(
+        self, says: JournalEvent, since: float = 0.0, source: str = ""
+    ) -> JournalEntry | None:
         """The newest line of this boot that says so; boottime, seconds. `source`: of this unit
         only."""
-        lines = self.witness.journal.value_or(())
+        lines = self.diagnostics.journal.value_or(())
         return max(
             (w for w in lines if w.says is says and w.at >= since and source in ("", w.source)),
             key=lambda w: w.at,
@@ -55,7 +57,7 @@ class Evidence:
     @property
     def plugin(self) -> PluginSight | None:
         """The device plugin, where there is one."""
-        return self.scene.plugins[0] if len(self.scene.plugins) == 1 else None
+        return self.snapshot.plugins[0] if len(self.snapshot.plugins) == 1 else None
 
     @property
     def plugin_log(self) -> PluginLog | None:
@@ -65,22 +67,22 @@ class Evidence:
     @property
     def plugin_unit(self) -> Unit | None:
         """The unit of the host that is the device plugin, where something is wrong with it."""
-        fault = self.diagnosis.mending.fault if self.diagnosis.mending else None
-        units = self.scene.units.value_or(())
+        fault = self.diagnosis.repair_facts.fault if self.diagnosis.repair_facts else None
+        units = self.snapshot.units.value_or(())
         return next(
             (u for u in units if fault and fault.sight is None and u.name == fault.unit), None
         )
 
     @property
     def kubelet_socket(self) -> Entry | None:
-        entries = self.scene.plugin_sockets.value_or(())
+        entries = self.snapshot.plugin_sockets.value_or(())
         return next((e for e in entries if e.name == "kubelet.sock"), None)
 
     def boottime_of(self, realtime: float) -> float:
-        return realtime - self.scene.clock.realtime + self.scene.clock.boottime
+        return realtime - self.snapshot.clock.realtime + self.snapshot.clock.boottime
 
     def ago(self, at: float) -> str:
-        return f"{max(0.0, self.scene.clock.boottime - at):.0f} s ago"
+        return f"{max(0.0, self.snapshot.clock.boottime - at):.0f} s ago"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def when(*reasons: str) -> Judge:
     return judge
 
 
-def said(says: Says) -> Judge:
+def said(says: JournalEvent) -> Judge:
     """Confirmed by a line of the journal."""
 
     def judge(evidence: Evidence) -> Mark | None:
@@ -154,6 +156,6 @@ def either(judges: Iterable[Judge]) -> Judge:
     return judge
 
 
-def cited(evidence: Evidence, line: JournalWord) -> str:
+def cited(evidence: Evidence, line: JournalEntry) -> str:
     """A journal line with its age."""
     return f"{line.source}, {evidence.ago(line.at)}: {line.line[:200]}"

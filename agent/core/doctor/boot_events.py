@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...model.kernel import Tells
+from ...model.kernel import KernelEvent
 from ...model.reading import Seen
-from ...model.runtime import PluginSays, PluginSight
+from ...model.runtime import PluginLogState, PluginSight
 from ...model.settings import Settings
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 from ..common.layouts import KINDS, matches
 from ..common.paths import FIRST
 from ..common.watched import DRIVER_UNITS, RUNTIME_UNITS, kubelet_units, plugin_units
@@ -31,18 +31,18 @@ _MILESTONES = {
 _ORDER = {name: number for number, name in enumerate(_MILESTONES)}
 """Of one cycle's milestones: each follows from the one before it."""
 _TOLD = {
-    PluginSays.INIT_FAILED: "said",
-    PluginSays.NO_DEVICES: "said",
-    PluginSays.NOT_REGISTERED: "said",
-    PluginSays.REGISTERED: "said (a hint)",
-    PluginSays.UNHEALTHY: "said",
-    PluginSays.WAITING: "said",
-    PluginSays.UNWATCHED: "said",
+    PluginLogState.INIT_FAILED: "said",
+    PluginLogState.NO_DEVICES: "said",
+    PluginLogState.NOT_REGISTERED: "said",
+    PluginLogState.REGISTERED: "said (a hint)",
+    PluginLogState.UNHEALTHY: "said",
+    PluginLogState.WAITING: "said",
+    PluginLogState.UNWATCHED: "said",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class BootEvent:
     """Something that happened in this boot."""
 
     at: float
@@ -59,15 +59,15 @@ class Moment:
     "converted from realtime: wrong by as much as the clock was set since"
 
 
-def clock_set(scene: Scene) -> tuple[float, float] | None:
+def clock_set(snapshot: Snapshot) -> tuple[float, float] | None:
     """(by how many seconds the clock was set forward, boottime of the newest mark from before), if
     it was."""
-    if not isinstance(scene.run_files, Seen):
+    if not isinstance(snapshot.run_files, Seen):
         return None
-    offset, found = scene.clock.realtime - scene.clock.boottime, None
-    own = {f"{FIRST}{name}": mark for name, mark in scene.milestones.items()}
-    own.update(waiting=scene.waiting, released=scene.released, launched=scene.launched)
-    for entry in scene.run_files.value:
+    offset, found = snapshot.clock.realtime - snapshot.clock.boottime, None
+    own = {f"{FIRST}{name}": mark for name, mark in snapshot.milestones.items()}
+    own.update(waiting=snapshot.waiting, released=snapshot.released, launched=snapshot.launched)
+    for entry in snapshot.run_files.value:
         mark = own.get(entry.name)
         if entry.kind != "file" or not isinstance(mark, Seen) or mark.value.at <= 0:
             continue
@@ -77,13 +77,13 @@ def clock_set(scene: Scene) -> tuple[float, float] | None:
     return found
 
 
-def moments(scene: Scene, settings: Settings) -> tuple[Moment, ...]:
+def boot_events(snapshot: Snapshot, settings: Settings) -> tuple[BootEvent, ...]:
     """Oldest first. What lies outside this boot is not among them."""
-    found = [*_kernel(scene), *_units(scene, settings), *_nodes(scene), *_marks(scene)]
-    offset = scene.clock.realtime - scene.clock.boottime
-    for theirs in (*_plugins(scene), *_sockets(scene), *_ledger(scene)):
+    found = [*_kernel(snapshot), *_units(snapshot, settings), *_nodes(snapshot), *_marks(snapshot)]
+    offset = snapshot.clock.realtime - snapshot.clock.boottime
+    for theirs in (*_plugins(snapshot), *_sockets(snapshot), *_ledger(snapshot)):
         found.append(
-            Moment(
+            BootEvent(
                 theirs.at - offset,
                 theirs.what,
                 theirs.text,
@@ -92,40 +92,40 @@ def moments(scene: Scene, settings: Settings) -> tuple[Moment, ...]:
                 is_theirs=True,
             )
         )
-    here = [m for m in found if 0 < m.at <= scene.clock.boottime + SET_S]
+    here = [m for m in found if 0 < m.at <= snapshot.clock.boottime + SET_S]
     return tuple(sorted(here, key=lambda m: (m.at, _ORDER.get(m.what, 0))))
 
 
-def _kernel(scene: Scene) -> Iterator[Moment]:
-    words = scene.kernel.value_or(())
-    buses = [w for w in words if w.tells is Tells.FOUND]
+def _kernel(snapshot: Snapshot) -> Iterator[BootEvent]:
+    words = snapshot.kernel.value_or(())
+    buses = [w for w in words if w.event is KernelEvent.FOUND]
     if buses:
         found = f"the kernel found {_count(len({w.bus_id for w in buses}), 'GPU')} on PCI"
-        yield Moment(min(w.at for w in buses), "pci", found, "kernel")
-    loaded = [w for w in words if w.tells is Tells.LOADED]
+        yield BootEvent(min(w.at for w in buses), "pci", found, "kernel")
+    loaded = [w for w in words if w.event is KernelEvent.LOADED]
     for number, word in enumerate(loaded):
         again = " again" if number else ""
-        yield Moment(word.at, "module", f"the nvidia module was loaded{again}", "kernel")
-    for word in [w for w in words if w.tells not in (Tells.FOUND, Tells.LOADED)][-3:]:
-        yield Moment(word.at, "trouble", f"the kernel: {word.line[:160]}", "kernel")
+        yield BootEvent(word.at, "module", f"the nvidia module was loaded{again}", "kernel")
+    for word in [w for w in words if w.event not in (KernelEvent.FOUND, KernelEvent.LOADED)][-3:]:
+        yield BootEvent(word.at, "trouble", f"the kernel: {word.line[:160]}", "kernel")
 
 
-def _units(scene: Scene, settings: Settings) -> Iterator[Moment]:
+def _units(snapshot: Snapshot, settings: Settings) -> Iterator[BootEvent]:
     kinds = {
         **dict.fromkeys(kubelet_units(settings), "kubelet"),
         **dict.fromkeys(RUNTIME_UNITS, "runtime"),
         **dict.fromkeys(plugin_units(settings), "started"),
         **dict(zip(DRIVER_UNITS, ("persistenced", "fabric"), strict=True)),
     }
-    for unit in scene.units.value_or(()):
+    for unit in snapshot.units.value_or(()):
         if unit.name in kinds and unit.active_since is not None and unit.is_active:
             of = unit.name if kinds[unit.name] == "started" else ""
-            yield Moment(
+            yield BootEvent(
                 unit.active_since, kinds[unit.name], f"{unit.name} was active", "systemd", of
             )
-    manager = scene.manager.value_or(None)
+    manager = snapshot.manager.value_or(None)
     if manager is not None and manager.last_reload_at is not None:
-        yield Moment(
+        yield BootEvent(
             manager.last_reload_at,
             "reload",
             "systemd last loaded its units (boot or daemon-reload)",
@@ -133,9 +133,9 @@ def _units(scene: Scene, settings: Settings) -> Iterator[Moment]:
         )
 
 
-def _nodes(scene: Scene) -> Iterator[Moment]:
-    offset = scene.clock.realtime - scene.clock.boottime
-    nodes = scene.nodes.value_or(())
+def _nodes(snapshot: Snapshot) -> Iterator[BootEvent]:
+    offset = snapshot.clock.realtime - snapshot.clock.boottime
+    nodes = snapshot.nodes.value_or(())
     made = sorted(
         (n for n in nodes if n.made_at > 0 and "/nvidia-caps/" not in n.path),
         key=lambda n: n.made_at,
@@ -143,7 +143,7 @@ def _nodes(scene: Scene) -> Iterator[Moment]:
     if not made:
         return
     if made[-1].made_at - made[0].made_at > SET_S:
-        yield Moment(
+        yield BootEvent(
             made[0].made_at - offset,
             "first-node",
             f"the first device node, {made[0].path}",
@@ -151,36 +151,36 @@ def _nodes(scene: Scene) -> Iterator[Moment]:
             is_theirs=True,
         )
     last = f"the last of {_count(len(made), 'device node')}, {made[-1].path}"
-    yield Moment(made[-1].made_at - offset, "nodes", last, "inode", is_theirs=True)
+    yield BootEvent(made[-1].made_at - offset, "nodes", last, "inode", is_theirs=True)
 
 
-def _marks(scene: Scene) -> Iterator[Moment]:
-    for name, mark in scene.milestones.items():
+def _marks(snapshot: Snapshot) -> Iterator[BootEvent]:
+    for name, mark in snapshot.milestones.items():
         if isinstance(mark, Seen) and name in _MILESTONES:
-            yield Moment(mark.value.at, name, _MILESTONES[name], "mark")
+            yield BootEvent(mark.value.at, name, _MILESTONES[name], "mark")
     for name, text in (
         ("waiting", "the kubelet's start began to wait for the gate"),
         ("released", "the kubelet was released"),
         ("launched", "gpu-gate launched the plugin"),
     ):
-        mark = getattr(scene, name)
+        mark = getattr(snapshot, name)
         if isinstance(mark, Seen) and mark.value.at > 0:
             why = f": {mark.value.reason}" if name == "released" and mark.value.reason else ""
-            yield Moment(mark.value.at, name, text + why, "mark")
+            yield BootEvent(mark.value.at, name, text + why, "mark")
 
 
-def label(scene: Scene, sight: PluginSight) -> str:
+def label(snapshot: Snapshot, sight: PluginSight) -> str:
     """A plugin's container, by its id where there are several."""
-    return f"the plugin {sight.container.id[:8]}" if len(scene.plugins) > 1 else "the plugin"
+    return f"the plugin {sight.container.id[:8]}" if len(snapshot.plugins) > 1 else "the plugin"
 
 
-def _plugins(scene: Scene) -> Iterator[Moment]:
-    for sight in scene.plugins:
-        name, of = label(scene, sight), sight.container.id
+def _plugins(snapshot: Snapshot) -> Iterator[BootEvent]:
+    for sight in snapshot.plugins:
+        name, of = label(snapshot, sight), sight.container.id
         detail = sight.detail.value_or(None)
         started = detail.started_at if detail else 0.0
         if started <= 0 or started - sight.container.created_at > SET_S:
-            yield Moment(
+            yield BootEvent(
                 sight.container.created_at,
                 "created",
                 f"{name}'s container was created",
@@ -188,9 +188,9 @@ def _plugins(scene: Scene) -> Iterator[Moment]:
                 of,
             )
         if detail and started > 0:
-            yield Moment(started, "started", f"{name} started", "runtime", of)
+            yield BootEvent(started, "started", f"{name} started", "runtime", of)
         if detail and detail.finished_at > started > 0:
-            yield Moment(
+            yield BootEvent(
                 detail.finished_at,
                 "ended",
                 f"{name} ended, status {detail.exit_code}",
@@ -199,31 +199,31 @@ def _plugins(scene: Scene) -> Iterator[Moment]:
             )
         log = sight.log.value_or(None)
         if log is not None and log.at > 0 and log.says in _TOLD:
-            yield Moment(
+            yield BootEvent(
                 log.at, f"said-{log.says.value}", f"{name} {_TOLD[log.says]}: {log.line}", "log", of
             )
 
 
-def _sockets(scene: Scene) -> Iterator[Moment]:
+def _sockets(snapshot: Snapshot) -> Iterator[BootEvent]:
     patterns = {p for kind in KINDS for p in kind.sockets}
-    for entry in scene.plugin_sockets.value_or(()):
+    for entry in snapshot.plugin_sockets.value_or(()):
         if entry.kind != "socket":
             continue
         if entry.name == "kubelet.sock":
-            yield Moment(
+            yield BootEvent(
                 entry.mtime, "kubelet-socket", "the kubelet opened its plugin socket", "inode"
             )
         elif matches(entry.name, patterns):
-            yield Moment(entry.mtime, "socket", f"the plugin's socket {entry.name}", "inode")
+            yield BootEvent(entry.mtime, "socket", f"the plugin's socket {entry.name}", "inode")
 
 
-def _ledger(scene: Scene) -> Iterator[Moment]:
-    entries = scene.ledger.value_or(())
+def _ledger(snapshot: Snapshot) -> Iterator[BootEvent]:
+    entries = snapshot.ledger.value_or(())
     for entry in entries:
-        if entry.boot_id != scene.boot_id:
+        if entry.boot_id != snapshot.boot_id:
             continue
         if entry.what == ledger.OUTCOME:
-            yield Moment(
+            yield BootEvent(
                 entry.at,
                 "outcome",
                 f"repair {entry.number}: {entry.outcome}",
@@ -231,7 +231,7 @@ def _ledger(scene: Scene) -> Iterator[Moment]:
                 str(entry.number),
             )
         else:
-            yield Moment(
+            yield BootEvent(
                 entry.at,
                 "repair",
                 f"repair {entry.number} begins: {entry.what} {entry.target[:12]}, for "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...model.finding import Finding, Verdict
 
-EXPLAINS = ("KubeletActive", "PluginWell", "WorkloadAccess")
+EXPLAINS = ("KubeletActive", "PluginHealthy", "WorkloadAccess")
 """Conditions that close no gate by themselves, and are broken links all the same: what comes later
 follows."""
 NOT_BROKEN = ("NoKubelet", "PluginUnread")

@@ -7,19 +7,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from ...model.cluster import ClusterWord, Sample
+from ...model.cluster import ClusterReport, Sample
 from ...model.finding import Finding, Verdict
 from ...model.reading import Reading, Refusal, Seen
 from ...model.settings import Settings
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 from ..common.layouts import PREFERRED, matches
 
 
 def findings(
-    word: ClusterWord, scene: Scene, settings: Settings, registered: Finding | None
+    word: ClusterReport, snapshot: Snapshot, settings: Settings, registered: Finding | None
 ) -> tuple[Finding, ...]:
     """`registered`: link 10 of the same look."""
-    return _metric(word.samples, scene, settings), _alert(word, settings, registered)
+    return _metric(word.samples, snapshot, settings), _alert(word, settings, registered)
 
 
 def label_of(resource: str) -> str:
@@ -28,7 +28,7 @@ def label_of(resource: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in resource)
 
 
-def _metric(samples: Reading[Sequence[Sample]], scene: Scene, settings: Settings) -> Finding:
+def _metric(samples: Reading[Sequence[Sample]], snapshot: Snapshot, settings: Settings) -> Finding:
     if isinstance(samples, Refusal):
         if not samples.is_telling:
             return _unknown(13, "MetricAgrees", f"not asked: {samples.detail}", "MetricNotAsked")
@@ -39,7 +39,7 @@ def _metric(samples: Reading[Sequence[Sample]], scene: Scene, settings: Settings
             "MetricStoreSilent",
             "curl the address in [Cluster] Prometheus=",
         )
-    if not isinstance(scene.allocatable, Seen):
+    if not isinstance(snapshot.allocatable, Seen):
         return _unknown(
             13,
             "MetricAgrees",
@@ -48,7 +48,7 @@ def _metric(samples: Reading[Sequence[Sample]], scene: Scene, settings: Settings
         )
     listed = {
         label_of(d.resource): len(d.ids)
-        for d in scene.allocatable.value
+        for d in snapshot.allocatable.value
         if matches(d.resource, settings.resources or PREFERRED)
     }
     ours = [s for s in samples.value if s.resource in listed or s.resource == "nvidia_com_gpu"]
@@ -60,7 +60,7 @@ def _metric(samples: Reading[Sequence[Sample]], scene: Scene, settings: Settings
             "kube-state-metrics is not scraped, or the node has another name there ([Node] Name=)",
             "MetricMissing",
         )
-    age_s = max(scene.clock.realtime - s.at for s in ours)
+    age_s = max(snapshot.clock.realtime - s.at for s in ours)
     said = {s.resource: int(s.value) for s in ours}
     seen = f"{_counted(said)} allocatable, scraped {max(0.0, age_s):.0f} s ago"
     if {r: n for r, n in said.items() if n} != {r: n for r, n in listed.items() if n}:
@@ -84,7 +84,7 @@ def _counted(by_resource: dict[str, int]) -> str:
     return ", ".join(f"{n} {r}" for r, n in sorted(by_resource.items())) or "none"
 
 
-def _alert(word: ClusterWord, settings: Settings, registered: Finding | None) -> Finding:
+def _alert(word: ClusterReport, settings: Settings, registered: Finding | None) -> Finding:
     alerts = word.alerts
     if isinstance(alerts, Refusal):
         if not alerts.is_telling:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...model.diagnostics import SocketSight, Witness
-from ...model.host import Examined
+from ...model.diagnostics import DiagnosticData, SocketSight
+from ...model.host import DiagnosticHost
 from ...model.reading import Reading, Refusal, Seen
 from ...model.settings import Settings
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 from ..common import parse
 from ..common.files import parsed_file
 from ..common.paths import FIRST, RUN
@@ -21,15 +21,17 @@ CPU_MANAGER = "/var/lib/kubelet/cpu_manager_state"
 MOST_SOCKETS = 8
 
 
-async def examine(host: Examined, settings: Settings, scene: Scene) -> Witness:
+async def collect_diagnostics(
+    host: DiagnosticHost, settings: Settings, snapshot: Snapshot
+) -> DiagnosticData:
     """Ask everything a doctor wants to know of this node and this boot, once; what takes longest
     comes last."""
-    quick = Witness(
+    quick = DiagnosticData(
         kernel=await parsed_file(host, "/proc/sys/kernel/osrelease", parse.text),
         cgroup=await _cgroup(host),
         cpu_policy=await _cpu_policy(host),
         first_seen=await parsed_file(host, f"{RUN}/{FIRST}seen", parse.mark),
-        sockets=await _sockets(host, settings, scene),
+        sockets=await _sockets(host, settings, snapshot),
         cuda=await host.cuda(),
     )
     versions = await host.versions(PROGRAMS)
@@ -40,7 +42,7 @@ async def examine(host: Examined, settings: Settings, scene: Scene) -> Witness:
     return replace(quick, versions=versions, journal=found)
 
 
-async def _cgroup(host: Examined) -> str:
+async def _cgroup(host: DiagnosticHost) -> str:
     """v2 has its controllers' names at its root; a hybrid one has a v2 tree beside v1's."""
     if isinstance(await host.file("/sys/fs/cgroup/cgroup.controllers"), Seen):
         return "v2"
@@ -50,7 +52,7 @@ async def _cgroup(host: Examined) -> str:
     return "hybrid" if unified.value else "v1"
 
 
-async def _cpu_policy(host: Examined) -> Reading[str]:
+async def _cpu_policy(host: DiagnosticHost) -> Reading[str]:
     state = await parsed_file(host, CPU_MANAGER, parse.json_object)
     return (
         state
@@ -59,9 +61,11 @@ async def _cpu_policy(host: Examined) -> Reading[str]:
     )
 
 
-async def _sockets(host: Examined, settings: Settings, scene: Scene) -> tuple[SocketSight, ...]:
+async def _sockets(
+    host: DiagnosticHost, settings: Settings, snapshot: Snapshot
+) -> tuple[SocketSight, ...]:
     """By connecting: a socket file outlives whoever listened on it."""
-    entries = scene.plugin_sockets.value_or(())
+    entries = snapshot.plugin_sockets.value_or(())
     names = [e.name for e in entries if e.kind == "socket"][:MOST_SOCKETS]
     return tuple(
         [

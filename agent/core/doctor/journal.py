@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ...model.diagnostics import JournalLine, JournalWord, Says
+from ...model.diagnostics import JournalEntry, JournalEvent, JournalLine
 from ...model.kernel import KernelLine
-from ...model.runtime import PluginSays
+from ...model.runtime import PluginLogState
 from ..common import kernel_log
 from ..plugin import log as plugin_log
 
@@ -36,41 +36,53 @@ _POD = (
 )
 """A pod by its name, which stands behind its namespace, a quotation mark or a space: one of a
 plugin of GPUs."""
-_FORMS: tuple[tuple[Says, re.Pattern[str]], ...] = (
-    (Says.OUT_OF, re.compile(r"OutOf\w*nvidia\.com/|enough resource: \S*nvidia\.com/", re.I)),
+_FORMS: tuple[tuple[JournalEvent, re.Pattern[str]], ...] = (
     (
-        Says.NOT_WRITTEN,
+        JournalEvent.OUT_OF,
+        re.compile(r"OutOf\w*nvidia\.com/|enough resource: \S*nvidia\.com/", re.I),
+    ),
+    (
+        JournalEvent.NOT_WRITTEN,
         re.compile(r"writ(?:e|ing) checkpoint.*?(?:kubelet_internal_|/device-plugins/)", re.I),
     ),
     (
-        Says.UNEXPECTED,
+        JournalEvent.UNEXPECTED,
         re.compile(
             r"(?:UnexpectedAdmissionError|Allocate failed due to|Update plugin resources "
             rf"failed).*{_NAMES_GPU}",
             re.I,
         ),
     ),
-    (Says.REGISTERED, re.compile(r"Got registration request from device plugin.*nvidia", re.I)),
     (
-        Says.LIST_ENDED,
+        JournalEvent.REGISTERED,
+        re.compile(r"Got registration request from device plugin.*nvidia", re.I),
+    ),
+    (
+        JournalEvent.LIST_ENDED,
         re.compile(r"ListAndWatch ended unexpectedly for device plugin.*nvidia", re.I),
     ),
     (
-        Says.CHECKPOINT,
+        JournalEvent.CHECKPOINT,
         re.compile(r"after failing to read checkpoint file|cannot unmarshal .*DevicesPerNUMA"),
     ),
     (
-        Says.NO_HANDLER,
+        JournalEvent.NO_HANDLER,
         re.compile(
             r"no runtime for \\*\"nvidia|runtime handler \\*\"?nvidia\S* (?:not|is not)"
             r"|find runtime handler nvidia",
             re.I,
         ),
     ),
-    (Says.NO_CDI_DEVICE, re.compile(r"unresolvable CDI devices|CDI device injection failed", re.I)),
-    (Says.HOOK_FAILED, re.compile(r"nvidia-container-cli(?:\.real)?: (?:[a-z ]+ )?error", re.I)),
     (
-        Says.NOT_REACHED,
+        JournalEvent.NO_CDI_DEVICE,
+        re.compile(r"unresolvable CDI devices|CDI device injection failed", re.I),
+    ),
+    (
+        JournalEvent.HOOK_FAILED,
+        re.compile(r"nvidia-container-cli(?:\.real)?: (?:[a-z ]+ )?error", re.I),
+    ),
+    (
+        JournalEvent.NOT_REACHED,
         re.compile(
             r"(?:Unable to connect to device plugin client|failed to dial device plugin"
             r"|Bad registration request from device plugin).*nvidia",
@@ -78,14 +90,14 @@ _FORMS: tuple[tuple[Says, re.Pattern[str]], ...] = (
         ),
     ),
     (
-        Says.NOT_STARTED,
+        JournalEvent.NOT_STARTED,
         re.compile(
             r'StartContainer\\*" for \\*"(?:[\w.-]*device-plugin[\w.-]*\\*" with (?!CrashLoop)\w+'
             rf'|[\w.-]+\\*" with (?!CrashLoop).*{_POD})'
         ),
     ),
     (
-        Says.NO_SANDBOX,
+        JournalEvent.NO_SANDBOX,
         re.compile(
             r"(?:CreatePodSandbox|create sandbox for pod|network is not ready|unmounted "
             r"volumes=|MountVolume\.SetUp fail)"
@@ -94,7 +106,7 @@ _FORMS: tuple[tuple[Says, re.Pattern[str]], ...] = (
         ),
     ),
     (
-        Says.TURNED_OUT,
+        JournalEvent.TURNED_OUT,
         re.compile(
             r"(?:pod is evicted successfully|Failed to admit pod|Predicate failed on Pod|Pod "
             r"admission denied).*" + _POD + rf"|eviction manager: .*{_POD}.* is evicted",
@@ -102,10 +114,10 @@ _FORMS: tuple[tuple[Says, re.Pattern[str]], ...] = (
         ),
     ),
     (
-        Says.FABRIC_VERSION,
+        JournalEvent.FABRIC_VERSION,
         re.compile(r"fabric manager .*version [\d.]+ do\S+ match with driver version", re.I),
     ),
-    (Says.GPU_UP, re.compile(r"^device \S+ - persistence mode enabled")),
+    (JournalEvent.GPU_UP, re.compile(r"^device \S+ - persistence mode enabled")),
 )
 _HINTS = (
     "nvidia",
@@ -124,29 +136,29 @@ _HINTS = (
 """One of them is in every line that tells something: a busy journal is to cost little."""
 
 
-def word(line: JournalLine) -> JournalWord | None:
+def word(line: JournalLine) -> JournalEntry | None:
     """What a line tells; None where it tells nothing of GPUs."""
     if not any(hint in line.text for hint in _HINTS):
         return None
     text = cut(line.text)
     if line.source == KERNEL:
         told = kernel_log.word(KernelLine(line.at, text))
-        return JournalWord(line.at, Says.KERNEL, KERNEL, text) if told else None
+        return JournalEntry(line.at, JournalEvent.KERNEL, KERNEL, text) if told else None
     if line.source == SYSTEMD:
         asked = REQUEST.search(text)
         if asked or _RELOAD.search(text):
-            return JournalWord(
-                line.at, Says.RELOAD, SYSTEMD, text, asked.group(1)[:200] if asked else ""
+            return JournalEntry(
+                line.at, JournalEvent.RELOAD, SYSTEMD, text, asked.group(1)[:200] if asked else ""
             )
         return None
     for says, form in _FORMS:
         if found := form.search(text):
-            return JournalWord(line.at, says, line.source, _about(text, found))
+            return JournalEntry(line.at, says, line.source, _about(text, found))
     if plugin_log.read(text.encode("utf-8", "replace")).says in (
-        PluginSays.INIT_FAILED,
-        PluginSays.NO_DEVICES,
+        PluginLogState.INIT_FAILED,
+        PluginLogState.NO_DEVICES,
     ):
-        return JournalWord(line.at, Says.PLUGIN_FAILED, line.source, text)
+        return JournalEntry(line.at, JournalEvent.PLUGIN_FAILED, line.source, text)
     return None
 
 
@@ -162,5 +174,5 @@ def _about(text: str, found: re.Match[str]) -> str:
     return text if found.start() < FAR else f"… {text[max(0, found.start() - BEFORE) :]}"
 
 
-def words(lines: Iterable[JournalLine]) -> tuple[JournalWord, ...]:
+def words(lines: Iterable[JournalLine]) -> tuple[JournalEntry, ...]:
     return tuple(found for found in map(word, lines) if found is not None)

@@ -3,10 +3,10 @@ asked."""
 
 from __future__ import annotations
 
-from ...model.diagnostics import CudaReport, Witness
+from ...model.diagnostics import CudaReport, DiagnosticData
 from ...model.finding import Diagnosis, Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen, Why
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 from ...model.suspect import Strength, Suspect
 from ..access.faults import KEPT_AWAY
 from ..gpu.faults import SYSTEM_NOT_READY
@@ -25,13 +25,19 @@ NOBODY = {
 }
 
 
-def links(scene: Scene, diagnosis: Diagnosis, witness: Witness) -> tuple[Finding, ...]:
+def links(
+    snapshot: Snapshot, diagnosis: Diagnosis, diagnostics: DiagnosticData
+) -> tuple[Finding, ...]:
     """Every link in order, with a word for those that nobody asked."""
-    found = [*diagnosis.findings, *_cuda(witness, len(diagnosis.expected)), *_sockets(witness)]
+    found = [
+        *diagnosis.findings,
+        *_cuda(diagnostics, len(diagnosis.expected)),
+        *_sockets(diagnostics),
+    ]
     if diagnosis.scope is Scope.NONE:  # nothing to gate: there is no chain
         return tuple(found)
-    if isinstance(scene.processes, Seen) and not diagnosis.gpu_containers:
-        found.append(_no_holder(scene, diagnosis))
+    if isinstance(snapshot.processes, Seen) and not diagnosis.gpu_containers:
+        found.append(_no_holder(snapshot, diagnosis))
     asked = {f.link for f in found}
     found.sort(key=lambda f: f.link)
     found += [
@@ -39,7 +45,7 @@ def links(scene: Scene, diagnosis: Diagnosis, witness: Witness) -> tuple[Finding
             link,
             "NotAsked",
             Verdict.UNKNOWN,
-            f"not asked: {_why_not(link, scene, found)}",
+            f"not asked: {_why_not(link, snapshot, found)}",
             blocks=False,
         )
         for link in range(1, 15)
@@ -48,14 +54,14 @@ def links(scene: Scene, diagnosis: Diagnosis, witness: Witness) -> tuple[Finding
     return tuple(sorted(found, key=lambda f: f.link))
 
 
-def _no_holder(scene: Scene, diagnosis: Diagnosis) -> Finding:
+def _no_holder(snapshot: Snapshot, diagnosis: Diagnosis) -> Finding:
     """Of a kubelet that did not say whom it allocated GPUs to, nobody knows that it was no one."""
-    if isinstance(scene.allocations, Refusal) and diagnosis.registered is not None:
+    if isinstance(snapshot.allocations, Refusal) and diagnosis.registered is not None:
         return Finding(
             12,
             "WorkloadAccess",
             Verdict.UNKNOWN,
-            f"the kubelet did not say whom it allocated GPUs to ({scene.allocations})",
+            f"the kubelet did not say whom it allocated GPUs to ({snapshot.allocations})",
             "AccessUnknown",
             next_step="gpu-gate access",
             blocks=False,
@@ -65,17 +71,17 @@ def _no_holder(scene: Scene, diagnosis: Diagnosis) -> Finding:
     )
 
 
-def _why_not(link: int, scene: Scene, found: list[Finding]) -> str:
+def _why_not(link: int, snapshot: Snapshot, found: list[Finding]) -> str:
     """Why a link has no word at all: it is others' to say, an answer is lacking, or one before it
     is broken."""
     if link in ELSEWHERE:
         return ELSEWHERE[link]
     lacks = {
-        3: scene.nodes,
-        8: scene.runtime,
-        9: scene.plugin_sockets,
-        10: scene.allocatable,
-        12: scene.processes,
+        3: snapshot.nodes,
+        8: snapshot.runtime,
+        9: snapshot.plugin_sockets,
+        10: snapshot.allocatable,
+        12: snapshot.processes,
     }.get(link)
     earlier = next((f for f in found if f.link < link and explains(f)), None)
     if earlier:
@@ -85,8 +91,8 @@ def _why_not(link: int, scene: Scene, found: list[Finding]) -> str:
     return NOBODY.get(link, "this look has nothing of it")
 
 
-def _cuda(witness: Witness, expected: int) -> tuple[Finding, ...]:
-    cuda = witness.cuda
+def _cuda(diagnostics: DiagnosticData, expected: int) -> tuple[Finding, ...]:
+    cuda = diagnostics.cuda
     if isinstance(cuda, Refusal):
         if not cuda.is_telling:
             return ()
@@ -139,10 +145,12 @@ def _counted(cuda: CudaReport, expected: int) -> Finding:
     )
 
 
-def _sockets(witness: Witness) -> tuple[Finding, ...]:
+def _sockets(diagnostics: DiagnosticData) -> tuple[Finding, ...]:
     """By connecting: a file of that name proves nothing."""
-    dead = [s.name for s in witness.sockets if isinstance(s.pid, Refusal) and s.pid.is_telling]
-    heard = [f"{s.name} (pid {s.pid.value})" for s in witness.sockets if isinstance(s.pid, Seen)]
+    dead = [s.name for s in diagnostics.sockets if isinstance(s.pid, Refusal) and s.pid.is_telling]
+    heard = [
+        f"{s.name} (pid {s.pid.value})" for s in diagnostics.sockets if isinstance(s.pid, Seen)
+    ]
     if dead:
         return (
             Finding(
@@ -174,9 +182,11 @@ def causes(broken: Finding, found: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
     if broken.reason in NEVER_RAN:  # the runtime would not even make it
         own = [s for s in found if s.id in KEPT_AWAY and s.strength is Strength.CONFIRMED] + own
     own = [s for s in found if s not in own and s.is_cause and s.seen == broken.because] + own
-    kin = [s for s in found if s.link == 12 and broken.link == 8 and s.is_cause]
+    related = [s for s in found if s.link == 12 and broken.link == 8 and s.is_cause]
     if (
         broken.link == 10 and not own
     ):  # nothing is known of the plugin: what comes before it was seen to fail
-        kin = [s for s in found if s.link < 10 and s.is_cause and s.strength is Strength.CONFIRMED]
-    return tuple(sorted(own + kin, key=lambda s: s.strength is not Strength.CONFIRMED))
+        related = [
+            s for s in found if s.link < 10 and s.is_cause and s.strength is Strength.CONFIRMED
+        ]
+    return tuple(sorted(own + related, key=lambda s: s.strength is not Strength.CONFIRMED))

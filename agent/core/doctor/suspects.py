@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from ...model.diagnostics import NO_WITNESS, Witness
+from ...model.diagnostics import NO_DIAGNOSTICS, DiagnosticData
 from ...model.finding import Diagnosis
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 from ...model.suspect import Strength, Suspect
 from ..access import faults as access
 from ..common.known_fault import Evidence, KnownFault, Mark
@@ -24,10 +24,10 @@ FAULTS: tuple[KnownFault, ...] = tuple(
 
 
 def suspects(
-    scene: Scene, diagnosis: Diagnosis, witness: Witness = NO_WITNESS
+    snapshot: Snapshot, diagnosis: Diagnosis, diagnostics: DiagnosticData = NO_DIAGNOSTICS
 ) -> tuple[Suspect, ...]:
     """Every known fault that this look shows, those that were confirmed first, then by link."""
-    evidence = Evidence(scene, diagnosis, witness)
+    evidence = Evidence(snapshot, diagnosis, diagnostics)
     found = [_suspect(fault, mark, evidence) for fault in FAULTS if (mark := fault.judge(evidence))]
     return tuple(sorted(found, key=lambda s: (s.strength is not Strength.CONFIRMED, s.link)))
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...model.reading import Reading, Refusal, Why
-from ...model.runtime import PluginSays, PluginSight
+from ...model.runtime import PluginLogState, PluginSight
 from ...model.settings import Settings
-from ...model.snapshot import Scene
-from .boot_events import Moment, clock_set, label, moments
+from ...model.snapshot import Snapshot
+from .boot_events import BootEvent, boot_events, clock_set, label
 
 T = TypeVar("T")
 FIRST_PROBE_S = 5.0
@@ -22,33 +22,33 @@ FIRST_PROBE_S = 5.0
 class Timeline:
     """One boot."""
 
-    moments: tuple[Moment, ...]
+    boot_events: tuple[BootEvent, ...]
     "oldest first"
     sentences: tuple[str, ...]
     "the gaps that decide something, as seen; causes are the doctor's to name"
     unknown: tuple[str, ...]
 
 
-def timeline(scene: Scene, settings: Settings) -> Timeline:
-    found = moments(scene, settings)
-    race = _Race(scene, found)
-    return Timeline(found, tuple(race.sentences()), tuple(_unknown(scene, race)))
+def timeline(snapshot: Snapshot, settings: Settings) -> Timeline:
+    found = boot_events(snapshot, settings)
+    race = _Race(snapshot, found)
+    return Timeline(found, tuple(race.sentences()), tuple(_unknown(snapshot, race)))
 
 
 class _Race:
     """The moments by their word, and what is between them."""
 
-    def __init__(self, scene: Scene, found: tuple[Moment, ...]) -> None:
-        self.scene = scene
-        self.first: dict[str, Moment] = {}
-        self.last: dict[str, Moment] = {}
-        for moment in found:
-            self.first.setdefault(moment.what, moment)
-            self.last[moment.what] = moment
+    def __init__(self, snapshot: Snapshot, found: tuple[BootEvent, ...]) -> None:
+        self.snapshot = snapshot
+        self.first: dict[str, BootEvent] = {}
+        self.last: dict[str, BootEvent] = {}
+        for boot_event in found:
+            self.first.setdefault(boot_event.what, boot_event)
+            self.last[boot_event.what] = boot_event
         self.by = {(m.what, m.of): m for m in found}
 
     def sentences(self) -> Iterator[str]:
-        for sight in self.scene.plugins:
+        for sight in self.snapshot.plugins:
             yield from self._plugin(sight)
         kubelet, stable, release = (
             self.last.get("kubelet"),
@@ -92,11 +92,11 @@ class _Race:
                 parts.append(_between(start, other, name))
         if stable and (self._was_watched or stable.at < start.at):
             parts.append(_between(start, stable, "NVML was stable"))
-        name = label(self.scene, sight)
+        name = label(self.snapshot, sight)
         if parts:
             yield f"{name} started {', '.join(parts)}"
         log = sight.log.value_or(None)
-        if log and log.says in (PluginSays.INIT_FAILED, PluginSays.NO_DEVICES):
+        if log and log.says in (PluginLogState.INIT_FAILED, PluginLogState.NO_DEVICES):
             said = self.by.get((f"said-{log.says.value}", sight.container.id))
             when = f" {_span(said.at - start.at)} after its start" if said else ""
             yield f"{name} said{when}: {log.line.rstrip('.')}; it has said nothing better since"
@@ -120,8 +120,8 @@ class _Race:
                 )
 
 
-def _unknown(scene: Scene, race: _Race) -> Iterator[str]:
-    moved = clock_set(scene)
+def _unknown(snapshot: Snapshot, race: _Race) -> Iterator[str]:
+    moved = clock_set(snapshot)
     if moved is not None:
         way = "forward" if moved[0] > 0 else "back"
         yield (
@@ -130,29 +130,31 @@ def _unknown(scene: Scene, race: _Race) -> Iterator[str]:
             "before (marked *) is off by that"
         )
     if "pci" not in race.first:
-        yield f"when the GPUs appeared on PCI: {_why(scene.kernel, 'the kernel log does not say')}"
+        yield (
+            f"when the GPUs appeared on PCI: {_why(snapshot.kernel, 'the kernel log does not say')}"
+        )
     if "module" not in race.first:
         yield (
             "when the module was loaded: "
-            f"{_why(scene.kernel, 'the kernel log does not go back so far')}"
+            f"{_why(snapshot.kernel, 'the kernel log does not go back so far')}"
         )
-    if isinstance(scene.units, Refusal):
-        yield f"when units started: {scene.units}"
-    if isinstance(scene.nodes, Refusal):
-        yield f"when device nodes were made: {scene.nodes}"
+    if isinstance(snapshot.units, Refusal):
+        yield f"when units started: {snapshot.units}"
+    if isinstance(snapshot.nodes, Refusal):
+        yield f"when device nodes were made: {snapshot.nodes}"
     yield from _unknown_nvml(race)
-    if isinstance(scene.runtime, Refusal):
-        yield f"when the plugin started: {_why(scene.runtime, '')}"
-    elif not scene.plugins and "started" not in race.first:
+    if isinstance(snapshot.runtime, Refusal):
+        yield f"when the plugin started: {_why(snapshot.runtime, '')}"
+    elif not snapshot.plugins and "started" not in race.first:
         yield "when the plugin started: no container or unit of it was seen"
-    for sight in scene.plugins:
+    for sight in snapshot.plugins:
         if not {("started", sight.container.id), ("created", sight.container.id)} & race.by.keys():
             yield (
-                f"when {label(scene, sight)} started: its stamp is of another boot, or "
+                f"when {label(snapshot, sight)} started: its stamp is of another boot, or "
                 "the clock was set since"
             )
     if "registered" not in race.first:
-        yield f"when the kubelet listed every GPU: {_registration(scene, race)}"
+        yield f"when the kubelet listed every GPU: {_registration(snapshot, race)}"
 
 
 def _unknown_nvml(race: _Race) -> Iterator[str]:
@@ -165,10 +167,10 @@ def _unknown_nvml(race: _Race) -> Iterator[str]:
         yield f"whether NVML was complete before {look.at:.1f} s: gpu-gate did not look earlier"
 
 
-def _registration(scene: Scene, race: _Race) -> str:
-    if isinstance(scene.allocatable, Refusal):
-        return f"the kubelet was not asked ({scene.allocatable})"
-    listed = sum(len(d.ids) for d in scene.allocatable.value)
+def _registration(snapshot: Snapshot, race: _Race) -> str:
+    if isinstance(snapshot.allocatable, Refusal):
+        return f"the kubelet was not asked ({snapshot.allocatable})"
+    listed = sum(len(d.ids) for d in snapshot.allocatable.value)
     if "said-registered" in race.first:
         return f"no mark; it lists {listed} now, and the plugin's log is a hint"
     return f"no mark of it in this boot; it lists {listed} now"
@@ -180,8 +182,8 @@ def _why(reading: Reading[T], otherwise: str) -> str:
     return otherwise
 
 
-def _between(moment: Moment, other: Moment, name: str) -> str:
-    apart = moment.at - other.at
+def _between(boot_event: BootEvent, other: BootEvent, name: str) -> str:
+    apart = boot_event.at - other.at
     return f"{_span(abs(apart))} {'after' if apart >= 0 else 'before'} {name}"
 
 

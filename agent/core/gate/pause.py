@@ -5,31 +5,33 @@ from __future__ import annotations
 from ...model.finding import Finding, Pause, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.settings import Settings
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 
 
-def find(scene: Scene, settings: Settings) -> Pause | None:
+def find(snapshot: Snapshot, settings: Settings) -> Pause | None:
     """A mark that is there and cannot be read pauses as well: somebody made it."""
-    mark = scene.paused
+    mark = snapshot.paused
     if isinstance(mark, Seen):
         if not mark.value.until:
             return Pause(f"paused: {mark.value.reason}", None, True)
-        if scene.clock.boottime < mark.value.until:
+        if snapshot.clock.boottime < mark.value.until:
             return Pause(f"paused: {mark.value.reason}", mark.value.until, True)
     elif isinstance(mark, Refusal) and mark.is_telling and not mark.is_missing:
         return Pause(
             f"paused: /run/gpu-gate/paused is there and could not be read ({mark})", None, True
         )
-    units = scene.units.value_or(())
+    units = snapshot.units.value_or(())
     working = [u.name for u in units if u.name in settings.pause_while and u.active == "activating"]
     return Pause(f"paused while {working[0]} is starting", None, False) if working else None
 
 
-def findings(scene: Scene, pause: Pause | None) -> tuple[Finding, ...]:
+def findings(snapshot: Snapshot, pause: Pause | None) -> tuple[Finding, ...]:
     if pause is None:
         return ()
     left = (
-        f" for {pause.until - scene.clock.boottime:.0f} s more" if pause.until is not None else ""
+        f" for {pause.until - snapshot.clock.boottime:.0f} s more"
+        if pause.until is not None
+        else ""
     )
     return (
         Finding(

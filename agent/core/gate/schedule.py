@@ -6,7 +6,7 @@ from __future__ import annotations
 from ...model.finding import Diagnosis
 from ...model.settings import Settings
 from ...model.snapshot import ProbeEnd
-from ..plugin import repair as mending
+from ..plugin import repair as repair_facts
 from .states import Gate, Phase
 
 AGREE = 2
@@ -72,11 +72,11 @@ def _probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
     if (
         diagnosis.fabric
         and gate.validated_at is not None
-        and gate.phase in (Phase.WAITING, Phase.HELD)
+        and gate.phase in (Phase.WAITING, Phase.BLOCKED)
     ):
         return gate.validated_at + (FABRIC_S if gate.phase is Phase.WAITING else MAX_BACKOFF_S)
     if (
-        diagnosis.held and gate.phase is Phase.HELD and diagnosis.report
+        diagnosis.held and gate.phase is Phase.BLOCKED and diagnosis.report
     ):  # nothing new is to be learned from NVML
         return max(gate.probe_after, diagnosis.report.started_at + MAX_BACKOFF_S)
     disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
@@ -91,12 +91,12 @@ def _probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
             gate.probe_after, gate.validated_at + settings.stable_interval_s
         )  # made or destroyed by hand
     if (
-        gate.mend.acting and gate.validated_at is not None
+        gate.repair.acting and gate.validated_at is not None
     ):  # is NVML well while the plugin starts afresh?
         return min(gate.probe_after, gate.validated_at + DOUBT_S)
     registered = diagnosis.registered
     partly = registered is not None and registered.reason == "PartlyRegistered"
-    if gate.phase in (Phase.OPEN, Phase.HELD) and partly and gate.validated_at:
+    if gate.phase in (Phase.OPEN, Phase.BLOCKED) and partly and gate.validated_at:
         return min(gate.probe_after, gate.validated_at + settings.heartbeat_s)  # a GPU may be lost
     return gate.probe_after
 
@@ -115,7 +115,7 @@ def wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) ->
         instants.append(probe_due(gate, diagnosis, settings))
     if diagnosis.paused and diagnosis.paused.until is not None:
         instants.append(diagnosis.paused.until)
-    if gate.doubt and gate.phase is not Phase.HELD:
+    if gate.doubt and gate.phase is not Phase.BLOCKED:
         instants.append(gate.doubt_since + HOLD_AFTER_S)
     if gate.fabric_since is not None:
         instants.append(gate.fabric_since + settings.fabric_within_s)
@@ -123,7 +123,7 @@ def wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) ->
         instants.append(diagnosis.disturbed_at + stands_for_s(gate, settings) + 0.01)
     broken = diagnosis.first_broken()
     if (
-        gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.HELD)
+        gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.BLOCKED)
         and not gate.ready
         and gate.good
         and (broken is None or broken.link != 6 or gate.listed < AGREE)
@@ -136,10 +136,10 @@ def _listens_again_s(gate: Gate, diagnosis: Diagnosis, now: float, settings: Set
     """Until the kubelet is asked again by a node that is not ready. It sends no signal when a
     plugin registers, but it writes its checkpoint, which does wake us: the longer nothing comes,
     the more rarely."""
-    kubelet_since = diagnosis.mending.kubelet_since if diagnosis.mending else 0.0
+    kubelet_since = diagnosis.repair_facts.kubelet_since if diagnosis.repair_facts else 0.0
     # An answer that was given a second time says nothing of what woke us.
     is_old = diagnosis.registered_at == gate.answered_at > 0.0
-    if 0 < gate.listed < AGREE or now < kubelet_since + mending.QUICK_S or is_old:
-        return mending.AGAIN_S
-    least_s = HELD_S if gate.phase is Phase.HELD else UNREADY_S
+    if 0 < gate.listed < AGREE or now < kubelet_since + repair_facts.QUICK_S or is_old:
+        return repair_facts.AGAIN_S
+    least_s = HELD_S if gate.phase is Phase.BLOCKED else UNREADY_S
     return min(settings.heartbeat_s, max(least_s, (now - gate.unready_since) / 10))

@@ -7,7 +7,7 @@ from enum import Enum
 
 from ...model.actions import Action
 from ..plugin.launch import Launch
-from ..plugin.repair import Mend
+from ..plugin.repair import RepairState
 
 
 class Phase(str, Enum):
@@ -19,7 +19,7 @@ class Phase(str, Enum):
     OPEN = "OPEN"
     REVALIDATING = "REVALIDATING"
     REPAIRING = "REPAIRING"
-    HELD = "HELD"
+    BLOCKED = "BLOCKED"
     NOT_APPLICABLE = "NOT_APPLICABLE"
 
     @property
@@ -82,7 +82,7 @@ class Gate:
     "boottime of the last of them"
     slowest_s: float = 0.0
     "what the slowest probe that answered took"
-    mend: Mend = field(default_factory=Mend)
+    repair: RepairState = field(default_factory=RepairState)
     launch: Launch = field(default_factory=Launch)
 
 

@@ -18,9 +18,9 @@ from ...model.finding import Diagnosis, Finding, Heals, Scope, Verdict
 from ...model.settings import Settings
 from ...model.snapshot import ProbeEnd
 from ..plugin import launch as launching
-from ..plugin import repair as mending
+from ..plugin import repair as repair_facts
 from .deadline import hold_limit_s
-from .readiness import told, why_not
+from .readiness import explain_unready, record_troubles
 from .schedule import (
     AGREE,
     DOUBT_S,
@@ -48,7 +48,7 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     launched = launching.step(
         moved.launch, diagnosis, moved.open_since if phase is Phase.OPEN else None, now
     )
-    phase, why, reason = _with_mend(moved, bool(gate.mend.acting), phase, why, reason)
+    phase, why, reason = _with_mend(moved, bool(gate.repair.acting), phase, why, reason)
     if phase is not moved.phase:
         moved = replace(moved, phase=phase, since=now)
     moved = replace(moved, why=why, reason=reason, launch=launched.launch)
@@ -63,7 +63,7 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
         paused=pause.why if pause else "",
         paused_until=pause.until if pause else None,
     )
-    moved = told(moved, gate, diagnosis, now)
+    moved = record_troubles(moved, gate, diagnosis, now)
     actions = _actions(moved, diagnosis, now, settings, word) + launched.actions + mended.actions
     wakes = [
         wake_at(moved, diagnosis, now, settings),
@@ -76,7 +76,7 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
 
 def _mend(
     gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float, settings: Settings
-) -> tuple[Gate, mending.Mended]:
+) -> tuple[Gate, repair_facts.RepairStep]:
     """Count the kubelet's answers, then let the mender decide, who may act only while NVML is
     stable."""
     stable = gate.good >= settings.stable_probes
@@ -84,7 +84,10 @@ def _mend(
         gate,
         open_since=(gate.open_since if gate.open_since is not None else now) if stable else None,
     )
-    registered, fault = diagnosis.registered, diagnosis.mending.fault if diagnosis.mending else None
+    registered, fault = (
+        diagnosis.registered,
+        diagnosis.repair_facts.fault if diagnosis.repair_facts else None,
+    )
     if (
         fault is not None and fault.access_denied
     ):  # what it offers is of no use, and no later look may count it
@@ -94,20 +97,20 @@ def _mend(
     elif diagnosis.registered_at > gate.listed_at:
         gate = replace(gate, listed=gate.listed + 1, listed_at=diagnosis.registered_at)
     open_since = gate.open_since if phase is Phase.OPEN else None
-    mended = mending.step(gate.mend, diagnosis, open_since, gate.listed, now, settings)
+    mended = repair_facts.step(gate.repair, diagnosis, open_since, gate.listed, now, settings)
     report = diagnosis.report
     if (
-        mended.mend.acting
-        and not gate.mend.acting
+        mended.repair.acting
+        and not gate.repair.acting
         and report is not None
         and report.ended_at < now - DOUBT_S
     ):
         # NVML itself may be the plugin's trouble, and was asked long ago.
         gate, mended = (
             replace(gate, probe_after=now),
-            mending.Mended(gate.mend, wake_at=now + mending.AGREE_S),
+            repair_facts.RepairStep(gate.repair, wake_at=now + repair_facts.AGREE_S),
         )
-    return replace(gate, mend=mended.mend), mended
+    return replace(gate, repair=mended.repair), mended
 
 
 def _with_mend(
@@ -116,15 +119,15 @@ def _with_mend(
     """REPAIRING is said once the hand did begin: it may refuse."""
     if phase not in (Phase.OPEN, Phase.REVALIDATING):
         return phase, why, reason
-    if gate.mend.acting and was_acting:
+    if gate.repair.acting and was_acting:
         return (
             Phase.REPAIRING,
-            f"the device plugin is being started afresh ({gate.mend.acting}); the kubelet's "
+            f"the device plugin is being started afresh ({gate.repair.acting}); the kubelet's "
             "word is awaited",
             "Repairing",
         )
-    if gate.mend.held and phase is Phase.OPEN:
-        return Phase.HELD, gate.mend.held, gate.mend.held_reason
+    if gate.repair.held and phase is Phase.OPEN:
+        return Phase.BLOCKED, gate.repair.held, gate.repair.held_reason
     return phase, why, reason
 
 
@@ -213,9 +216,9 @@ def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     hopeless = gate.hopeless + 1 if _is_hopeless(diagnosis) else 0
     nvml = _of_link(diagnosis, 5)
     if (
-        diagnosis.mending is not None and nvml is not None and nvml.verdict is Verdict.FAILS
+        diagnosis.repair_facts is not None and nvml is not None and nvml.verdict is Verdict.FAILS
     ):  # not a /dev unread
-        gate = replace(gate, mend=replace(gate.mend, bad_probe_at=now))
+        gate = replace(gate, repair=replace(gate.repair, bad_probe_at=now))
     pause = backoff(settings, failures, now - since, report.end is ProbeEnd.HUNG, hopeless)
     return replace(
         gate,
@@ -253,7 +256,7 @@ def _phase(
 ) -> tuple[Phase, str, str]:
     """The table: the first line that fits."""
     if diagnosis.held and now >= gate.doubt_since + HOLD_AFTER_S:
-        return Phase.HELD, _with_remedy(diagnosis.held), diagnosis.held.reason
+        return Phase.BLOCKED, _with_remedy(diagnosis.held), diagnosis.held.reason
     if diagnosis.scope is Scope.NONE:
         return Phase.NOT_APPLICABLE, diagnosis.scope_because, "NoGpuForContainers"
     if not diagnosis.may_probe:
@@ -283,7 +286,7 @@ def _phase(
     nvml = _of_link(diagnosis, 5)
     because, reason = (nvml.because, nvml.reason) if nvml else ("NVML was not asked", "NotProbed")
     if gate.hopeless >= AGREE:
-        return Phase.HELD, _with_remedy(nvml) if nvml else because, reason
+        return Phase.BLOCKED, _with_remedy(nvml) if nvml else because, reason
     if gate.good >= settings.stable_probes:
         return _stable_phase(gate, diagnosis, settings, now)
     if gate.good > 0:
@@ -323,7 +326,7 @@ def _stable_phase(
         if now < gate.fabric_since + settings.fabric_within_s:
             return Phase.WAITING, diagnosis.fabric.because, diagnosis.fabric.reason
         if diagnosis.fabric.blocks:
-            return Phase.HELD, _with_remedy(diagnosis.fabric), diagnosis.fabric.reason
+            return Phase.BLOCKED, _with_remedy(diagnosis.fabric), diagnosis.fabric.reason
     if disturbed:
         return (
             Phase.REVALIDATING,
@@ -355,7 +358,7 @@ def _released(gate: Gate, diagnosis: Diagnosis, now: float, holds: str) -> tuple
         return "NotApplicable", gate.why
     if diagnosis.scope is Scope.LATE_DRIVER:
         return "DriverNotOnHost", gate.why
-    if gate.phase is Phase.HELD:
+    if gate.phase is Phase.BLOCKED:
         return "CannotHeal", f"waiting cannot heal it: {gate.why}"
     if now >= gate.deadline_at:
         return "Deadline", f"the deadline is over while {gate.phase.value}: {holds or gate.why}"
@@ -382,7 +385,7 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     if broken and broken != registered:
         return False, broken.because
     if registered and registered.verdict is not Verdict.HOLDS:
-        return False, why_not(registered, diagnosis)
+        return False, explain_unready(registered, diagnosis)
     if registered and gate.listed < AGREE:
         return False, f"{registered.because}, once so far"
     if registered and now - diagnosis.registered_at > STALE_S:

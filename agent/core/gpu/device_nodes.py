@@ -14,11 +14,11 @@ from ...model.actions import Action, LinkDevChar, MakeNodes
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.settings import Settings
-from ...model.snapshot import DeviceNode, Gpu, Scene
+from ...model.snapshot import DeviceNode, Gpu, Snapshot
 from ..access.containers import CONTROL_MINOR, nvidia_majors
 from . import driver
 from . import kernel_events as kernel_log
-from .inventory import Judged, SortedGpus
+from .inventory import GpuInventory, ProbeAssessment
 from .tegra import TEGRA
 
 CONTROL = "/dev/nvidiactl"
@@ -26,31 +26,31 @@ SHOWN = 4
 UVM = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 
-def _uvm_loaded(scene: Scene) -> bool:
-    return isinstance(scene.majors, Seen) and "nvidia-uvm" in scene.majors.value
+def _uvm_loaded(snapshot: Snapshot) -> bool:
+    return isinstance(snapshot.majors, Seen) and "nvidia-uvm" in snapshot.majors.value
 
 
-def missing_nodes(scene: Scene, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+def missing_nodes(snapshot: Snapshot, gpus: Sequence[Gpu]) -> tuple[str, ...]:
     """Device nodes that GPU work needs and that are not there, or carry a major that is not their
     driver's: only 195 is fixed, nvidia-uvm's is another after a load, and what was made before it
     leads nowhere."""
-    if not isinstance(scene.nodes, Seen):
+    if not isinstance(snapshot.nodes, Seen):
         return ("/dev/nvidia*",)
-    majors = nvidia_majors(scene)
-    uvm = scene.majors.value.get("nvidia-uvm") if isinstance(scene.majors, Seen) else None
+    majors = nvidia_majors(snapshot)
+    uvm = snapshot.majors.value.get("nvidia-uvm") if isinstance(snapshot.majors, Seen) else None
     there = {
         n.path
-        for n in scene.nodes.value
+        for n in snapshot.nodes.value
         if (n.major == uvm if uvm and n.path in UVM else not majors or n.major in majors)
     }
-    wanted = [CONTROL, *(UVM if _uvm_loaded(scene) else ())]
+    wanted = [CONTROL, *(UVM if _uvm_loaded(snapshot) else ())]
     wanted += [f"/dev/nvidia{g.minor}" for g in gpus if g.minor >= 0]
     return tuple(path for path in wanted if path not in there)
 
 
-def _as_found(scene: Scene, path: str) -> str:
+def _as_found(snapshot: Snapshot, path: str) -> str:
     """A path, with the numbers that it carries where it is there."""
-    found = next((n for n in scene.nodes.value_or(()) if n.path == path), None)
+    found = next((n for n in snapshot.nodes.value_or(()) if n.path == path), None)
     return (
         f"{path} (it is there as {found.major}:{found.minor}, which is not its driver's)"
         if found
@@ -58,38 +58,40 @@ def _as_found(scene: Scene, path: str) -> str:
     )
 
 
-def missing_links(scene: Scene) -> tuple[tuple[str, str], ...]:
+def missing_links(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
     """(/dev/char name, target) for every NVIDIA device node without its link."""
-    if not isinstance(scene.nodes, Seen) or not isinstance(scene.char_links, Seen):
+    if not isinstance(snapshot.nodes, Seen) or not isinstance(snapshot.char_links, Seen):
         return ()
-    majors = nvidia_majors(scene)
-    links = scene.char_links.value
+    majors = nvidia_majors(snapshot)
+    links = snapshot.char_links.value
     wanted = [
         (f"{n.major}:{n.minor}", "../" + n.path.removeprefix("/dev/"))
-        for n in scene.nodes.value
+        for n in snapshot.nodes.value
         if n.major in majors
     ]
     return tuple(sorted((name, target) for name, target in wanted if name not in links))
 
 
-def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, ...]:
-    if gpus.scope is Scope.NONE or not driver.is_live(scene) or gpus.bound == (TEGRA,):
+def findings(
+    snapshot: Snapshot, gpus: GpuInventory, assessment: ProbeAssessment
+) -> tuple[Finding, ...]:
+    if gpus.scope is Scope.NONE or not driver.is_live(snapshot) or gpus.bound == (TEGRA,):
         return ()
-    if isinstance(scene.nodes, Refusal):
+    if isinstance(snapshot.nodes, Refusal):
         return (
             Finding(
                 3,
                 "DeviceNodes",
                 Verdict.UNKNOWN,
-                f"/dev was not read ({scene.nodes})",
+                f"/dev was not read ({snapshot.nodes})",
                 "DevUnreadable",
                 missing=("/dev/nvidia*",),
                 next_step="ls -l /dev/nvidia*",
             ),
         )
-    lacking = missing_nodes(scene, judged.gpus)
+    lacking = missing_nodes(snapshot, assessment.gpus)
     if lacking:
-        seen = ", ".join(_as_found(scene, path) for path in lacking)
+        seen = ", ".join(_as_found(snapshot, path) for path in lacking)
         found = [
             Finding(
                 3,
@@ -104,11 +106,14 @@ def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, .
     else:
         found = [
             Finding(
-                3, "DeviceNodes", Verdict.HOLDS, f"{len(scene.nodes.value)} device nodes under /dev"
+                3,
+                "DeviceNodes",
+                Verdict.HOLDS,
+                f"{len(snapshot.nodes.value)} device nodes under /dev",
             )
         ]
-    found += _closed(scene.nodes.value)
-    links = missing_links(scene)
+    found += _closed(snapshot.nodes.value)
+    links = missing_links(snapshot)
     if links:
         found.append(
             Finding(
@@ -123,8 +128,8 @@ def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, .
                 "create-dev-char-symlinks --create-all",
             )
         )
-    if not _uvm_loaded(scene) and isinstance(scene.majors, Seen):
-        found.append(_no_uvm(scene))
+    if not _uvm_loaded(snapshot) and isinstance(snapshot.majors, Seen):
+        found.append(_no_uvm(snapshot))
     return tuple(found)
 
 
@@ -157,16 +162,16 @@ def _closed(nodes: Sequence[DeviceNode]) -> list[Finding]:
     ]
 
 
-def _no_uvm(scene: Scene) -> Finding:
+def _no_uvm(snapshot: Snapshot) -> Finding:
     """CUDA loads it, unless the kernel refuses it: then no CUDA program starts."""
-    unfit = kernel_log.unfit(scene, is_uvm=True)
+    unfit = kernel_log.unfit(snapshot, is_uvm=True)
     if unfit:
         return Finding(
             3,
             "UvmLoaded",
             Verdict.FAILS,
             f"the kernel refused {unfit.client}, without which no CUDA program starts"
-            + kernel_log.cited(scene, unfit),
+            + kernel_log.cited(snapshot, unfit),
             "UvmUnfit",
             missing=UVM,
             heals=Heals.NEVER,
@@ -185,24 +190,24 @@ def _no_uvm(scene: Scene) -> Finding:
 
 
 def additive(
-    scene: Scene, settings: Settings, gpus: SortedGpus, judged: Judged
+    snapshot: Snapshot, settings: Settings, gpus: GpuInventory, assessment: ProbeAssessment
 ) -> tuple[Action, ...]:
     """What may be added. Nodes only through nvidia-modprobe and only for modules that are loaded,
     so that asking for a node never loads one."""
     if (
         not settings.additive
         or gpus.scope is not Scope.GPUS
-        or not driver.is_live(scene)
+        or not driver.is_live(snapshot)
         or gpus.bound == (TEGRA,)
     ):
         return ()
     actions: list[Action] = []
-    lacking = missing_nodes(scene, judged.gpus)
-    if lacking and isinstance(scene.nodes, Seen):
+    lacking = missing_nodes(snapshot, assessment.gpus)
+    if lacking and isinstance(snapshot.nodes, Seen):
         minors = [CONTROL_MINOR] if CONTROL in lacking else []
-        minors += [g.minor for g in judged.gpus if f"/dev/nvidia{g.minor}" in lacking]
+        minors += [g.minor for g in assessment.gpus if f"/dev/nvidia{g.minor}" in lacking]
         actions.append(MakeNodes(tuple(minors), uvm=any(path in lacking for path in UVM)))
-    links = missing_links(scene)
+    links = missing_links(snapshot)
     if links:
         actions.append(LinkDevChar(links))
     return tuple(actions)

@@ -8,23 +8,23 @@ from ...model.actions import Action, LoadModule
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.settings import Settings
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 from ..common.watched import DRIVER_UNITS, FABRIC_MANAGER, IMEX_UNIT
 from . import kernel_events as kernel_log
-from .inventory import SortedGpus
+from .inventory import GpuInventory
 from .tegra import NVGPU
 
 REBUILD = "build it for this kernel: dkms autoinstall, or the driver's package again; depmod -a"
 
 
-def is_live(scene: Scene) -> bool:
+def is_live(snapshot: Snapshot) -> bool:
     """The module is loaded and has finished loading: NVML can be asked without loading anything."""
-    if not isinstance(scene.driver_version, Seen):
-        return isinstance(scene.nvgpu, Seen)
-    return not (isinstance(scene.module_state, Seen) and scene.module_state.value != "live")
+    if not isinstance(snapshot.driver_version, Seen):
+        return isinstance(snapshot.nvgpu, Seen)
+    return not (isinstance(snapshot.module_state, Seen) and snapshot.module_state.value != "live")
 
 
-def disturbed_at(scene: Scene) -> float:
+def disturbed_at(snapshot: Snapshot) -> float:
     """When a reload or restart last happened that asks for a new validation; boottime, seconds.
 
     Of units only the driver's own count: NVML on the host does not care for a kubelet's start, and
@@ -32,22 +32,22 @@ def disturbed_at(scene: Scene) -> float:
     every GPU.
     """
     instants = [0.0]
-    if isinstance(scene.manager, Seen) and scene.manager.value.last_reload_at is not None:
-        instants.append(scene.manager.value.last_reload_at)
-    if isinstance(scene.units, Seen):
+    if isinstance(snapshot.manager, Seen) and snapshot.manager.value.last_reload_at is not None:
+        instants.append(snapshot.manager.value.last_reload_at)
+    if isinstance(snapshot.units, Seen):
         instants += [
             u.active_since
-            for u in scene.units.value
+            for u in snapshot.units.value
             if u.name in DRIVER_UNITS and u.is_active and u.active_since is not None
         ]
     return max(instants)
 
 
-def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
+def findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, ...]:
     if gpus.scope is Scope.NONE:
         return ()
-    if isinstance(scene.driver_version, Seen):
-        if not is_live(scene):
+    if isinstance(snapshot.driver_version, Seen):
+        if not is_live(snapshot):
             return (
                 _fails(
                     "the nvidia module is still loading (initstate is not live)", "DriverLoading"
@@ -58,12 +58,12 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
                 2,
                 "DriverLoaded",
                 Verdict.HOLDS,
-                f"driver {scene.driver_version.value} (/proc/driver/nvidia/version)",
+                f"driver {snapshot.driver_version.value} (/proc/driver/nvidia/version)",
             ),
         )
-    if isinstance(scene.nvgpu, Seen):
+    if isinstance(snapshot.nvgpu, Seen):
         return (Finding(2, "DriverLoaded", Verdict.HOLDS, f"driver nvgpu ({NVGPU})"),)
-    if not scene.driver_version.is_telling:
+    if not snapshot.driver_version.is_telling:
         return (
             Finding(
                 2,
@@ -75,28 +75,30 @@ def findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
                 next_step="cat /proc/driver/nvidia/version",
             ),
         )
-    if not scene.driver_version.is_missing:
-        return (_fails(str(scene.driver_version), "DriverUnreadable"),)
-    if isinstance(scene.module_state, Seen):
+    if not snapshot.driver_version.is_missing:
+        return (_fails(str(snapshot.driver_version), "DriverUnreadable"),)
+    if isinstance(snapshot.module_state, Seen):
         return (
             _fails(
-                f"the nvidia module is still loading ({scene.module_state.value})", "DriverLoading"
+                f"the nvidia module is still loading ({snapshot.module_state.value})",
+                "DriverLoading",
             ),
         )
-    return (_refused(scene, gpus) or _not_loaded(scene, gpus),)
+    return (_refused(snapshot, gpus) or _not_loaded(snapshot, gpus),)
 
 
-def _refused(scene: Scene, gpus: SortedGpus) -> Finding | None:
+def _refused(snapshot: Snapshot, gpus: GpuInventory) -> Finding | None:
     """Why the module was not loaded, as the kernel's log says it: no waiting mends that."""
-    refused, built = kernel_log.rejected(scene), isinstance(scene.driver_building, Seen)
+    refused, built = kernel_log.rejected(snapshot), isinstance(snapshot.driver_building, Seen)
     if (
         refused
         and not built
-        and (isinstance(scene.module_installed, Seen) or "nvidia" in refused.line.lower())
+        and (isinstance(snapshot.module_installed, Seen) or "nvidia" in refused.line.lower())
     ):
         return replace(
             _fails(
-                f"the kernel refused a module for its signature{kernel_log.cited(scene, refused)}",
+                "the kernel refused a module for its "
+                f"signature{kernel_log.cited(snapshot, refused)}",
                 "ModuleRejected",
                 "sign the nvidia module with a key that Secure Boot knows (mokutil "
                 "--test-key), or switch Secure Boot "
@@ -104,23 +106,23 @@ def _refused(scene: Scene, gpus: SortedGpus) -> Finding | None:
             ),
             heals=Heals.NEVER,
         )
-    unfit = kernel_log.unfit(scene, is_uvm=False)
+    unfit = kernel_log.unfit(snapshot, is_uvm=False)
     if unfit and not built:
         return replace(
             _fails(
                 f"the kernel refused {unfit.client}: it was built for another "
-                f"kernel{kernel_log.cited(scene, unfit)}",
+                f"kernel{kernel_log.cited(snapshot, unfit)}",
                 "ModuleUnfit",
                 f"{REBUILD}; then modprobe nvidia",
             ),
             heals=Heals.NEVER,
         )
-    foreign = kernel_log.unsupported(scene, gpus.candidates)
+    foreign = kernel_log.unsupported(snapshot, gpus.candidates)
     if foreign:
         which = foreign.bus_id or "a GPU of this host"
         return replace(
             _fails(
-                f"the driver does not support {which}{kernel_log.cited(scene, foreign)}",
+                f"the driver does not support {which}{kernel_log.cited(snapshot, foreign)}",
                 "GpuUnsupported",
                 "install a driver that supports this GPU: another branch, or the open modules",
             ),
@@ -129,18 +131,18 @@ def _refused(scene: Scene, gpus: SortedGpus) -> Finding | None:
     return None
 
 
-def _not_loaded(scene: Scene, gpus: SortedGpus) -> Finding:
+def _not_loaded(snapshot: Snapshot, gpus: GpuInventory) -> Finding:
     if gpus.scope is Scope.LATE_DRIVER:
         return _fails(
-            gpus.because + kernel_log.cited(scene, kernel_log.rejected(scene)),
+            gpus.because + kernel_log.cited(snapshot, kernel_log.rejected(snapshot)),
             "DriverNotInstalled",
             "the GPU Operator, cloud-init or a person installs it; gpu-gate watches for it",
         )
-    none_bound = kernel_log.dead(scene, gpus.candidates) or kernel_log.no_region(
-        scene, gpus.candidates
+    none_bound = kernel_log.dead(snapshot, gpus.candidates) or kernel_log.no_region(
+        snapshot, gpus.candidates
     )
     return _fails(
-        gpus.because + kernel_log.cited(scene, none_bound),
+        gpus.because + kernel_log.cited(snapshot, none_bound),
         "DriverNotLoaded",
         "modprobe nvidia; dmesg | grep -i -E 'nvidia|NVRM'",
     )
@@ -159,18 +161,18 @@ def _fails(because: str, reason: str, next_step: str = "dmesg | grep -i nvidia")
     )
 
 
-def service_findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
+def service_findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, ...]:
     """nvidia-persistenced is a hint to probe now, never a condition: some hosts run none, and its
     "active" comes before any device is open."""
     if gpus.scope is Scope.NONE:
         return ()
-    if isinstance(scene.units, Refusal):
+    if isinstance(snapshot.units, Refusal):
         return (
             Finding(
                 4,
                 "PersistenceActive",
                 Verdict.UNKNOWN,
-                f"systemd was not read ({scene.units})",
+                f"systemd was not read ({snapshot.units})",
                 "SystemdUnreadable",
                 missing=("nvidia-persistenced.service",),
                 blocks=False,
@@ -178,7 +180,7 @@ def service_findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
             ),
         )
     found = []
-    for unit in scene.units.value:
+    for unit in snapshot.units.value:
         if unit.name == "nvidia-persistenced.service":
             holds = unit.is_active
             found.append(
@@ -223,13 +225,13 @@ def service_findings(scene: Scene, gpus: SortedGpus) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def additive(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Action, ...]:
+def additive(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tuple[Action, ...]:
     wanted = (
         settings.load_driver == "auto"
         and gpus.scope is Scope.GPUS
-        and isinstance(scene.driver_version, Refusal)
-        and isinstance(scene.module_state, Refusal)
-        and isinstance(scene.module_installed, Seen)
-        and not is_live(scene)
+        and isinstance(snapshot.driver_version, Refusal)
+        and isinstance(snapshot.module_state, Refusal)
+        and isinstance(snapshot.module_installed, Seen)
+        and not is_live(snapshot)
     )
     return (LoadModule(),) if wanted else ()

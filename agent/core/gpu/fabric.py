@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Seen
 from ...model.settings import Settings
-from ...model.snapshot import Gpu, ProbeState, Scene
+from ...model.snapshot import Gpu, ProbeState, Snapshot
 from ..common.watched import FABRIC_MANAGER
-from .inventory import Judged, is_passthrough
+from .inventory import ProbeAssessment, is_passthrough
 
 DONE = "completed"
 PENDING = ("not started", "in progress")
@@ -19,28 +19,30 @@ DRIVER_CONTAINER = "/run/nvidia/driver/"
 """Where the GPU Operator's driver container keeps its root; it runs a fabric manager of its own."""
 
 
-def may_have_one(scene: Scene, gpus: Sequence[Gpu]) -> bool:
+def may_have_one(snapshot: Snapshot, gpus: Sequence[Gpu]) -> bool:
     """NVSwitches are here, or a GPU that does not say that it is part of no fabric."""
-    return _has_switches(scene) or not gpus or any(g.state.fabric != NONE for g in gpus)
+    return _has_switches(snapshot) or not gpus or any(g.state.fabric != NONE for g in gpus)
 
 
-def _has_switches(scene: Scene) -> bool:
-    return any(f.is_switch and not is_passthrough(f.driver) for f in scene.pci.value_or(()))
+def _has_switches(snapshot: Snapshot) -> bool:
+    return any(f.is_switch and not is_passthrough(f.driver) for f in snapshot.pci.value_or(()))
 
 
-def unmanaged(scene: Scene, settings: Settings, judged: Judged) -> Finding | None:
+def unmanaged(
+    snapshot: Snapshot, settings: Settings, assessment: ProbeAssessment
+) -> Finding | None:
     """NVSwitches on PCI want a fabric manager on this very host (GB200 has none on PCI; a host that
     shares them runs it as well). A GPU whose fabric is complete proves that there is one."""
     if (
         settings.fabric == "ignore"
-        or not isinstance(scene.units, Seen)
-        or not judged.gpus
-        or not _has_switches(scene)
-        or any(g.state.fabric == DONE for g in judged.gpus)
+        or not isinstance(snapshot.units, Seen)
+        or not assessment.gpus
+        or not _has_switches(snapshot)
+        or any(g.state.fabric == DONE for g in assessment.gpus)
     ):
         return None
-    last = scene.probe.value_or(ProbeState()).last
-    unit = next((u for u in scene.units.value if u.name == FABRIC_MANAGER), None)
+    last = snapshot.probe.value_or(ProbeState()).last
+    unit = next((u for u in snapshot.units.value if u.name == FABRIC_MANAGER), None)
     if (
         unit is None
         or unit.active != "inactive"
@@ -63,15 +65,15 @@ def unmanaged(scene: Scene, settings: Settings, judged: Judged) -> Finding | Non
     )
 
 
-def find(settings: Settings, judged: Judged) -> Finding | None:
+def find(settings: Settings, assessment: ProbeAssessment) -> Finding | None:
     """None where no GPU is part of a fabric, or nobody wants to know."""
     if settings.fabric == "ignore":
         return None
-    failed = [g.bus_id for g in judged.gpus if g.state.fabric == DONE and g.state.fabric_status]
-    pending = [g for g in judged.gpus if g.state.fabric in PENDING]
-    done = sum(g.state.fabric == DONE for g in judged.gpus) - len(failed)
+    failed = [g.bus_id for g in assessment.gpus if g.state.fabric == DONE and g.state.fabric_status]
+    pending = [g for g in assessment.gpus if g.state.fabric in PENDING]
+    done = sum(g.state.fabric == DONE for g in assessment.gpus) - len(failed)
     if failed:
-        codes = {g.state.fabric_status for g in judged.gpus if g.bus_id in failed}
+        codes = {g.state.fabric_status for g in assessment.gpus if g.bus_id in failed}
         return _fails(
             settings,
             f"the fabric of {', '.join(failed)} failed (NVML {', '.join(map(str, sorted(codes)))})",
@@ -83,7 +85,8 @@ def find(settings: Settings, judged: Judged) -> Finding | None:
         others = f", that of {done} is complete" if done else ""
         return _fails(
             settings,
-            f"the fabric of {len(pending)} of {len(judged.gpus)} GPUs is {states}{others}: CUDA "
+            f"the fabric of {len(pending)} of {len(assessment.gpus)} GPUs is {states}{others}: "
+            "CUDA "
             "would say 802",
             "FabricPending",
             [g.bus_id for g in pending],

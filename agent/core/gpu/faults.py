@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...model.diagnostics import Says
-from ...model.kernel import Tells
+from ...model.diagnostics import JournalEvent
+from ...model.kernel import KernelEvent
 from ...model.reading import Refusal, Seen
 from ...model.snapshot import ProbeEnd
 from ..common.known_fault import Evidence, KnownFault, Mark, cited, either, when
@@ -20,7 +20,7 @@ SYSTEM_NOT_READY = 802
 
 def _vfio(evidence: Evidence) -> Mark | None:
     """Only where it leaves nothing: a GPU given away on purpose is no fault."""
-    functions = evidence.scene.pci.value_or(())
+    functions = evidence.snapshot.pci.value_or(())
     given = [f for f in functions if f.is_gpu and is_passthrough(f.driver)]
     if not given or evidence.diagnosis.expected:
         return None
@@ -32,17 +32,20 @@ def _vfio(evidence: Evidence) -> Mark | None:
 
 
 def _no_region(evidence: Evidence) -> Mark | None:
-    found, pci = evidence.finding("GpuUnbound", "DriverNotLoaded"), evidence.scene.pci.value_or(())
+    found, pci = (
+        evidence.finding("GpuUnbound", "DriverNotLoaded"),
+        evidence.snapshot.pci.value_or(()),
+    )
     line = kernel_log.no_region(
-        evidence.scene, [f.bus_id for f in pci if f.is_gpu and not f.driver]
+        evidence.snapshot, [f.bus_id for f in pci if f.is_gpu and not f.driver]
     )
     return Mark(True, found.because) if found and line else None
 
 
 def _fabric(evidence: Evidence) -> Mark | None:
-    cuda, found = evidence.witness.cuda, evidence.finding("FabricPending", "FabricFailed")
+    cuda, found = evidence.diagnostics.cuda, evidence.finding("FabricPending", "FabricFailed")
     report = evidence.diagnosis.report
-    may_be = fabric.may_have_one(evidence.scene, report.gpus if report else ())
+    may_be = fabric.may_have_one(evidence.snapshot, report.gpus if report else ())
     if isinstance(cuda, Seen) and cuda.value.code == SYSTEM_NOT_READY:
         said = f"{cuda.value.call} says 802 (system not ready)"
         return (
@@ -67,21 +70,24 @@ def _fabric(evidence: Evidence) -> Mark | None:
 
 def _other_fabric_manager(evidence: Evidence) -> Mark | None:
     """It refuses to start beside another driver; one that runs now has found its own."""
-    units, line = evidence.scene.units.value_or(()), evidence.journal(Says.FABRIC_VERSION)
+    units, line = (
+        evidence.snapshot.units.value_or(()),
+        evidence.journal(JournalEvent.FABRIC_VERSION),
+    )
     runs = any(u.name == FABRIC_MANAGER and u.is_active for u in units)
     return Mark(True, cited(evidence, line)) if line and not runs else None
 
 
 def _wants_reset(evidence: Evidence) -> Mark | None:
     report = evidence.diagnosis.report
-    lines = kernel_log.wants_reset(evidence.scene, report.gpus if report else ())
+    lines = kernel_log.wants_reset(evidence.snapshot, report.gpus if report else ())
     said = "; ".join(f"{w.bus_id}, {evidence.ago(w.at)}: {w.line[:160]}" for w in lines)
     return Mark(False, said) if said else None
 
 
 def _no_power(evidence: Evidence) -> Mark | None:
     found = evidence.finding("NvmlInsufficientPower", "GpuMissing")
-    line = newest(evidence.scene, found.missing, Tells.POWER) if found else None
+    line = newest(evidence.snapshot, found.missing, KernelEvent.POWER) if found else None
     if found and line:
         return Mark(True, f"{line.bus_id} is on PCI and absent from NVML; {line.line[:160]}")
     return Mark(True, found.because) if found and found.reason == "NvmlInsufficientPower" else None
@@ -91,9 +97,9 @@ def _mismatch(evidence: Evidence) -> Mark | None:
     found = evidence.finding("NvmlLibRmVersionMismatch")
     if found:
         return Mark(True, found.because)
-    kernel = evidence.scene.kernel
+    kernel = evidence.snapshot.kernel
     line = (
-        next((w for w in reversed(kernel.value) if w.tells is Tells.MISMATCH), None)
+        next((w for w in reversed(kernel.value) if w.event is KernelEvent.MISMATCH), None)
         if isinstance(kernel, Seen)
         else None
     )
@@ -108,19 +114,21 @@ def _mismatch(evidence: Evidence) -> Mark | None:
 
 
 def _fell_off(evidence: Evidence) -> Mark | None:
-    unbound, scene = evidence.finding("GpuUnbound"), evidence.scene
+    unbound, snapshot = evidence.finding("GpuUnbound"), evidence.snapshot
     found = (
-        unbound if unbound and dead(scene, unbound.missing) else evidence.finding("GpuFellOffBus")
+        unbound
+        if unbound and dead(snapshot, unbound.missing)
+        else evidence.finding("GpuFellOffBus")
     )
     if found:
         return Mark(True, found.because)
     lost = evidence.finding("NvmlGpuIsLost", "GpuMissing")
     if lost is None:
         return None
-    kernel = evidence.scene.kernel.value_or(())
-    if any(w.tells is Tells.LOST and w.bus_id in lost.missing for w in kernel):
+    kernel = evidence.snapshot.kernel.value_or(())
+    if any(w.event is KernelEvent.LOST and w.bus_id in lost.missing for w in kernel):
         return Mark(True, lost.because)  # which cites the line
-    line = evidence.journal(Says.KERNEL)
+    line = evidence.journal(JournalEvent.KERNEL)
     if line and ("fallen off the bus" in line.line or "): 79," in line.line):
         return Mark(True, f"{lost.because}; {cited(evidence, line)}")
     return Mark(False, lost.because) if lost.reason == "NvmlGpuIsLost" else None
@@ -128,8 +136,8 @@ def _fell_off(evidence: Evidence) -> Mark | None:
 
 def _init_failed(evidence: Evidence) -> Mark | None:
     missing = evidence.finding("GpuMissing", "NvmlGpuIsLost")
-    kernel = evidence.scene.kernel.value_or(())
-    line = next((w for w in reversed(kernel) if w.tells is Tells.INIT_FAILED), None)
+    kernel = evidence.snapshot.kernel.value_or(())
+    line = next((w for w in reversed(kernel) if w.event is KernelEvent.INIT_FAILED), None)
     if missing is None or line is None or line.bus_id not in missing.missing:
         return None
     return Mark(True, f"{line.bus_id} is on PCI and absent from NVML; {line.line[:160]}")
@@ -137,7 +145,7 @@ def _init_failed(evidence: Evidence) -> Mark | None:
 
 def _no_firmware(evidence: Evidence) -> Mark | None:
     missing = evidence.finding("GpuMissing")
-    line = newest(evidence.scene, missing.missing, Tells.FIRMWARE) if missing else None
+    line = newest(evidence.snapshot, missing.missing, KernelEvent.FIRMWARE) if missing else None
     return (
         Mark(True, f"{line.bus_id} is on PCI and absent from NVML; {line.line[:160]}")
         if line
@@ -147,7 +155,7 @@ def _no_firmware(evidence: Evidence) -> Mark | None:
 
 def _absent(evidence: Evidence) -> Mark | None:
     """Of a GPU that nobody has bound, NVML cannot know."""
-    missing, pci = evidence.finding("GpuMissing"), evidence.scene.pci
+    missing, pci = evidence.finding("GpuMissing"), evidence.snapshot.pci
     bound = (
         {f.bus_id for f in pci.value if f.driver == "nvidia"} if isinstance(pci, Seen) else set()
     )
@@ -155,13 +163,13 @@ def _absent(evidence: Evidence) -> Mark | None:
 
 
 def _hang(evidence: Evidence) -> Mark | None:
-    state = evidence.scene.probe.value_or(None)
+    state = evidence.snapshot.probe.value_or(None)
     found = evidence.finding("ProbeHung")
     if found:
         return Mark(True, found.because)
     if state and state.last and state.last.end is ProbeEnd.HUNG:
         return Mark(True, state.last.detail)
-    cuda = evidence.witness.cuda
+    cuda = evidence.diagnostics.cuda
     if isinstance(cuda, Refusal) and cuda.why.value == "timed-out":
         return Mark(True, f"CUDA gave no answer: {cuda.detail}")
     return None

@@ -5,22 +5,22 @@ from __future__ import annotations
 
 from ...model.finding import Finding, Verdict
 from ...model.gpu import GpuState
-from .inventory import Judged
+from .inventory import ProbeAssessment
 
 RESET_REQUIRED = 16
 "NVML_ERROR_RESET_REQUIRED, nvidia-ml-py 13.615.71"
 RESET = "when it is idle: nvidia-smi --gpu-reset -i BUS-ID, or reboot the drained node"
 
 
-def findings(judged: Judged) -> tuple[Finding, ...]:
-    found = [(g.bus_id, *said) for g in judged.gpus for said in _wants(g.state)]
+def findings(assessment: ProbeAssessment) -> tuple[Finding, ...]:
+    found = [(g.bus_id, *said) for g in assessment.gpus for said in _wants(g.state)]
     if not found:
         return ()
     words = "; ".join(f"{bus_id}: {what}" for bus_id, what, _ in found)
     return (
         Finding(
             5,
-            "GpusAtEase",
+            "NoGpuMaintenancePending",
             Verdict.FAILS,
             words,
             "GpuWantsAttention",

@@ -29,7 +29,7 @@ def is_passthrough(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class SortedGpus:
+class GpuInventory:
     """The GPUs on PCI, by what they are for."""
 
     scope: Scope
@@ -51,7 +51,7 @@ class SortedGpus:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ProbeAssessment:
     """The last probe against what is expected."""
 
     expected: tuple[str, ...]

@@ -6,15 +6,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...model.finding import Finding, Heals, Scope, Verdict
-from ...model.kernel import Tells
+from ...model.kernel import KernelEvent
 from ...model.reading import Seen
 from ...model.settings import Settings
-from ...model.snapshot import DeviceNode, Gpu, NvmlError, ProbeEnd, ProbeReport, Remains, Scene
+from ...model.snapshot import DeviceNode, Gpu, NvmlError, ProbeEnd, ProbeReport, Remains, Snapshot
 from ..common import parse
 from . import kernel_events as kernel_log
 from . import nvml_codes
 from .device_nodes import missing_nodes
-from .inventory import Judged, SortedGpus
+from .inventory import GpuInventory, ProbeAssessment
 from .pci import expected_number
 from .tegra import INTEGRATED, TEGRA
 
@@ -23,10 +23,10 @@ NO_NVML = (nvml_codes.LIBRARY_NOT_FOUND, nvml_codes.DRIVER_NOT_LOADED)
 asked."""
 
 
-def judge(scene: Scene, settings: Settings, gpus: SortedGpus) -> Judged:
-    report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
+def judge(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> ProbeAssessment:
+    report = snapshot.probe.value.last if isinstance(snapshot.probe, Seen) else None
     if report is None:
-        return Judged(
+        return ProbeAssessment(
             gpus.candidates, _wanted(settings, gpus.candidates), (), gpus.candidates, (), ""
         )
     if gpus.bound == (TEGRA,):
@@ -49,21 +49,23 @@ def judge(scene: Scene, settings: Settings, gpus: SortedGpus) -> Judged:
     # PCI shows.
     errors = tuple(e for e in report.errors + lost if e.index < 0 or missing)
     clean = report.end is ProbeEnd.ANSWERED and not missing and not errors and bool(shown)
-    nodes = scene.nodes.value_or(())
-    if clean and missing_nodes(scene, shown):
+    nodes = snapshot.nodes.value_or(())
+    if clean and missing_nodes(snapshot, shown):
         clean = False
     fingerprint = _fingerprint(report, shown, nodes) if clean else ""
-    return Judged(expected, _wanted(settings, expected), shown, missing, errors, fingerprint)
+    return ProbeAssessment(
+        expected, _wanted(settings, expected), shown, missing, errors, fingerprint
+    )
 
 
-def _on_soc(report: ProbeReport) -> Judged:
+def _on_soc(report: ProbeReport) -> ProbeAssessment:
     """One GPU, NVML's word optional: what the driver shows is enough where the library is not
     there."""
     absent = report.end is ProbeEnd.ERROR and all(e.code in NO_NVML for e in report.errors)
     errors = () if absent else report.errors
     shown = (INTEGRATED,) if absent else report.gpus
     clean = bool(shown) and not errors and (absent or report.end is ProbeEnd.ANSWERED)
-    return Judged(
+    return ProbeAssessment(
         (TEGRA,),
         1,
         shown,
@@ -105,17 +107,19 @@ def _fingerprint(report: ProbeReport, shown: tuple[Gpu, ...], nodes: tuple[Devic
     )
 
 
-def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, ...]:
+def findings(
+    snapshot: Snapshot, gpus: GpuInventory, assessment: ProbeAssessment
+) -> tuple[Finding, ...]:
     if gpus.scope is Scope.NONE:
         return ()
-    state = scene.probe.value_or(None)
-    now = scene.clock.boottime
-    silent = kernel_log.silent_gsp(scene, gpus, judged, state.last if state else None)
+    state = snapshot.probe.value_or(None)
+    now = snapshot.clock.boottime
+    silent = kernel_log.silent_gsp(snapshot, gpus, assessment, state.last if state else None)
     if silent:
         return (
             _fails(
                 f"the processor of {silent.bus_id} no longer answers its driver"
-                + kernel_log.cited(scene, silent),
+                + kernel_log.cited(snapshot, silent),
                 "GspTimeout",
                 Heals.NEVER,
                 "drain the node, then nvidia-smi --gpu-reset, or reboot; asking NVML would hang",
@@ -143,12 +147,12 @@ def findings(scene: Scene, gpus: SortedGpus, judged: Judged) -> tuple[Finding, .
         )
     found = [
         replace(
-            _complete(scene, state.last, judged),
+            _complete(snapshot, state.last, assessment),
             age_s=round(max(0.0, now - state.last.ended_at), 1),
         )
     ]
-    if isinstance(scene.learned, Seen):
-        found += _learned(scene.learned.value, judged)
+    if isinstance(snapshot.learned, Seen):
+        found += _learned(snapshot.learned.value, assessment)
     return tuple(found)
 
 
@@ -166,62 +170,67 @@ def _hung(remains: Remains, now: float) -> Finding:
     )
 
 
-def _complete(scene: Scene, report: ProbeReport, judged: Judged) -> Finding:
+def _complete(snapshot: Snapshot, report: ProbeReport, assessment: ProbeAssessment) -> Finding:
     if report.end is ProbeEnd.HUNG:
         return _fails(report.detail, "ProbeHung", Heals.SOON, "dmesg | grep -E 'NVRM|Xid'")
     if report.end is ProbeEnd.BROKEN:
         return _fails(
             f"the probe failed: {report.detail}", "ProbeBroken", Heals.SOON, "gpu-gate probe"
         )
-    worst = _worst(judged.errors)
-    by_uuid = any(m.startswith("GPU-") for m in judged.missing)
-    shown = judged.wanted - len(judged.missing) if by_uuid else len(judged.gpus)
-    count = f"{shown} of {judged.wanted}"
+    worst = _worst(assessment.errors)
+    by_uuid = any(m.startswith("GPU-") for m in assessment.missing)
+    shown = assessment.wanted - len(assessment.missing) if by_uuid else len(assessment.gpus)
+    count = f"{shown} of {assessment.wanted}"
     if worst is not None:
         reason = nvml_codes.CODES.get(worst.code, (f"NVML_ERROR_{worst.code}",))[0]
         where = f" for {worst.bus_id or f'index {worst.index}'}" if worst.index >= 0 else ""
         seen = f"{count}: " if worst.index >= 0 else ""
         lost = (
-            f"; missing {', '.join(judged.missing)}" if judged.missing and worst.index >= 0 else ""
+            f"; missing {', '.join(assessment.missing)}"
+            if assessment.missing and worst.index >= 0
+            else ""
         )
         if worst.code == nvml_codes.MISMATCH:
-            lost = _versions(scene, report)
+            lost = _versions(snapshot, report)
         elif worst.index >= 0:
             lost += kernel_log.cited(
-                scene, kernel_log.newest(scene, judged.missing, Tells.LOST, Tells.INIT_FAILED)
+                snapshot,
+                kernel_log.newest(
+                    snapshot, assessment.missing, KernelEvent.LOST, KernelEvent.INIT_FAILED
+                ),
             )
         return _fails(
             f"{seen}{worst.call}{where} said {nvml_codes.name_of(worst.code)}{lost}",
             _camel(reason),
             nvml_codes.heals(worst.code),
             nvml_codes.next_step(worst.code),
-            judged.missing,
+            assessment.missing,
         )
-    if judged.missing:
+    if assessment.missing:
         where = "" if by_uuid else " on PCI,"
-        absent = f"{count}: {', '.join(judged.missing)}{where} absent from NVML"
-        fell = kernel_log.newest(scene, judged.missing, Tells.LOST) or kernel_log.dead(
-            scene, judged.missing
+        absent = f"{count}: {', '.join(assessment.missing)}{where} absent from NVML"
+        fell = kernel_log.newest(snapshot, assessment.missing, KernelEvent.LOST) or kernel_log.dead(
+            snapshot, assessment.missing
         )
         if fell:
             return _fails(
-                absent + kernel_log.cited(scene, fell),
+                absent + kernel_log.cited(snapshot, fell),
                 "GpuFellOffBus",
                 Heals.NEVER,
                 nvml_codes.next_step(nvml_codes.GPU_IS_LOST),
-                judged.missing,
+                assessment.missing,
             )
-        failed = kernel_log.newest(scene, judged.missing, Tells.INIT_FAILED)
+        failed = kernel_log.newest(snapshot, assessment.missing, KernelEvent.INIT_FAILED)
         return _fails(
-            absent + kernel_log.cited(scene, failed),
+            absent + kernel_log.cited(snapshot, failed),
             "GpuMissing",
             Heals.SOON,
             "dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L",
-            judged.missing,
+            assessment.missing,
         )
-    if not judged.gpus:
+    if not assessment.gpus:
         return _fails("NVML enumerates no GPU", "GpuMissing", Heals.SOON, "nvidia-smi -L")
-    if judged.gpus == (INTEGRATED,):
+    if assessment.gpus == (INTEGRATED,):
         return Finding(
             5,
             "NvmlComplete",
@@ -232,15 +241,15 @@ def _complete(scene: Scene, report: ProbeReport, judged: Judged) -> Finding:
         5,
         "NvmlComplete",
         Verdict.HOLDS,
-        f"NVML enumerates {len(judged.gpus)} of {judged.wanted} GPUs",
+        f"NVML enumerates {len(assessment.gpus)} of {assessment.wanted} GPUs",
     )
 
 
-def _versions(scene: Scene, report: ProbeReport) -> str:
+def _versions(snapshot: Snapshot, report: ProbeReport) -> str:
     """Both of them, as far as they are known."""
-    module = scene.driver_version.value_or("?")
+    module = snapshot.driver_version.value_or("?")
     named = parse.library_version(report.library)
-    library = named if named not in ("", module) else kernel_log.client_version(scene)
+    library = named if named not in ("", module) else kernel_log.client_version(snapshot)
     return f"; the loaded module is {module}, the library {library or 'another'}"
 
 
@@ -272,14 +281,14 @@ def _fails(
     )
 
 
-def _learned(learned: tuple[str, ...], judged: Judged) -> list[Finding]:
-    gone = tuple(b for b in learned if b not in judged.expected)
+def _learned(learned: tuple[str, ...], assessment: ProbeAssessment) -> list[Finding]:
+    gone = tuple(b for b in learned if b not in assessment.expected)
     if not gone:
         return []
     return [
         Finding(
             5,
-            "AsBefore",
+            "GpuSetUnchanged",
             Verdict.FAILS,
             f"earlier boots of this machine showed {', '.join(gone)} as well",
             "FewerThanBefore",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.settings import Settings
-from ...model.snapshot import PciFunction, Scene
+from ...model.snapshot import PciFunction, Snapshot
 from ..common import parse
 from . import kernel_events as kernel_log
 from . import nvml_codes
-from .inventory import SortedGpus
+from .inventory import GpuInventory
 from .tegra import TEGRA, is_tegra
 
 NVIDIA = "nvidia"
@@ -25,17 +25,17 @@ def expected_number(settings: Settings) -> int | None:
     return int(expected[0]) if len(expected) == 1 and expected[0].isdigit() else None
 
 
-def sort_out(scene: Scene, settings: Settings) -> SortedGpus:
-    on_soc = is_tegra(scene)  # asked only where PCI shows no GPU
-    if isinstance(scene.pci, Refusal) and not (on_soc and scene.pci.is_missing):
-        if scene.pci.is_missing and not settings.expected_gpus:
-            return SortedGpus(Scope.NONE, "this host has no PCI bus")
-        return SortedGpus(Scope.UNKNOWN, f"the PCI bus could not be read ({scene.pci})")
+def classify_gpus(snapshot: Snapshot, settings: Settings) -> GpuInventory:
+    on_soc = is_tegra(snapshot)  # asked only where PCI shows no GPU
+    if isinstance(snapshot.pci, Refusal) and not (on_soc and snapshot.pci.is_missing):
+        if snapshot.pci.is_missing and not settings.expected_gpus:
+            return GpuInventory(Scope.NONE, "this host has no PCI bus")
+        return GpuInventory(Scope.UNKNOWN, f"the PCI bus could not be read ({snapshot.pci})")
     if on_soc:
-        return SortedGpus(*_scope(scene, settings, 1, []), (TEGRA,))
+        return GpuInventory(*_scope(snapshot, settings, 1, []), (TEGRA,))
     excluded = {parse.bus_id(b) or b for b in settings.exclude_gpus}
     bound, unbound, elsewhere = [], [], []
-    for gpu in scene.pci.value_or(()):
+    for gpu in snapshot.pci.value_or(()):
         if not gpu.is_gpu:
             continue
         why = "excluded by ExcludeGPUs=" if gpu.bus_id in excluded else _given_to(gpu)
@@ -45,15 +45,15 @@ def sort_out(scene: Scene, settings: Settings) -> SortedGpus:
             bound.append(gpu.bus_id)
         else:
             unbound.append(gpu.bus_id)
-    if scene.is_container:
-        given = _given_to_this_container(scene, bound)
+    if snapshot.is_container:
+        given = _given_to_this_container(snapshot, bound)
         if bound and not given and not settings.expected_gpus:
-            return SortedGpus(
+            return GpuInventory(
                 Scope.NONE, f"none of the host's {len(bound)} GPUs was given to this container node"
             )
         bound, unbound = given, []
-    scope, because = _scope(scene, settings, len(bound) + len(unbound), elsewhere)
-    return SortedGpus(
+    scope, because = _scope(snapshot, settings, len(bound) + len(unbound), elsewhere)
+    return GpuInventory(
         scope, because, tuple(sorted(bound)), tuple(sorted(unbound)), tuple(sorted(elsewhere))
     )
 
@@ -67,17 +67,17 @@ def _given_to(gpu: PciFunction) -> str:
     return ""
 
 
-def _given_to_this_container(scene: Scene, bound: list[str]) -> list[str]:
+def _given_to_this_container(snapshot: Snapshot, bound: list[str]) -> list[str]:
     """A container node (kind, nvkind) sees the host's whole PCI bus, and was given only some of
     it."""
-    if not isinstance(scene.proc_gpus, Seen) or not isinstance(scene.nodes, Seen):
+    if not isinstance(snapshot.proc_gpus, Seen) or not isinstance(snapshot.nodes, Seen):
         return bound
-    has_gpu_node = any(n.path.removeprefix("/dev/nvidia").isdigit() for n in scene.nodes.value)
-    return [b for b in bound if b in scene.proc_gpus.value] if has_gpu_node else []
+    has_gpu_node = any(n.path.removeprefix("/dev/nvidia").isdigit() for n in snapshot.nodes.value)
+    return [b for b in bound if b in snapshot.proc_gpus.value] if has_gpu_node else []
 
 
 def _scope(
-    scene: Scene, settings: Settings, candidates: int, elsewhere: list[tuple[str, str]]
+    snapshot: Snapshot, settings: Settings, candidates: int, elsewhere: list[tuple[str, str]]
 ) -> tuple[Scope, str]:
     if expected_number(settings) == 0:
         return Scope.NONE, "the owner expects no GPU here (ExpectedGPUs=0)"
@@ -86,35 +86,35 @@ def _scope(
             users = ", ".join(f"{bus_id} {why}" for bus_id, why in elsewhere)
             return Scope.NONE, f"no NVIDIA GPU for containers: {users}"
         return Scope.NONE, "no NVIDIA GPU on the PCI bus"
-    if isinstance(scene.driver_version, Seen) or isinstance(scene.module_state, Seen):
+    if isinstance(snapshot.driver_version, Seen) or isinstance(snapshot.module_state, Seen):
         return Scope.GPUS, "the nvidia module is loaded"
-    if isinstance(scene.nvgpu, Seen):
+    if isinstance(snapshot.nvgpu, Seen):
         return Scope.GPUS, "nvgpu is loaded"
-    if not scene.driver_version.is_missing:
+    if not snapshot.driver_version.is_missing:
         return (
             Scope.UNKNOWN,
-            f"/proc/driver/nvidia/version could not be read ({scene.driver_version})",
+            f"/proc/driver/nvidia/version could not be read ({snapshot.driver_version})",
         )
-    if isinstance(scene.driver_building, Seen):
-        return Scope.GPUS, f"dkms is building {scene.driver_building.value}"
-    if isinstance(scene.module_installed, Seen):
-        return Scope.GPUS, f"{scene.module_installed.value} is installed and not loaded yet"
-    if scene.module_installed.is_missing:
-        dkms = scene.driver_building.detail
+    if isinstance(snapshot.driver_building, Seen):
+        return Scope.GPUS, f"dkms is building {snapshot.driver_building.value}"
+    if isinstance(snapshot.module_installed, Seen):
+        return Scope.GPUS, f"{snapshot.module_installed.value} is installed and not loaded yet"
+    if snapshot.module_installed.is_missing:
+        dkms = snapshot.driver_building.detail
         return Scope.LATE_DRIVER, (
-            f"no nvidia driver on the host yet ({scene.module_installed.detail})"
+            f"no nvidia driver on the host yet ({snapshot.module_installed.detail})"
             + (f"; {dkms}" if dkms.startswith("dkms has") else "")
         )
     return (
         Scope.UNKNOWN,
-        f"whether a driver is installed could not be read ({scene.module_installed})",
+        f"whether a driver is installed could not be read ({snapshot.module_installed})",
     )
 
 
-def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Finding, ...]:
+def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tuple[Finding, ...]:
     if gpus.bound == (TEGRA,):
         return (Finding(1, "GpusOnPci", Verdict.HOLDS, "the GPU is a part of the SoC (Tegra)"),)
-    if isinstance(scene.pci, Refusal) and gpus.scope is not Scope.NONE:
+    if isinstance(snapshot.pci, Refusal) and gpus.scope is not Scope.NONE:
         return (
             Finding(
                 1,
@@ -127,8 +127,8 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
             ),
         )
     found = [_on_pci(settings, gpus)]
-    if gpus.unbound and isinstance(scene.driver_version, Seen):
-        found.append(_unbound(scene, settings, gpus))
+    if gpus.unbound and isinstance(snapshot.driver_version, Seen):
+        found.append(_unbound(snapshot, settings, gpus))
     if gpus.on_display:
         names = " and ".join(sorted({driver for _, driver in gpus.on_display}))
         having = tuple(bus_id for bus_id, _ in gpus.on_display)
@@ -147,10 +147,10 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
     return tuple(found)
 
 
-def _unbound(scene: Scene, settings: Settings, gpus: SortedGpus) -> Finding:
-    foreign = kernel_log.unsupported(scene, gpus.unbound)
-    dead = None if foreign else kernel_log.dead(scene, gpus.unbound)
-    region = None if foreign or dead else kernel_log.no_region(scene, gpus.unbound)
+def _unbound(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> Finding:
+    foreign = kernel_log.unsupported(snapshot, gpus.unbound)
+    dead = None if foreign else kernel_log.dead(snapshot, gpus.unbound)
+    region = None if foreign or dead else kernel_log.no_region(snapshot, gpus.unbound)
     step = (
         "install a driver that supports this GPU (its line names another branch, or the open "
         "modules)"
@@ -167,7 +167,7 @@ def _unbound(scene: Scene, settings: Settings, gpus: SortedGpus) -> Finding:
         "GpusBound",
         Verdict.FAILS,
         f"{len(gpus.unbound)} of {len(gpus.candidates)} GPUs bound to no driver: "
-        f"{', '.join(gpus.unbound)}" + kernel_log.cited(scene, cause),
+        f"{', '.join(gpus.unbound)}" + kernel_log.cited(snapshot, cause),
         "GpuUnsupported" if foreign else "GpuUnbound",
         missing=gpus.unbound,
         heals=Heals.NEVER if cause else Heals.SOON,
@@ -176,7 +176,7 @@ def _unbound(scene: Scene, settings: Settings, gpus: SortedGpus) -> Finding:
     )
 
 
-def _on_pci(settings: Settings, gpus: SortedGpus) -> Finding:
+def _on_pci(settings: Settings, gpus: GpuInventory) -> Finding:
     seen = len(gpus.candidates)
     apart = "".join(f"; {bus_id}: {why}" for bus_id, why in gpus.elsewhere)
     number = expected_number(settings)

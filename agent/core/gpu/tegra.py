@@ -5,7 +5,7 @@ one device, "tegra"."""
 from __future__ import annotations
 
 from ...model.reading import Seen
-from ...model.snapshot import Gpu, Scene
+from ...model.snapshot import Gpu, Snapshot
 
 TEGRA = "tegra"
 """In the place of a bus id, and the device id that the kubelet lists."""
@@ -14,7 +14,7 @@ INTEGRATED = Gpu(TEGRA, TEGRA, -1, "integrated GPU")
 NVGPU = "/sys/module/nvgpu"
 
 
-def is_tegra(scene: Scene) -> bool:
+def is_tegra(snapshot: Snapshot) -> bool:
     """As go-nvlib tells it (pkg/nvlib/info, IsTegraSystem). Asked only where PCI shows no GPU of
     NVIDIA's."""
-    return isinstance(scene.soc, Seen) and scene.soc.value.lower().startswith(TEGRA)
+    return isinstance(snapshot.soc, Seen) and snapshot.soc.value.lower().startswith(TEGRA)

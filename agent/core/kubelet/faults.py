@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ...model.diagnostics import Says
+from ...model.diagnostics import JournalEvent
 from ...model.reading import Refusal, Seen, Why
 from ..common import parse
 from ..common.known_fault import Evidence, KnownFault, Mark, cited, either, said, when
@@ -17,10 +17,10 @@ minute."""
 
 def _stale_checkpoint(evidence: Evidence) -> Mark | None:
     """It names GPUs and the kubelet lists none: nobody may take it for a registration."""
-    found, scene = evidence.finding("NotRegistered"), evidence.scene
+    found, snapshot = evidence.finding("NotRegistered"), evidence.snapshot
     named = (
-        sum(n for r, n in scene.checkpoint.value.items() if r.startswith("nvidia.com/"))
-        if isinstance(scene.checkpoint, Seen)
+        sum(n for r, n in snapshot.checkpoint.value.items() if r.startswith("nvidia.com/"))
+        if isinstance(snapshot.checkpoint, Seen)
         else 0
     )
     return (
@@ -31,22 +31,22 @@ def _stale_checkpoint(evidence: Evidence) -> Mark | None:
 
 
 def _init_race(evidence: Evidence) -> Mark | None:
-    mending = evidence.diagnosis.mending
-    since = mending.kubelet_since if mending else 0.0
-    line = evidence.journal(Says.UNEXPECTED, since)
+    repair_facts = evidence.diagnosis.repair_facts
+    since = repair_facts.kubelet_since if repair_facts else 0.0
+    line = evidence.journal(JournalEvent.UNEXPECTED, since)
     if not line or not since or line.at > since + AFTER_START_S:
         return None
     return Mark(False, f"{line.at - since:.0f} s after the kubelet's start: {line.line[:200]}")
 
 
 def _unexpected(evidence: Evidence) -> Mark | None:
-    line = evidence.journal(Says.UNEXPECTED)
+    line = evidence.journal(JournalEvent.UNEXPECTED)
     return Mark(True, cited(evidence, line)) if line else None
 
 
 def _refused(evidence: Evidence) -> Refusal | None:
     """Systemd says that it runs, and its own API does not answer."""
-    answer = evidence.scene.allocatable
+    answer = evidence.snapshot.allocatable
     is_telling = isinstance(answer, Refusal) and answer.is_telling
     return (
         answer
@@ -67,10 +67,10 @@ def _too_old(evidence: Evidence) -> Mark | None:
 
 def _elsewhere(evidence: Evidence) -> Mark | None:
     """It listens within a second of its start, below its --root-dir."""
-    answer, mending = _refused(evidence), evidence.diagnosis.mending
+    answer, repair_facts = _refused(evidence), evidence.diagnosis.repair_facts
     up_s = (
-        evidence.scene.clock.boottime - mending.kubelet_since
-        if mending and mending.kubelet_since
+        evidence.snapshot.clock.boottime - repair_facts.kubelet_since
+        if repair_facts and repair_facts.kubelet_since
         else 0.0
     )
     if answer is None or not answer.is_missing or _too_old(evidence) or up_s < AFTER_START_S:
@@ -90,14 +90,14 @@ def _silent(evidence: Evidence) -> Mark | None:
 
 
 def _runtime_silent(evidence: Evidence) -> Mark | None:
-    answer = evidence.scene.runtime
+    answer = evidence.snapshot.runtime
     if not isinstance(answer, Refusal) or not answer.is_telling:
         return None
-    return Mark(not answer.is_missing, f"{evidence.scene.runtime_socket or 'CRI'}: {answer}")
+    return Mark(not answer.is_missing, f"{evidence.snapshot.runtime_socket or 'CRI'}: {answer}")
 
 
 def _torn(evidence: Evidence) -> Mark | None:
-    file = evidence.scene.checkpoint
+    file = evidence.snapshot.checkpoint
     if not isinstance(file, Refusal) or file.why is not Why.FAILED:
         return None
     return Mark(parse.UNKNOWN_FORM not in file.detail, f"kubelet_internal_checkpoint: {file}")
@@ -136,7 +136,7 @@ FAULTS = (
         "The kubelet cannot write its checkpoint: pods that want devices are turned away",
         "kubernetes/kubernetes #94305, #85831",
         "the kubelet's own line",
-        judge=said(Says.NOT_WRITTEN),
+        judge=said(JournalEvent.NOT_WRITTEN),
         remedy="make room on that file system, or see why it is read-only; then delete the "
         "dead pods",
         do="df -h /var/lib/kubelet; findmnt -T /var/lib/kubelet",
@@ -203,7 +203,7 @@ FAULTS = (
         "The kubelet's checkpoint cannot be read",
         "kubernetes/kubernetes #102882, tkestack/gpu-manager #62",
         "its content, or the kubelet's own line",
-        judge=either((_torn, said(Says.CHECKPOINT))),
+        judge=either((_torn, said(JournalEvent.CHECKPOINT))),
         consistent="it is a whole JSON object, of a form that we do not know: a newer "
         "kubelet's, perhaps",
         decide="whether the kubelet could read it",
@@ -218,7 +218,7 @@ FAULTS = (
         "Pods died as OutOfnvidia.com/gpu: they came before the GPUs were registered",
         "kubernetes/kubernetes pkg/kubelet/lifecycle/predicate.go",
         "the kubelet's line that it turned a pod away for want of nvidia.com/gpu",
-        judge=said(Says.OUT_OF),
+        judge=said(JournalEvent.OUT_OF),
         remedy="delete the dead pods; keep others back by the label, taint or condition that "
         "gpu-gate-node sets",
         do=TURNED_AWAY,

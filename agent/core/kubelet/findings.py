@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from ...model.fault import Fault, Mending
+from ...model.fault import Fault, RepairFacts
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.settings import Settings
-from ...model.snapshot import Scene, Unit
+from ...model.snapshot import Snapshot, Unit
 from ..common.watched import kubelet_units
 from ..gpu import nvml_codes
-from ..gpu.inventory import Judged
+from ..gpu.inventory import ProbeAssessment
 from ..plugin import ledger
 from ..plugin.resources import GPUS, Listing
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 
 
-def find_unit(scene: Scene, settings: Settings) -> Unit | None:
+def find_unit(snapshot: Snapshot, settings: Settings) -> Unit | None:
     """The unit that carries this host's kubelet: a running one first, then an enabled one, then any
     installed."""
-    if not isinstance(scene.units, Seen):
+    if not isinstance(snapshot.units, Seen):
         return None
     names = kubelet_units(settings)
-    installed = [u for u in scene.units.value if u.name in names and u.load == "loaded"]
+    installed = [u for u in snapshot.units.value if u.name in names and u.load == "loaded"]
     rank = {"active": 0, "reloading": 0, "activating": 1}
     return min(
         installed,
@@ -35,37 +35,37 @@ def find_unit(scene: Scene, settings: Settings) -> Unit | None:
     )
 
 
-def is_active(scene: Scene, settings: Settings) -> bool | None:
+def is_active(snapshot: Snapshot, settings: Settings) -> bool | None:
     """None where systemd was not read."""
-    if not isinstance(scene.units, Seen):
+    if not isinstance(snapshot.units, Seen):
         return None
-    unit = find_unit(scene, settings)
+    unit = find_unit(snapshot, settings)
     return unit is not None and unit.is_active
 
 
-def has_no_socket(scene: Scene) -> bool:
+def has_no_socket(snapshot: Snapshot) -> bool:
     """A kubelet answers, and no plugin can come to it: it has not begun to listen, or somebody
     cleared its folder. One whose folder is not there may have another."""
-    folder = scene.plugin_sockets
+    folder = snapshot.plugin_sockets
     return (
-        isinstance(scene.allocatable, Seen)
+        isinstance(snapshot.allocatable, Seen)
         and isinstance(folder, Seen)
         and not any(e.name == "kubelet.sock" for e in folder.value)
     )
 
 
-def findings(scene: Scene, settings: Settings, short: bool = False) -> tuple[Finding, ...]:
+def findings(snapshot: Snapshot, settings: Settings, short: bool = False) -> tuple[Finding, ...]:
     """`short`: it does not list every GPU."""
     return (
         ()
         if settings.kubelet_unit == "none"
-        else (*_unit(scene, settings), *_socket(scene, settings, short))
+        else (*_unit(snapshot, settings), *_socket(snapshot, settings, short))
     )
 
 
-def _socket(scene: Scene, settings: Settings, short: bool) -> tuple[Finding, ...]:
+def _socket(snapshot: Snapshot, settings: Settings, short: bool) -> tuple[Finding, ...]:
     """What has registered before goes on without that socket."""
-    if not has_no_socket(scene):
+    if not has_no_socket(snapshot):
         return ()
     folder, again = settings.device_plugins_dir, "" if short else " anew"
     return (
@@ -82,25 +82,25 @@ def _socket(scene: Scene, settings: Settings, short: bool) -> tuple[Finding, ...
     )
 
 
-def _unit(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
-    if isinstance(scene.units, Refusal):
+def _unit(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
+    if isinstance(snapshot.units, Refusal):
         return (
             Finding(
                 7,
                 "KubeletActive",
                 Verdict.UNKNOWN,
-                f"systemd was not read ({scene.units})",
+                f"systemd was not read ({snapshot.units})",
                 "SystemdUnreadable",
                 missing=("the kubelet's unit",),
                 blocks=False,
                 next_step="systemctl status dbus",
             ),
         )
-    unit = find_unit(scene, settings)
+    unit = find_unit(snapshot, settings)
     if unit is None:
         heard = (
             ", and a kubelet answers: no unit that we know"
-            if isinstance(scene.allocatable, Seen)
+            if isinstance(snapshot.allocatable, Seen)
             else ""
         )
         return (
@@ -126,10 +126,10 @@ def _unit(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
             next_step="" if unit.is_active else f"systemctl status {unit.name}",
         )
     ]
-    if isinstance(scene.plugin_sockets, Seen):
+    if isinstance(snapshot.plugin_sockets, Seen):
         names = [
             e.name
-            for e in scene.plugin_sockets.value
+            for e in snapshot.plugin_sockets.value
             if e.kind == "socket" and e.name != "kubelet.sock"
         ]
         found.append(
@@ -147,33 +147,37 @@ def _unit(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def registered(scene: Scene, settings: Settings, listed: Listing) -> Finding | None:
+def registered(snapshot: Snapshot, settings: Settings, listed: Listing) -> Finding | None:
     """Does the kubelet list every GPU? Only its own word counts: log, socket file and checkpoint
     may lie."""
-    unit = find_unit(scene, settings)
+    unit = find_unit(snapshot, settings)
     if settings.kubelet_unit == "none":
         return None
     # Its API answers: there is one, whoever carries it (rke1 runs it in a container).
-    if unit is None and isinstance(scene.units, Seen) and not isinstance(scene.allocatable, Seen):
+    if (
+        unit is None
+        and isinstance(snapshot.units, Seen)
+        and not isinstance(snapshot.allocatable, Seen)
+    ):
         return None
-    if isinstance(scene.allocatable, Refusal):
+    if isinstance(snapshot.allocatable, Refusal):
         return _registered(
             Verdict.UNKNOWN,
-            f"the kubelet's pod-resources API gave no answer ({scene.allocatable})",
+            f"the kubelet's pod-resources API gave no answer ({snapshot.allocatable})",
             "KubeletSilent",
             next_step="journalctl -u kubelet -n 30; ss "
             "-xlp | grep pod-resources; [Kubelet] PodResourcesSocket=",
         )
-    if unit and unit.active_since is not None and scene.allocatable.at < unit.active_since:
+    if unit and unit.active_since is not None and snapshot.allocatable.at < unit.active_since:
         return _registered(
             Verdict.UNKNOWN,
             "the kubelet's last answer is older than the kubelet",
             "KubeletRestarted",
         )
-    if listed.count == 0 and not scene.plugins and isinstance(scene.dra_driver, Seen):
+    if listed.count == 0 and not snapshot.plugins and isinstance(snapshot.dra_driver, Seen):
         return _registered(
             Verdict.HOLDS,
-            f"GPUs are offered by DRA (container {scene.dra_driver.value}, driver "
+            f"GPUs are offered by DRA (container {snapshot.dra_driver.value}, driver "
             "gpu.nvidia.com): no resource is expected",
             "",
         )
@@ -187,7 +191,7 @@ def registered(scene: Scene, settings: Settings, listed: Listing) -> Finding | N
 
 
 def _judge(listed: Listing, settings: Settings) -> Finding:
-    limits = listed.given.names
+    limits = listed.visible_devices.names
     told = (
         f" (the plugin was given {listed.seen_by_plugin} of {listed.shown} GPUs: {_some(limits)})"
         if limits is not None and listed.seen_by_plugin != listed.shown
@@ -217,7 +221,7 @@ def _judge(listed: Listing, settings: Settings) -> Finding:
             "StaleDevices",
             listed.missing,
         )
-    if not listed.given.is_known:
+    if not listed.visible_devices.is_known:
         return _registered(
             Verdict.UNKNOWN,
             f"{because}; what the plugin was given could not be read",
@@ -275,22 +279,24 @@ def _registered(
     )
 
 
-def allocation(scene: Scene, listed: Listing, judged: Judged) -> tuple[Finding, ...]:
+def allocation(
+    snapshot: Snapshot, listed: Listing, assessment: ProbeAssessment
+) -> tuple[Finding, ...]:
     """Allocatable, and allocation will fail: the kubelet goes on listing what NVML has lost.
     NVIDIA's plugin asks all its GPUs at every allocation (GetPreferredAllocation), so that one lost
     GPU makes each of them fail."""
-    broken = tuple(e for e in judged.errors if e.index >= 0)
+    broken = tuple(e for e in assessment.errors if e.index >= 0)
     if listed.count == 0 or listed.shown is None:
         return ()
     if listed.strangers:
         seen = f"the kubelet lists {_some(listed.strangers)}, which NVML does not show"
-    elif broken and listed.given.names is None and listed.given.is_known:
-        where = broken[0].bus_id or ", ".join(judged.missing) or f"index {broken[0].index}"
+    elif broken and listed.visible_devices.names is None and listed.visible_devices.is_known:
+        where = broken[0].bus_id or ", ".join(assessment.missing) or f"index {broken[0].index}"
         said = nvml_codes.name_of(broken[0].code)
         seen = f"the kubelet lists {listed.count} GPUs, and NVML says {said} for {where}"
     else:
         return ()
-    if is_older(scene, listed):
+    if is_older(snapshot, listed):
         return (
             Finding(
                 10,
@@ -313,53 +319,57 @@ def allocation(scene: Scene, listed: Listing, judged: Judged) -> tuple[Finding, 
             Verdict.FAILS,
             f"{seen}: allocatable, but allocation will fail",
             "AllocationWillFail",
-            missing=listed.strangers or judged.missing,
+            missing=listed.strangers or assessment.missing,
             heals=Heals.NEVER,
             next_step=f"cordon the node; {step}",
         ),
     )
 
 
-def listed_anew_at(scene: Scene, listed: Listing) -> float:
+def listed_anew_at(snapshot: Snapshot, listed: Listing) -> float:
     """Boottime at which a list that contradicts the last probe may have come: a fresh probe must
     tell who is right. The kubelet rewrites its checkpoint whenever a plugin sends another list."""
-    if not listed.strangers or not isinstance(scene.plugin_sockets, Seen):
+    if not listed.strangers or not isinstance(snapshot.plugin_sockets, Seen):
         return 0.0
     written = max(
-        (e.mtime for e in scene.plugin_sockets.value if e.name == CHECKPOINT), default=0.0
+        (e.mtime for e in snapshot.plugin_sockets.value if e.name == CHECKPOINT), default=0.0
     )
-    at = written - (scene.clock.realtime - scene.clock.boottime)
-    return at if at <= scene.clock.boottime else 0.0  # a stamp that lies in the future says nothing
+    at = written - (snapshot.clock.realtime - snapshot.clock.boottime)
+    return (
+        at if at <= snapshot.clock.boottime else 0.0
+    )  # a stamp that lies in the future says nothing
 
 
-def is_older(scene: Scene, listed: Listing) -> bool:
+def is_older(snapshot: Snapshot, listed: Listing) -> bool:
     """The last probe may be older than a list that contradicts it."""
-    report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
-    return report is not None and listed_anew_at(scene, listed) > report.started_at
+    report = snapshot.probe.value.last if isinstance(snapshot.probe, Seen) else None
+    return report is not None and listed_anew_at(snapshot, listed) > report.started_at
 
 
-def mending(scene: Scene, settings: Settings, fault: Fault | None, listed: Listing) -> Mending:
+def repair_facts(
+    snapshot: Snapshot, settings: Settings, fault: Fault | None, listed: Listing
+) -> RepairFacts:
     """What the mender may know of this look; `may_act` only where the kubelet itself answered in
     it."""
-    unit, offset = find_unit(scene, settings), scene.clock.realtime - scene.clock.boottime
+    unit, offset = find_unit(snapshot, settings), snapshot.clock.realtime - snapshot.clock.boottime
     answered = (
-        isinstance(scene.allocatable, Seen)
+        isinstance(snapshot.allocatable, Seen)
         and unit is not None
         and unit.is_active
-        and (unit.active_since is None or scene.allocatable.at >= unit.active_since)
+        and (unit.active_since is None or snapshot.allocatable.at >= unit.active_since)
     )
     # Whether a plugin could register at all is its folder's to say; where it was not read, none is
     # ended on a guess.
-    folder = scene.plugin_sockets
+    folder = snapshot.plugin_sockets
     can_tell = isinstance(folder, Seen) or folder.is_missing
-    return Mending(
+    return RepairFacts(
         fault=fault,
-        may_act=answered and can_tell and not is_older(scene, listed),
+        may_act=answered and can_tell and not is_older(snapshot, listed),
         listed=0 if listed.is_stale else listed.count,
         kubelet_since=unit.active_since or 0.0 if unit else 0.0,
         kubelet_invocation=unit.invocation_id if unit else "",
         offset=offset,
-        boot_id=scene.boot_id,
-        entries=ledger.by_this_clock(scene.ledger.value_or(()), scene.boot_id, offset),
-        ledger_problem="" if isinstance(scene.ledger, Seen) else str(scene.ledger),
+        boot_id=snapshot.boot_id,
+        entries=ledger.by_this_clock(snapshot.ledger.value_or(()), snapshot.boot_id, offset),
+        ledger_problem="" if isinstance(snapshot.ledger, Seen) else str(snapshot.ledger),
     )

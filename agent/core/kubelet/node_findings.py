@@ -6,7 +6,7 @@ from __future__ import annotations
 from ...model.finding import Finding, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.settings import Settings
-from ...model.snapshot import NodeObject, Scene
+from ...model.snapshot import NodeObject, Snapshot
 from ..common.layouts import PREFERRED, matches
 from .findings import find_unit
 
@@ -14,21 +14,21 @@ STALE_S = 180.0
 """A server gives a sign about once a minute; three of them missed."""
 
 
-def findings(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
+def findings(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
     """Nothing where nobody asked the API server."""
-    if isinstance(scene.node_object, Refusal):
-        if scene.node_object.is_missing or not scene.node_object.is_telling:
+    if isinstance(snapshot.node_object, Refusal):
+        if snapshot.node_object.is_missing or not snapshot.node_object.is_telling:
             return ()
         return (
             _finding(
                 Verdict.UNKNOWN,
-                f"gpu-gate-node's report could not be read ({scene.node_object})",
+                f"gpu-gate-node's report could not be read ({snapshot.node_object})",
                 "NodeReportUnreadable",
             ),
         )
-    node = scene.node_object.value
-    age_s = max(0.0, scene.clock.boottime - node.seen_at)
-    silence = _silence(scene, settings, node, age_s)
+    node = snapshot.node_object.value
+    age_s = max(0.0, snapshot.clock.boottime - node.seen_at)
+    silence = _silence(snapshot, settings, node, age_s)
     if silence is not None:
         return (silence,)
     shown, capacity = (
@@ -38,14 +38,14 @@ def findings(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
         f"Node {node.name} shows {sum(shown.values())} allocatable of capacity "
         f"{sum(capacity.values())}"
     )
-    if not isinstance(scene.allocatable, Seen):
+    if not isinstance(snapshot.allocatable, Seen):
         return (
             _finding(
                 Verdict.UNKNOWN, f"{seen}; the kubelet was not heard", "KubeletNotHeard", age_s
             ),
         )
     listed = {
-        d.resource: len(d.ids) for d in scene.allocatable.value if _is_ours(d.resource, settings)
+        d.resource: len(d.ids) for d in snapshot.allocatable.value if _is_ours(d.resource, settings)
     }
     if not any(shown.values()) or any(
         shown.get(name, 0) < number for name, number in listed.items()
@@ -61,7 +61,9 @@ def findings(scene: Scene, settings: Settings) -> tuple[Finding, ...]:
     return (_finding(Verdict.HOLDS, seen, "", age_s),)
 
 
-def _silence(scene: Scene, settings: Settings, node: NodeObject, age_s: float) -> Finding | None:
+def _silence(
+    snapshot: Snapshot, settings: Settings, node: NodeObject, age_s: float
+) -> Finding | None:
     """Why what the API server shows says nothing about the node as it is now."""
     if age_s > STALE_S or not node.name:
         return _finding(
@@ -70,16 +72,16 @@ def _silence(scene: Scene, settings: Settings, node: NodeObject, age_s: float) -
             "ApiServerSilent",
             age_s,
         )
-    if scene.boot_id and node.boot_id != scene.boot_id:
+    if snapshot.boot_id and node.boot_id != snapshot.boot_id:
         return _finding(
             Verdict.UNKNOWN,
             f"Node {node.name} still shows an earlier boot",
             "NodeFromEarlierBoot",
             age_s,
         )
-    unit = find_unit(scene, settings)
+    unit = find_unit(snapshot, settings)
     if unit and unit.active_since is not None:
-        started_at = unit.active_since + scene.clock.realtime - scene.clock.boottime
+        started_at = unit.active_since + snapshot.clock.realtime - snapshot.clock.boottime
         # A heartbeat is a whole second: one of the kubelet's first second may be its predecessor's
         # last.
         if node.kubelet_heartbeat_at <= started_at:

@@ -18,7 +18,7 @@ from ...model.runtime import (
     SocketOwner,
 )
 from ...model.settings import Settings
-from ...model.snapshot import Scene, Unit
+from ...model.snapshot import Snapshot, Unit
 from ..common.layouts import (
     COMPANY_PODS,
     KINDS,
@@ -248,19 +248,19 @@ def is_anothers(owner: SocketOwner, sight: PluginSight) -> bool:
     return bool(owner.container_id or owner.unit) and owner.container_id != sight.container.id
 
 
-def is_not_of_unit(scene: Scene, owner: SocketOwner, name: str) -> bool:
+def is_not_of_unit(snapshot: Snapshot, owner: SocketOwner, name: str) -> bool:
     """A container of a pod or another unit serves it. One that no pod has may be the unit's own:
     docker run."""
-    known = scene.runtime.value.containers if isinstance(scene.runtime, Seen) else ()
+    known = snapshot.runtime.value.containers if isinstance(snapshot.runtime, Seen) else ()
     if owner.container_id:
         return any(c.id == owner.container_id for c in known)
     return owner.unit not in ("", name)
 
 
-def owner_name(scene: Scene, owner: SocketOwner) -> str:
+def owner_name(snapshot: Snapshot, owner: SocketOwner) -> str:
     if not owner.container_id:
         return owner.unit or "a process of no container and no unit"
-    known = scene.runtime.value_or(Runtime((), ()))
+    known = snapshot.runtime.value_or(Runtime((), ()))
     found = next((c for c in known.containers if c.id == owner.container_id), None)
     pod = next((s for s in known.sandboxes if found and s.id == found.sandbox_id), None)
     named = f"{pod.namespace}/{pod.name} " if pod else ""
@@ -312,23 +312,23 @@ def never_began(detail: ContainerDetail) -> bool:
     return detail.reason in ("StartError", "ContainerCannotRun") or detail.started_at <= 0.0
 
 
-def began_at(scene: Scene, sight: PluginSight) -> float:
+def began_at(snapshot: Snapshot, sight: PluginSight) -> float:
     """Boottime, seconds, when its container's process was made, which is when the container was: by
     the kernel's word where that was read, for no clock that is set later shifts it. Else by the
     runtime's stamp of its start."""
     known = next(
-        (p for p in scene.processes.value_or(()) if p.container_id == sight.container.id), None
+        (p for p in snapshot.processes.value_or(()) if p.container_id == sight.container.id), None
     )
     if known is not None and known.started.isdecimal():
         return int(known.started) / USER_HZ
-    return in_this_boot(scene, started_at(sight))
+    return in_this_boot(snapshot, started_at(sight))
 
 
-def in_this_boot(scene: Scene, realtime: float) -> float:
+def in_this_boot(snapshot: Snapshot, realtime: float) -> float:
     """Boottime of a stamp that somebody else wrote; 0.0 of one from before the boot or of the
     future: the clock was set since."""
-    at = realtime - (scene.clock.realtime - scene.clock.boottime)
-    return at if 0.0 < at <= scene.clock.boottime else 0.0
+    at = realtime - (snapshot.clock.realtime - snapshot.clock.boottime)
+    return at if 0.0 < at <= snapshot.clock.boottime else 0.0
 
 
 def started_at(sight: PluginSight) -> float:

@@ -21,7 +21,7 @@ from ...model.runtime import (
     SocketOwner,
 )
 from ...model.settings import Settings
-from ...model.snapshot import Scene
+from ...model.snapshot import Snapshot
 from ..access import containers, holders
 from ..common import parse
 from ..common.files import parsed
@@ -53,13 +53,13 @@ _ID = re.compile(r"[0-9a-f]{64}")
 _UNIT = re.compile(r"/([^/\n]+\.service)")
 
 
-async def runtime(host: Host, settings: Settings, scene: Scene) -> dict[str, Any]:
+async def runtime(host: Host, settings: Settings, snapshot: Snapshot) -> dict[str, Any]:
     """The kubelet's runtime, what it runs, and the kubelet's checkpoint."""
     checkpoint = await _checkpoint(
         host, f"{settings.device_plugins_dir}/kubelet_internal_checkpoint"
     )
     socket, lists = await _runtime(
-        host, runtime_sockets(settings, running_kubelet(scene.units, settings))
+        host, runtime_sockets(settings, running_kubelet(snapshot.units, settings))
     )
     return {"checkpoint": checkpoint, "runtime_socket": socket, "runtime": lists}
 
@@ -72,38 +72,38 @@ async def _checkpoint(host: Host, path: str) -> Reading[dict[str, int]]:
     return parsed(data, parse.checkpoint, path)
 
 
-async def plugins(host: Host, settings: Settings, scene: Scene) -> Scene:
+async def plugins(host: Host, settings: Settings, snapshot: Snapshot) -> Snapshot:
     """The scene with what concerns the plugin. What costs something, such as its own access, is
     asked only where the kubelet does not list what it should, or the plugin lost its access."""
-    if not isinstance(scene.runtime, Seen):
-        return scene
+    if not isinstance(snapshot.runtime, Seen):
+        return snapshot
     pairs, details, unable = await _looked_into(
-        host, scene.runtime_socket, scene.runtime.value, settings
+        host, snapshot.runtime_socket, snapshot.runtime.value, settings
     )
     sights = plugin.by_command(
-        tuple([await _sight(host, scene, c, s, details.get(c.id)) for c, s in pairs])
+        tuple([await _sight(host, snapshot, c, s, details.get(c.id)) for c, s in pairs])
     )
-    scene = replace(scene, plugins=sights, not_plugins=_names(scene.runtime.value, unable))
-    is_complete = listing(scene, plugin.effective(settings, sights)).is_complete
+    snapshot = replace(snapshot, plugins=sights, not_plugins=_names(snapshot.runtime.value, unable))
+    is_complete = listing(snapshot, plugin.effective(settings, sights)).is_complete
     if is_complete and not any(
         isinstance(s.access, Seen) and not s.access.value.allowed for s in sights
     ):
-        return scene
+        return snapshot
     if not sights:
         return replace(
-            scene,
-            dra_driver=await _dra_driver(host, settings, scene),
-            socket_owners=await _owners(host, settings, scene, sights),
+            snapshot,
+            dra_driver=await _dra_driver(host, settings, snapshot),
+            socket_owners=await _owners(host, settings, snapshot, sights),
         )
-    folders = manifest_folders(settings, running_kubelet(scene.units, settings))
-    if not is_complete and not is_tegra(scene):  # which may have no /dev/nvidiactl at all
+    folders = manifest_folders(settings, running_kubelet(snapshot.units, settings))
+    if not is_complete and not is_tegra(snapshot):  # which may have no /dev/nvidiactl at all
         sights = tuple([await _with_access(host, s) for s in sights])
-    sights = tuple([await _halted(host, scene, s) for s in sights])
+    sights = tuple([await _halted(host, snapshot, s) for s in sights])
     sights = tuple(
         [replace(s, restart_policy=await _restart_policy(host, s.sandbox, folders)) for s in sights]
     )
     return replace(
-        scene, plugins=sights, socket_owners=await _owners(host, settings, scene, sights)
+        snapshot, plugins=sights, socket_owners=await _owners(host, settings, snapshot, sights)
     )
 
 
@@ -165,19 +165,19 @@ def _names(runtime: Runtime, ids: set[str]) -> tuple[str, ...]:
 
 async def _sight(
     host: Host,
-    scene: Scene,
+    snapshot: Snapshot,
     container: Container,
     sandbox: Sandbox | None,
     known: Reading[ContainerDetail] | None,
 ) -> PluginSight:
-    detail = known or await host.container(scene.runtime_socket, container.id)
+    detail = known or await host.container(snapshot.runtime_socket, container.id)
     log: Reading[PluginLog] = Refusal(Why.NOT_ASKED, "the container's status was not read")
     access: Reading[Access] = Refusal(Why.NOT_ASKED, "nobody doubts it, or it has no process")
     if isinstance(detail, Seen):
         tail = await host.tail(detail.value.log_path)
         log = tail if isinstance(tail, Refusal) else Seen(plugin_log.read(tail.value), tail.at)
         access = (
-            holders.plugin_access(containers.narrow(scene, container.id), container.id) or access
+            holders.plugin_access(containers.narrow(snapshot, container.id), container.id) or access
         )
     return PluginSight(container, sandbox, detail, log, access)
 
@@ -193,7 +193,7 @@ async def _with_access(host: Host, sight: PluginSight) -> PluginSight:
     return replace(sight, access=await host.access(sight.detail.value.pid, "/dev/nvidiactl"))
 
 
-async def _halted(host: Host, scene: Scene, sight: PluginSight) -> PluginSight:
+async def _halted(host: Host, snapshot: Snapshot, sight: PluginSight) -> PluginSight:
     """Is its process kept from going on: asleep in the kernel, stopped, traced (proc(5): State,
     TracerPid), or frozen by its cgroup (cgroup-v2.rst: cgroup.events)?"""
     pid = sight.detail.value.pid if isinstance(sight.detail, Seen) else 0
@@ -216,7 +216,11 @@ async def _halted(host: Host, scene: Scene, sight: PluginSight) -> PluginSight:
     if state in ("T", "t"):
         return replace(sight, halted=f"its process {pid} was stopped by a signal (state {state})")
     cgroup = next(
-        (p.cgroup_v2 for p in scene.processes.value_or(()) if p.container_id == sight.container.id),
+        (
+            p.cgroup_v2
+            for p in snapshot.processes.value_or(())
+            if p.container_id == sight.container.id
+        ),
         None,
     )
     events = await host.file(f"/sys/fs/cgroup{cgroup}/cgroup.events") if cgroup else None
@@ -287,17 +291,17 @@ def _written(manifest: bytes) -> tuple[list[str], str]:
     return _NAME.findall(words), said.group(1) if said else ""
 
 
-async def _dra_driver(host: Host, settings: Settings, scene: Scene) -> Reading[str]:
+async def _dra_driver(host: Host, settings: Settings, snapshot: Snapshot) -> Reading[str]:
     """NVIDIA's DRA driver for GPUs (k8s-dra-driver-gpu: its folder under the kubelet's root, its
     image). A dead one leaves its socket behind, so a running container counts as well."""
-    running = scene.runtime.value.containers if isinstance(scene.runtime, Seen) else ()
+    running = snapshot.runtime.value.containers if isinstance(snapshot.runtime, Seen) else ()
     names = [
         c.name
         for c in running
         if c.state is ContainerState.RUNNING and matches(c.image, ("*dra-driver*",))
     ]
     for socket in (
-        pod_resources_sockets(settings, running_kubelet(scene.units, settings)) if names else ()
+        pod_resources_sockets(settings, running_kubelet(snapshot.units, settings)) if names else ()
     ):
         folder = await host.folder(
             f"{socket.removesuffix('/pod-resources/kubelet.sock')}/plugins/{DRA}"
@@ -308,13 +312,13 @@ async def _dra_driver(host: Host, settings: Settings, scene: Scene) -> Reading[s
 
 
 async def _owners(
-    host: Host, settings: Settings, scene: Scene, sights: tuple[PluginSight, ...]
+    host: Host, settings: Settings, snapshot: Snapshot, sights: tuple[PluginSight, ...]
 ) -> tuple[SocketOwner, ...]:
     """Who listens on the sockets that such plugins make: by the kernel's word, not by a name in a
     list."""
     kinds = [kind for s in sights if (kind := kind_of(s.container, s.sandbox))] or KINDS
     patterns = {p for kind in kinds for p in kind.sockets}
-    entries = scene.plugin_sockets.value_or(())
+    entries = snapshot.plugin_sockets.value_or(())
     names = [e.name for e in entries if e.kind == "socket" and matches(e.name, patterns)]
     found = []
     for name in names[:SOCKETS_ASKED]:

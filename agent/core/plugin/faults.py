@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-from ...model.diagnostics import Says
+from ...model.diagnostics import JournalEvent
 from ...model.finding import Verdict
 from ...model.reading import Seen
-from ...model.runtime import PluginSays, PluginSight
+from ...model.runtime import PluginLogState, PluginSight
 from ..common.known_fault import Evidence, Judge, KnownFault, Mark, cited, either, when
 from . import candidates as plugin
 from . import log as plugin_log
@@ -31,8 +31,8 @@ def _early(evidence: Evidence) -> Mark | None:
     failed, sight = evidence.finding("PluginInitFailed", "PluginSawNoGpu"), evidence.plugin
     if not failed or not sight or _not_permitted(evidence) or _old_library(evidence):
         return None
-    started = plugin.began_at(evidence.scene, sight)
-    late = evidence.journal(Says.GPU_UP, started)
+    started = plugin.began_at(evidence.snapshot, sight)
+    late = evidence.journal(JournalEvent.GPU_UP, started)
     if late:
         return Mark(
             True, f"{failed.because}; {late.at - started:.1f} s after its start: {late.line}"
@@ -45,7 +45,7 @@ def _early(evidence: Evidence) -> Mark | None:
     ):
         # The host's NVML fails for a reason of its own, which waiting would not have cured.
         return None
-    first, watching = evidence.witness.first_seen, evidence.scene.waiting
+    first, watching = evidence.diagnostics.first_seen, evidence.snapshot.waiting
     if (
         isinstance(first, Seen)
         and isinstance(watching, Seen)
@@ -73,7 +73,9 @@ def _old_library(evidence: Evidence) -> Mark | None:
 def _not_permitted(evidence: Evidence) -> Mark | None:
     """NVML says so of EACCES; a device cgroup's EPERM is an unknown error to it."""
     found, log = evidence.finding("PluginInitFailed", "PluginExited"), evidence.plugin_log
-    is_it = log is not None and log.says is PluginSays.INIT_FAILED and FORBIDDEN.search(log.error)
+    is_it = (
+        log is not None and log.says is PluginLogState.INIT_FAILED and FORBIDDEN.search(log.error)
+    )
     return Mark(True, found.because) if found and is_it else None
 
 
@@ -98,7 +100,7 @@ def _deaf(evidence: Evidence) -> Mark | None:
         not sight
         or not evidence.finding("PluginInitFailed")
         or not log
-        or log.says is not PluginSays.INIT_FAILED
+        or log.says is not PluginLogState.INIT_FAILED
     ):
         return None
     known = plugin.version(sight)
@@ -121,7 +123,7 @@ def _forgotten(evidence: Evidence) -> tuple[PluginSight, float] | None:
     sight = evidence.plugin
     if not sight or not evidence.finding("PluginForgotten"):
         return None
-    return sight, plugin.began_at(evidence.scene, sight)
+    return sight, plugin.began_at(evidence.snapshot, sight)
 
 
 def _socket_made_anew(evidence: Evidence) -> Mark | None:
@@ -129,12 +131,12 @@ def _socket_made_anew(evidence: Evidence) -> Mark | None:
     if not found or not sock:
         return None
     made = evidence.boottime_of(sock.mtime)
-    again = evidence.journal(Says.REGISTERED, made)
+    again = evidence.journal(JournalEvent.REGISTERED, made)
     # A stamp that lies in the future, or before the boot, is of a clock that was set since: it
     # tells no order.
-    if made <= found[1] or again or not 0.0 < made <= evidence.scene.clock.boottime:
+    if made <= found[1] or again or not 0.0 < made <= evidence.snapshot.clock.boottime:
         return None
-    since = evidence.scene.clock.boottime - made
+    since = evidence.snapshot.clock.boottime - made
     return Mark(
         since >= SETTLED_S,
         f"kubelet.sock was made anew {made - found[1]:.0f} s after the plugin's start, "
@@ -147,7 +149,7 @@ def _overlap(evidence: Evidence) -> Mark | None:
     found, sock = _forgotten(evidence), evidence.kubelet_socket
     if not found or (sock and evidence.boottime_of(sock.mtime) > found[1]):
         return None
-    ended = evidence.journal(Says.LIST_ENDED, found[1])
+    ended = evidence.journal(JournalEvent.LIST_ENDED, found[1])
     if ended:
         return Mark(True, f"its log says registered; {cited(evidence, ended)}")
     return Mark(
@@ -160,7 +162,7 @@ def _turned_away(evidence: Evidence) -> Mark | None:
     found, log = evidence.finding("PluginSilent"), evidence.plugin_log
     return (
         Mark(True, found.because)
-        if found and log and log.says is PluginSays.NOT_REGISTERED
+        if found and log and log.says is PluginLogState.NOT_REGISTERED
         else None
     )
 
@@ -168,8 +170,8 @@ def _turned_away(evidence: Evidence) -> Mark | None:
 def _not_reached(evidence: Evidence) -> Mark | None:
     """It came to register, and the kubelet could not call it back."""
     found, sight = evidence.finding("PluginForgotten", "PluginSilent"), evidence.plugin
-    since = plugin.began_at(evidence.scene, sight) if sight else 0.0
-    line = evidence.journal(Says.NOT_REACHED, since)
+    since = plugin.began_at(evidence.snapshot, sight) if sight else 0.0
+    line = evidence.journal(JournalEvent.NOT_REACHED, since)
     return Mark(True, f"{found.because}; {cited(evidence, line)}") if found and line else None
 
 
@@ -196,7 +198,7 @@ def _unit_failed(evidence: Evidence) -> Mark | None:
     found, unit = evidence.finding("NotRegistered", "PluginListsGone"), evidence.plugin_unit
     if not found or not unit or not unit.is_active:
         return None
-    line = evidence.journal(Says.PLUGIN_FAILED, unit.active_since or 0.0, unit.name)
+    line = evidence.journal(JournalEvent.PLUGIN_FAILED, unit.active_since or 0.0, unit.name)
     return Mark(line is not None, found.because + (f"; {cited(evidence, line)}" if line else ""))
 
 

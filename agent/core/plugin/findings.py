@@ -13,7 +13,7 @@ from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.runtime import Container, ContainerState, PluginSight, Sandbox, SocketOwner
 from ...model.settings import Settings
-from ...model.snapshot import Scene, Unit
+from ...model.snapshot import Snapshot, Unit
 from ..gpu import kernel_events as kernel_log
 from ..kubelet.findings import has_no_socket
 from . import candidates as plugin
@@ -26,11 +26,11 @@ OLDER = "PluginOlderThanDriver"
 NOTHING = Listing()
 
 
-def findings(scene: Scene, settings: Settings, fault: Fault | None) -> tuple[Finding, ...]:
+def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tuple[Finding, ...]:
     found: list[Finding] = []
-    if isinstance(scene.checkpoint, Seen):
+    if isinstance(snapshot.checkpoint, Seen):
         names = {
-            r: n for r, n in scene.checkpoint.value.items() if n and r.startswith("nvidia.com/")
+            r: n for r, n in snapshot.checkpoint.value.items() if n and r.startswith("nvidia.com/")
         }
         found.append(
             Finding(
@@ -44,25 +44,25 @@ def findings(scene: Scene, settings: Settings, fault: Fault | None) -> tuple[Fin
                 blocks=False,
             )
         )
-    elif not scene.checkpoint.is_missing:
+    elif not snapshot.checkpoint.is_missing:
         found.append(
             Finding(
                 9,
                 "Checkpoint",
                 Verdict.UNKNOWN,
-                f"kubelet_internal_checkpoint tells nothing (a hint; {scene.checkpoint})",
+                f"kubelet_internal_checkpoint tells nothing (a hint; {snapshot.checkpoint})",
                 "CheckpointUnreadable",
                 blocks=False,
             )
         )
-    if isinstance(scene.runtime, Refusal):
-        where = f" at {scene.runtime_socket}" if scene.runtime_socket else ""
+    if isinstance(snapshot.runtime, Refusal):
+        where = f" at {snapshot.runtime_socket}" if snapshot.runtime_socket else ""
         found.append(
             Finding(
                 8,
-                "PluginWell",
+                "PluginHealthy",
                 Verdict.UNKNOWN,
-                f"the container runtime{where} gave no answer ({scene.runtime})",
+                f"the container runtime{where} gave no answer ({snapshot.runtime})",
                 "RuntimeSilent",
                 blocks=False,
                 next_step="systemctl status containerd; crictl ps -a; [Plugin] RuntimeSocket=",
@@ -72,7 +72,7 @@ def findings(scene: Scene, settings: Settings, fault: Fault | None) -> tuple[Fin
         found.append(
             Finding(
                 8,
-                "PluginWell",
+                "PluginHealthy",
                 Verdict.FAILS,
                 fault.because,
                 fault.reason,
@@ -83,29 +83,29 @@ def findings(scene: Scene, settings: Settings, fault: Fault | None) -> tuple[Fin
                 next_step=fault.next_step,
             )
         )
-    elif scene.plugins:
-        unread = _unread(scene.plugins[0])
+    elif snapshot.plugins:
+        unread = _unread(snapshot.plugins[0])
         found.append(
             Finding(
                 8,
-                "PluginWell",
+                "PluginHealthy",
                 Verdict.UNKNOWN if unread else Verdict.HOLDS,
-                f"{unread}; {_describe(scene.plugins[0])}"
+                f"{unread}; {_describe(snapshot.plugins[0])}"
                 if unread
-                else _describe(scene.plugins[0]),
+                else _describe(snapshot.plugins[0]),
                 "PluginUnread" if unread else "",
                 blocks=not unread,
                 next_step="systemctl status containerd; crictl ps -a" if unread else "",
             )
         )
-    elif (unit := plugin.unit(scene.units, settings)) is not None:
-        found.append(Finding(8, "PluginWell", Verdict.HOLDS, f"{unit.name} is {unit.active}"))
-    rivals = None if fault and fault.reason == "TwoPlugins" else _rivals(scene, settings)
+    elif (unit := plugin.unit(snapshot.units, settings)) is not None:
+        found.append(Finding(8, "PluginHealthy", Verdict.HOLDS, f"{unit.name} is {unit.active}"))
+    rivals = None if fault and fault.reason == "TwoPlugins" else _rivals(snapshot, settings)
     if rivals is not None:
         found.append(
             Finding(
                 8,
-                "PluginAlone",
+                "SinglePlugin",
                 Verdict.FAILS,
                 f"{rivals.because}: who ends takes the resource away",
                 rivals.reason,
@@ -114,16 +114,18 @@ def findings(scene: Scene, settings: Settings, fault: Fault | None) -> tuple[Fin
                 next_step=rivals.next_step,
             )
         )
-    if scene.socket_owners:
-        wrong = any(plugin.is_anothers(o, s) for o in scene.socket_owners for s in scene.plugins)
+    if snapshot.socket_owners:
+        wrong = any(
+            plugin.is_anothers(o, s) for o in snapshot.socket_owners for s in snapshot.plugins
+        )
         found.append(
             Finding(
                 9,
                 "SocketOwner",
                 Verdict.FAILS if wrong else Verdict.HOLDS,
                 ", ".join(
-                    f"{o.socket}: {plugin.owner_name(scene, o)}, pid {o.pid}"
-                    for o in scene.socket_owners
+                    f"{o.socket}: {plugin.owner_name(snapshot, o)}, pid {o.pid}"
+                    for o in snapshot.socket_owners
                 ),
                 "AnotherServes" if wrong else "",
                 blocks=False,
@@ -158,15 +160,17 @@ def _describe(sight: PluginSight) -> str:
     )
 
 
-def fault(scene: Scene, settings: Settings, short: bool, listed: Listing = NOTHING) -> Fault | None:
+def fault(
+    snapshot: Snapshot, settings: Settings, short: bool, listed: Listing = NOTHING
+) -> Fault | None:
     """What is wrong with the plugin; None where the kubelet lists what it should, or nothing can be
     said."""
-    if not isinstance(scene.runtime, Seen):
+    if not isinstance(snapshot.runtime, Seen):
         return None
     found = plugin_process.timed(
-        scene, _fault(scene, settings, listed) if short else _denied_while_listed(scene)
+        snapshot, _fault(snapshot, settings, listed) if short else _denied_while_listed(snapshot)
     )
-    if found and short and found.cure in (Cure.FRESH_START, Cure.TIME) and has_no_socket(scene):
+    if found and short and found.cure in (Cure.FRESH_START, Cure.TIME) and has_no_socket(snapshot):
         return replace(
             found,
             cure=Cure.WAIT,
@@ -175,9 +179,9 @@ def fault(scene: Scene, settings: Settings, short: bool, listed: Listing = NOTHI
     return found
 
 
-def _rivals(scene: Scene, settings: Settings) -> Fault | None:
+def _rivals(snapshot: Snapshot, settings: Settings) -> Fault | None:
     """More than one that looks like the plugin: only a person may choose."""
-    unit, sights = _candidates(scene, settings)
+    unit, sights = _candidates(snapshot, settings)
     if len(sights) + (unit is not None) < 2:
         return None
     names = [f"{plugin.pod_name(s)} {s.container.id[:12]}" for s in sights] + (
@@ -192,43 +196,45 @@ def _rivals(scene: Scene, settings: Settings) -> Fault | None:
     )
 
 
-def _candidates(scene: Scene, settings: Settings) -> tuple[Unit | None, tuple[PluginSight, ...]]:
+def _candidates(
+    snapshot: Snapshot, settings: Settings
+) -> tuple[Unit | None, tuple[PluginSight, ...]]:
     """The owner's word wins: a unit he named is the plugin, whatever containers look like one."""
-    unit = plugin.unit(scene.units, settings)
+    unit = plugin.unit(snapshot.units, settings)
     return unit, () if settings.plugin_unit not in (
         "",
         "none",
-    ) and unit is not None else scene.plugins
+    ) and unit is not None else snapshot.plugins
 
 
-def _fault(scene: Scene, settings: Settings, listed: Listing) -> Fault:
-    unit, sights = _candidates(scene, settings)
-    rivals = _rivals(scene, settings)
+def _fault(snapshot: Snapshot, settings: Settings, listed: Listing) -> Fault:
+    unit, sights = _candidates(snapshot, settings)
+    rivals = _rivals(snapshot, settings)
     if rivals is not None:
         return rivals
     if not sights:
         if unit or settings.plugin_unit not in ("", "none"):
-            return _unit_fault(scene, unit, settings, listed)
-        if isinstance(scene.runtime, Seen) and (
-            pod := plugin.unmade(scene.runtime.value, settings)
+            return _unit_fault(snapshot, unit, settings, listed)
+        if isinstance(snapshot.runtime, Seen) and (
+            pod := plugin.unmade(snapshot.runtime.value, settings)
         ):
             return _unmade(*pod)
-        if unit := plugin.down(scene.units, settings):
-            return _unit_fault(scene, unit, settings, listed)
+        if unit := plugin.down(snapshot.units, settings):
+            return _unit_fault(snapshot, unit, settings, listed)
         unable = (
-            f"; {', '.join(scene.not_plugins[:4])} looks like it, and was not given the "
+            f"; {', '.join(snapshot.not_plugins[:4])} looks like it, and was not given the "
             "kubelet's folder of "
             "sockets"
-            if scene.not_plugins
+            if snapshot.not_plugins
             else ""
         )
         return Fault(
             "NoPlugin",
-            f"no container of this node looks like the device plugin{unable}" + _served(scene),
+            f"no container of this node looks like the device plugin{unable}" + _served(snapshot),
             Cure.WAIT,
             "kubectl get pods -A -o wide | grep device-plugin; [Plugin] Containers=, Images=",
         )
-    return _not_to_be_removed(scene, _container_fault(scene, sights[0], listed), sights[0])
+    return _not_to_be_removed(snapshot, _container_fault(snapshot, sights[0], listed), sights[0])
 
 
 def _unmade(pod: Sandbox, inside: tuple[Container, ...]) -> Fault:
@@ -243,21 +249,21 @@ def _unmade(pod: Sandbox, inside: tuple[Container, ...]) -> Fault:
     )
 
 
-def _denied_while_listed(scene: Scene) -> Fault | None:
+def _denied_while_listed(snapshot: Snapshot) -> Fault | None:
     """The kubelet lists everything and the plugin lost its own access since: it goes on offering
     what it saw at its start, and each Allocate() fails (UnexpectedAdmissionError). SIGHUP would
     take the GPUs away."""
-    sight = scene.plugins[0] if len(scene.plugins) == 1 else None
+    sight = snapshot.plugins[0] if len(snapshot.plugins) == 1 else None
     if sight is None or not isinstance(sight.access, Seen) or sight.access.value.allowed:
         return None
-    return _not_to_be_removed(scene, _container_fault(scene, sight, NOTHING), sight)
+    return _not_to_be_removed(snapshot, _container_fault(snapshot, sight, NOTHING), sight)
 
 
-def _older_than_driver(scene: Scene, sight: PluginSight) -> Fault | None:
+def _older_than_driver(snapshot: Snapshot, sight: PluginSight) -> Fault | None:
     """Begun before the module's last load: SIGHUP never helps such a one, no device node and no
     library comes into it."""
-    began_at = plugin.began_at(scene, sight)
-    older_s = kernel_log.loaded_at(scene) - began_at
+    began_at = plugin.began_at(snapshot, sight)
+    older_s = kernel_log.loaded_at(snapshot) - began_at
     if began_at <= 0.0 or older_s <= 0.0:
         return None
     denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
@@ -273,13 +279,13 @@ def _older_than_driver(scene: Scene, sight: PluginSight) -> Fault | None:
     )
 
 
-def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:
+def _not_to_be_removed(snapshot: Snapshot, found: Fault, sight: PluginSight) -> Fault:
     """Whatever is wrong: where a removal could not help, or would make it worse, it is barred."""
     if found.cure not in (Cure.FRESH_START, Cure.TIME):
         return found
-    other = next((o for o in scene.socket_owners if plugin.is_anothers(o, sight)), None)
+    other = next((o for o in snapshot.socket_owners if plugin.is_anothers(o, sight)), None)
     if other is not None:
-        return _served_by(scene, found, other)
+        return _served_by(snapshot, found, other)
     if sight.halted or sight.unread:
         return plugin_process.halted(found, sight)
     if sight.restart_policy in plugin.ENDS_FOR_GOOD:
@@ -305,24 +311,28 @@ def _not_to_be_removed(scene: Scene, found: Fault, sight: PluginSight) -> Fault:
     return found
 
 
-def _served_by(scene: Scene, found: Fault, other: SocketOwner) -> Fault:
+def _served_by(snapshot: Snapshot, found: Fault, other: SocketOwner) -> Fault:
     return replace(
         found,
         reason="AnotherServes",
         barred=True,
         because=f"{found.because}; but {other.socket} is "
-        f"served by {plugin.owner_name(scene, other)}, pid {other.pid}",
+        f"served by {plugin.owner_name(snapshot, other)}, pid {other.pid}",
         next_step="[Plugin] Containers= or Unit= names the right one; remove the other",
     )
 
 
-def _served(scene: Scene) -> str:
+def _served(snapshot: Snapshot) -> str:
     """Who serves the plugin's socket, where nothing that we know does."""
-    names = [f"{o.socket} is served by {plugin.owner_name(scene, o)}" for o in scene.socket_owners]
+    names = [
+        f"{o.socket} is served by {plugin.owner_name(snapshot, o)}" for o in snapshot.socket_owners
+    ]
     return "; " + ", ".join(names) if names else ""
 
 
-def _unit_fault(scene: Scene, unit: Unit | None, settings: Settings, listed: Listing) -> Fault:
+def _unit_fault(
+    snapshot: Snapshot, unit: Unit | None, settings: Settings, listed: Listing
+) -> Fault:
     name = unit.name if unit else settings.plugin_unit
     if unit is None or not unit.is_active:
         return Fault(
@@ -332,7 +342,7 @@ def _unit_fault(scene: Scene, unit: Unit | None, settings: Settings, listed: Lis
             f"systemctl status {name}",
             unit=name,
         )
-    if unit.active_since is not None and unit.active_since < kernel_log.loaded_at(scene):
+    if unit.active_since is not None and unit.active_since < kernel_log.loaded_at(snapshot):
         return Fault(
             OLDER,
             f"{name} was started before the nvidia module was loaded",
@@ -350,11 +360,13 @@ def _unit_fault(scene: Scene, unit: Unit | None, settings: Settings, listed: Lis
         unit=name,
         invocation=unit.invocation_id,
     )
-    other = next((o for o in scene.socket_owners if plugin.is_not_of_unit(scene, o, name)), None)
-    return found if other is None else _served_by(scene, found, other)
+    other = next(
+        (o for o in snapshot.socket_owners if plugin.is_not_of_unit(snapshot, o, name)), None
+    )
+    return found if other is None else _served_by(snapshot, found, other)
 
 
-def _container_fault(scene: Scene, sight: PluginSight, listed: Listing) -> Fault:
+def _container_fault(snapshot: Snapshot, sight: PluginSight, listed: Listing) -> Fault:
     who = _describe(sight)
     state = sight.container.state
     if state is ContainerState.CREATED:
@@ -383,7 +395,7 @@ def _container_fault(scene: Scene, sight: PluginSight, listed: Listing) -> Fault
             "systemctl status containerd",
             sight=sight,
         )
-    return _older_than_driver(scene, sight) or running.fault(scene, sight, who, listed)
+    return _older_than_driver(snapshot, sight) or running.fault(snapshot, sight, who, listed)
 
 
 def _ended(sight: PluginSight, who: str) -> Fault:

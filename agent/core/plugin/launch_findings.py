@@ -11,25 +11,25 @@ from ...model.actions import LaunchUnit, PlaceManifest
 from ...model.finding import Finding, Scope, Verdict
 from ...model.reading import Refusal, Seen
 from ...model.settings import Settings
-from ...model.snapshot import Scene, Unit
+from ...model.snapshot import Snapshot, Unit
 from ..common import paths
 from ..common.layouts import manifest_folders
-from ..gpu.inventory import SortedGpus
+from ..gpu.inventory import GpuInventory
 
 
 def wanted(
-    scene: Scene, settings: Settings, kubelet_active: bool | None
+    snapshot: Snapshot, settings: Settings, kubelet_active: bool | None
 ) -> LaunchUnit | PlaceManifest | None:
     """How the plugin is launched once the gate is open; None where it was, where nobody asked for
     it, or where it cannot be known whether it was."""
     if settings.launch == "none" or not (
-        isinstance(scene.launched, Refusal) and scene.launched.is_missing
+        isinstance(snapshot.launched, Refusal) and snapshot.launched.is_missing
     ):
         return None
     if settings.launch == "manifest":
-        target = f"{scene.manifest_dir}/{paths.MANIFEST_NAME}"
-        return PlaceManifest(settings.launch_manifest, target) if scene.manifest_dir else None
-    unit = _unit(scene, settings)
+        target = f"{snapshot.manifest_dir}/{paths.MANIFEST_NAME}"
+        return PlaceManifest(settings.launch_manifest, target) if snapshot.manifest_dir else None
+    unit = _unit(snapshot, settings)
     if unit is None or unit.load != "loaded" or unit.active == "failed":
         return None
     # A plugin that starts before the kubelet's socket is there ends, and systemd's start limit with
@@ -37,32 +37,32 @@ def wanted(
     return LaunchUnit(unit.name) if kubelet_active or settings.kubelet_unit == "none" else None
 
 
-def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Finding, ...]:
+def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tuple[Finding, ...]:
     if settings.launch == "none" or gpus.scope is Scope.NONE:
         return ()
-    if isinstance(scene.launched, Seen):
+    if isinstance(snapshot.launched, Seen):
         return (
             Finding(
                 8,
                 "PluginLaunched",
                 Verdict.HOLDS,
-                f"launched in this boot: {scene.launched.value.reason}",
+                f"launched in this boot: {snapshot.launched.value.reason}",
                 blocks=False,
             ),
         )
-    if not scene.launched.is_missing:
+    if not snapshot.launched.is_missing:
         return (
             Finding(
                 8,
                 "PluginLaunched",
                 Verdict.UNKNOWN,
-                f"{paths.RUN}/launched was not read ({scene.launched})",
+                f"{paths.RUN}/launched was not read ({snapshot.launched})",
                 "LaunchUnknown",
                 blocks=False,
                 next_step=f"ls -l {paths.RUN}",
             ),
         )
-    unit = _unit(scene, settings) if settings.launch == "unit" else None
+    unit = _unit(snapshot, settings) if settings.launch == "unit" else None
     if unit is not None and (unit.load != "loaded" or unit.active == "failed"):
         state = unit.active if unit.load == "loaded" else unit.load
         return (
@@ -76,7 +76,7 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
                 next_step=f"systemctl status {unit.name}; systemctl reset-failed {unit.name}",
             ),
         )
-    if settings.launch == "manifest" and not scene.manifest_dir:
+    if settings.launch == "manifest" and not snapshot.manifest_dir:
         return (
             Finding(
                 8,
@@ -100,6 +100,6 @@ def findings(scene: Scene, settings: Settings, gpus: SortedGpus) -> tuple[Findin
     )
 
 
-def _unit(scene: Scene, settings: Settings) -> Unit | None:
-    units = scene.units.value_or(())
+def _unit(snapshot: Snapshot, settings: Settings) -> Unit | None:
+    units = snapshot.units.value_or(())
     return next((u for u in units if u.name == settings.plugin_unit), None)

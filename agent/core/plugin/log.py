@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ...model.runtime import PluginLog, PluginSays
+from ...model.runtime import PluginLog, PluginLogState
 from ..common import parse
 
 _CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (stdout|stderr) ([FP])(?::\S*)? ?")
@@ -27,7 +27,7 @@ _SEVERE = re.compile(r"^[EF]\d{4} ")
 _IS_ERROR = re.compile(r"^(?:panic:|fatal error:|error\b|failed\b)", re.I)
 """An error, by klog's severity or by its first word. A trace, and what follows from it, come after
 it."""
-TAKES_OUT = (PluginSays.UNHEALTHY, PluginSays.UNWATCHED)
+TAKES_OUT = (PluginLogState.UNHEALTHY, PluginLogState.UNWATCHED)
 _ESCAPES = re.compile(r"\x1b\[[\d;]*m")
 _QUOTED = re.compile(r'^"((?:[^"\\]|\\.)*)"')
 _ERR = re.compile(r'\berr(?:or)?="((?:[^"\\]|\\.)*)"')
@@ -38,7 +38,7 @@ _UNABLE = (
 )
 """A GPU whose events it cannot watch (nvidia.go until v0.12, rm/health.go since). A line that says
 only that one is too old is of a version that offers it all the same."""
-_MARKS: tuple[tuple[re.Pattern[str], PluginSays], ...] = (
+_MARKS: tuple[tuple[re.Pattern[str], PluginLogState], ...] = (
     (
         re.compile(
             r"(?:Failed to initiali[sz]e NVML|Failed to start nvml with error|Nvml init "
@@ -46,39 +46,39 @@ _MARKS: tuple[tuple[re.Pattern[str], PluginSays], ...] = (
             r"(?!.*health checks? disabled)(?:: +(?P<error>.*?\S))?[.\s]*$",
             re.I,
         ),
-        PluginSays.INIT_FAILED,
+        PluginLogState.INIT_FAILED,
     ),
-    (re.compile(r"could not load NVML library(?:: (?P<error>.+))?"), PluginSays.INIT_FAILED),
+    (re.compile(r"could not load NVML library(?:: (?P<error>.+))?"), PluginLogState.INIT_FAILED),
     (
         re.compile(r"Incompatible (?:strategy|platform|device discovery strategy) detected"),
-        PluginSays.INIT_FAILED,
+        PluginLogState.INIT_FAILED,
     ),
-    (re.compile(r"No devices found[.,;:]? *Waiting indefinitely", re.I), PluginSays.NO_DEVICES),
-    (re.compile(r"waiting for MPS daemon", re.I), PluginSays.WAITING),
+    (re.compile(r"No devices found[.,;:]? *Waiting indefinitely", re.I), PluginLogState.NO_DEVICES),
+    (re.compile(r"waiting for MPS daemon", re.I), PluginLogState.WAITING),
     (
         re.compile(r"failed to start GPU device manager: "),
-        PluginSays.WAITING,
+        PluginLogState.WAITING,
     ),  # GKE's: again every 5 s
-    (re.compile(r"Could not (?:register|start) device plugin"), PluginSays.NOT_REGISTERED),
+    (re.compile(r"Could not (?:register|start) device plugin"), PluginLogState.NOT_REGISTERED),
     (
         re.compile(
             r"Registered device plugin (?:for \S+ )?with Kubelet|device-plugin registered with "
             r"the kubelet"
         ),
-        PluginSays.REGISTERED,
+        PluginLogState.REGISTERED,
     ),
     (
         re.compile(
             r"Starting to serve|Starting GRPC server|Starting gRPC server|device-plugin server "
             r"started serving"
         ),
-        PluginSays.SERVING,
+        PluginLogState.SERVING,
     ),
     (
         re.compile(
             r"Ret(?:rie|rei)ving plugins|Loading NVML|Starting Plugins|^device-plugin started"
         ),
-        PluginSays.ASKING,
+        PluginLogState.ASKING,
     ),
     (
         re.compile(
@@ -86,14 +86,17 @@ _MARKS: tuple[tuple[re.Pattern[str], PluginSays], ...] = (
             rf"event|{_UNABLE})(?!.*(?:GPU.IS.LOST|RESET.REQUIRED))",
             re.I,
         ),
-        PluginSays.UNWATCHED,
+        PluginLogState.UNWATCHED,
     ),
     # An event that it leaves out is told as "Skipping non-nvmlEventTypeXidCriticalError event".
     (
         re.compile(r"\bXidCriticalError: |(?:will go|marked|marking(?: \S+){1,3}) unhealthy", re.I),
-        PluginSays.UNHEALTHY,
+        PluginLogState.UNHEALTHY,
     ),
-    (re.compile(r'Received signal "[^"]*", shutting down|Stopping plugins'), PluginSays.STOPPED),
+    (
+        re.compile(r'Received signal "[^"]*", shutting down|Stopping plugins'),
+        PluginLogState.STOPPED,
+    ),
 )
 # Released images print it over several lines, the version or a commit in the first of them:
 # version=<
@@ -110,12 +113,18 @@ _OLD_LIBRARY = re.compile(r"Driver/library version mismatch|LIB_RM_VERSION_MISMA
 
 def read(tail: bytes) -> PluginLog:
     """The last mark in a log tail, in whatever form; a log without marks says nothing."""
-    says, line, error, version, at = PluginSays.NOTHING, "", "", "", 0.0
+    says, line, error, version, at = PluginLogState.NOTHING, "", "", "", 0.0
     last, is_error, is_below = "", False, False
     for stamp, plain in _lines(tail.decode("utf-8", "replace")):
         found = _VERSION.search(plain)
         if found:  # a new start: what was said before it is history
-            says, line, error, version, at = PluginSays.NOTHING, "", "", found.group(1) or "", 0.0
+            says, line, error, version, at = (
+                PluginLogState.NOTHING,
+                "",
+                "",
+                found.group(1) or "",
+                0.0,
+            )
             last, is_error, is_below = "", False, not version
             continue
         if is_below and not _STAMP.match(plain):
@@ -177,16 +186,21 @@ def _message(plain: str) -> str:
 
 
 def _after(
-    says: PluginSays, error: str, meaning: PluginSays, mark: re.Match[str], plain: str, line: str
-) -> tuple[PluginSays, str, str]:
+    says: PluginLogState,
+    error: str,
+    meaning: PluginLogState,
+    mark: re.Match[str],
+    plain: str,
+    line: str,
+) -> tuple[PluginLogState, str, str]:
     """A failed initialisation is followed by "No devices found": the failure is the better word."""
-    if meaning is PluginSays.NO_DEVICES and says is PluginSays.INIT_FAILED:
+    if meaning is PluginLogState.NO_DEVICES and says is PluginLogState.INIT_FAILED:
         return says, line, error
     if meaning in TAKES_OUT and says in TAKES_OUT:
         # Its server says which GPU it took out; why is told before. An Xid counts more than a watch
         # that failed.
         return (meaning, plain, "") if "XidCriticalError" in plain else (says, line, error)
-    if meaning is PluginSays.INIT_FAILED:
+    if meaning is PluginLogState.INIT_FAILED:
         words = (mark.groupdict().get("error") or "").strip()
         return meaning, plain, words or error or plain
     return meaning, plain, ""
@@ -195,7 +209,7 @@ def _after(
 def lacks_the_library(log: PluginLog) -> bool:
     """The failure is one of the container's own view, which a fresh start of the same container
     keeps."""
-    return log.says is PluginSays.INIT_FAILED and bool(
+    return log.says is PluginLogState.INIT_FAILED and bool(
         _NO_LIBRARY.search(f"{log.error} {log.line}")
     )
 
@@ -203,7 +217,7 @@ def lacks_the_library(log: PluginLog) -> bool:
 def cannot_be_watched(log: PluginLog) -> bool:
     """A GPU without NVML's events: a fresh start would take it out again (versions before pull
     request #1562)."""
-    return log.says is PluginSays.UNWATCHED and bool(
+    return log.says is PluginLogState.UNWATCHED and bool(
         re.search(rf"{_TOO_OLD}|Not.Supported", log.line, re.I)
     )
 
@@ -211,6 +225,6 @@ def cannot_be_watched(log: PluginLog) -> bool:
 def has_an_old_library(log: PluginLog) -> bool:
     """Its container was given the library of another driver than the one that is loaded; a new one
     is given the host's."""
-    return log.says is PluginSays.INIT_FAILED and bool(
+    return log.says is PluginLogState.INIT_FAILED and bool(
         _OLD_LIBRARY.search(f"{log.error} {log.line}")
     )

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from ...model.finding import Finding, Heals, Verdict
 from ...model.snapshot import Gpu
-from ..gpu.inventory import Judged
+from ..gpu.inventory import ProbeAssessment
 from .resources import Listing
 
 
-def findings(judged: Judged, listed: Listing) -> tuple[Finding, ...]:
-    in_mig = [g for g in judged.gpus if g.state.mig]
+def findings(assessment: ProbeAssessment, listed: Listing) -> tuple[Finding, ...]:
+    in_mig = [g for g in assessment.gpus if g.state.mig]
     pending = [
         g
-        for g in judged.gpus
+        for g in assessment.gpus
         if g.state.mig_pending is not None and g.state.mig_pending != g.state.mig
     ]
     found = []
@@ -29,7 +29,7 @@ def findings(judged: Judged, listed: Listing) -> tuple[Finding, ...]:
             )
         )
     empty = [g for g in in_mig if g.state.mig_devices == ()]
-    strategy = listed.given.strategy
+    strategy = listed.visible_devices.strategy
     if empty:
         stops = (
             ""
@@ -43,11 +43,12 @@ def findings(judged: Judged, listed: Listing) -> tuple[Finding, ...]:
                 "nvidia-smi mig -cgi …, nvidia-mig-parted, or MIG mode off",
             )
         )
-    if strategy == "single" and in_mig and not empty and not _is_uniform(judged, in_mig):
+    if strategy == "single" and in_mig and not empty and not _is_uniform(assessment, in_mig):
         found.append(
             _fails(
                 "MIG_STRATEGY=single wants MIG mode and one profile on every GPU, and "
-                f"{_which(in_mig)} of {len(judged.gpus)} GPUs differ: the plugin does not start so",
+                f"{_which(in_mig)} of {len(assessment.gpus)} GPUs differ: the plugin does not "
+                "start so",
                 "MigNotUniform",
                 "make all GPUs equal, or MIG_STRATEGY=mixed",
             )
@@ -55,9 +56,9 @@ def findings(judged: Judged, listed: Listing) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _is_uniform(judged: Judged, in_mig: list[Gpu]) -> bool:
+def _is_uniform(assessment: ProbeAssessment, in_mig: list[Gpu]) -> bool:
     profiles = {m.profile for g in in_mig for m in g.state.mig_devices or ()}
-    return len(in_mig) == len(judged.gpus) and len(profiles) <= 1
+    return len(in_mig) == len(assessment.gpus) and len(profiles) <= 1
 
 
 def _on(gpu: Gpu) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...model.diagnostics import Says
+from ...model.diagnostics import JournalEvent
 from ..common.known_fault import Evidence, KnownFault, Mark, cited, either, when
 from . import candidates as plugin
 
@@ -13,7 +13,7 @@ REPEATS_S = 600.0
 
 def _unmade(evidence: Evidence) -> Mark | None:
     found = evidence.finding("PluginPodWaits")
-    line = evidence.journal(Says.NOT_STARTED) or evidence.journal(Says.NO_SANDBOX)
+    line = evidence.journal(JournalEvent.NOT_STARTED) or evidence.journal(JournalEvent.NO_SANDBOX)
     return (
         Mark(True, found.because + (f"; {cited(evidence, line)}" if line else ""))
         if found
@@ -24,15 +24,15 @@ def _unmade(evidence: Evidence) -> Mark | None:
 def _not_made(evidence: Evidence) -> Mark | None:
     """A pod without a sandbox is no runtime's to list. A kubelet repeats its line every few minutes
     at most."""
-    found, line = evidence.finding("NoPlugin"), evidence.journal(Says.NO_SANDBOX)
+    found, line = evidence.finding("NoPlugin"), evidence.journal(JournalEvent.NO_SANDBOX)
     if not found or not line:
         return None
-    is_new = evidence.scene.clock.boottime - line.at <= REPEATS_S
+    is_new = evidence.snapshot.clock.boottime - line.at <= REPEATS_S
     return Mark(is_new, f"{found.because}; {cited(evidence, line)}")
 
 
 def _turned_out(evidence: Evidence) -> Mark | None:
-    found, line = evidence.finding("NoPlugin"), evidence.journal(Says.TURNED_OUT)
+    found, line = evidence.finding("NoPlugin"), evidence.journal(JournalEvent.TURNED_OUT)
     return Mark(True, f"{found.because}; {cited(evidence, line)}") if found and line else None
 
 
@@ -49,7 +49,7 @@ def _none(evidence: Evidence) -> Mark | None:
 
 def since_then(evidence: Evidence, realtime: float) -> float | None:
     """Seconds; None where it is not known, or the clock was set since."""
-    ago = evidence.scene.clock.realtime - realtime
+    ago = evidence.snapshot.clock.realtime - realtime
     return ago if realtime > 0.0 and ago >= 0.0 else None
 
 

@@ -6,27 +6,27 @@ from dataclasses import replace
 
 from ...model.fault import Fault
 from ...model.reading import Seen
-from ...model.runtime import PluginSays, PluginSight
-from ...model.snapshot import Scene
+from ...model.runtime import PluginLogState, PluginSight
+from ...model.snapshot import Snapshot
 from . import candidates as plugin
 
 
-def timed(scene: Scene, found: Fault | None) -> Fault | None:
+def timed(snapshot: Snapshot, found: Fault | None) -> Fault | None:
     """With when it began. One that was told to start afresh in place, or to end, is at work as a
     new one is: the last mark of its log says so. One that could not register says so at every try,
     and no longer is."""
     if found is None:
         return None
     if found.sight is None:
-        unit = next((u for u in scene.units.value_or(()) if u.name == found.unit), None)
+        unit = next((u for u in snapshot.units.value_or(()) if u.name == found.unit), None)
         return replace(found, began_at=unit.active_since or 0.0) if unit else found
     log = plugin.log_of(found.sight)
     said_at = (
-        plugin.in_this_boot(scene, log.at)
-        if log and log.says is not PluginSays.NOT_REGISTERED
+        plugin.in_this_boot(snapshot, log.at)
+        if log and log.says is not PluginLogState.NOT_REGISTERED
         else 0.0
     )
-    return replace(found, began_at=plugin.began_at(scene, found.sight), said_at=said_at)
+    return replace(found, began_at=plugin.began_at(snapshot, found.sight), said_at=said_at)
 
 
 def halted(found: Fault, sight: PluginSight) -> Fault:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...model.actions import Action, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
-from ...model.fault import Cure, Fault, Mending
+from ...model.fault import Cure, Fault, RepairFacts
 from ...model.finding import Diagnosis
 from ...model.reading import Seen
 from ...model.runtime import ContainerState, LedgerEntry
@@ -39,7 +39,7 @@ one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
+class RepairState:
     """The mender's memory."""
 
     suspect: str = ""
@@ -62,73 +62,75 @@ class Mend:
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class RepairStep:
     """What one look decided about the plugin."""
 
-    mend: Mend
+    repair: RepairState
     actions: tuple[Action, ...] = ()
     wake_at: float | None = None
 
 
 def step(
-    mend: Mend,
+    repair: RepairState,
     diagnosis: Diagnosis,
     open_since: float | None,
     listed: int,
     now: float,
     settings: Settings,
-) -> Mended:
+) -> RepairStep:
     """`open_since`: boottime since which NVML is stable, None while it is not; `listed`: answers of
     the kubelet in a row that list everything."""
-    decided = _step(mend, diagnosis, open_since, listed, now, settings)
-    view = diagnosis.mending
+    decided = _step(repair, diagnosis, open_since, listed, now, settings)
+    view = diagnosis.repair_facts
     if view is None:
         return decided
-    return replace(decided, actions=decided.actions + _news(mend, view) + _undone(mend, view, now))
+    return replace(
+        decided, actions=decided.actions + _news(repair, view) + _undone(repair, view, now)
+    )
 
 
 def _step(
-    mend: Mend,
+    repair: RepairState,
     diagnosis: Diagnosis,
     open_since: float | None,
     listed: int,
     now: float,
     settings: Settings,
-) -> Mended:
-    view = diagnosis.mending
-    if mend.acting:
-        return _settle(mend, view, listed, now, settings.verify_within_s)
+) -> RepairStep:
+    view = diagnosis.repair_facts
+    if repair.acting:
+        return _settle(repair, view, listed, now, settings.verify_within_s)
     if open_since is None or view is None or diagnosis.paused or not view.may_act:
-        return Mended(_free(mend))
+        return RepairStep(_free(repair))
     fault = view.fault
     if fault is None:
-        return _calm(mend, view, listed, now)
-    if now < mend.refused_until:
-        return Mended(mend, wake_at=mend.refused_until)
+        return _calm(repair, view, listed, now)
+    if now < repair.refused_until:
+        return RepairStep(repair, wake_at=repair.refused_until)
     if fault.cure is Cure.WAIT:
-        return Mended(_free(mend))
+        return RepairStep(_free(repair))
     if fault.cure is Cure.PERSON:
-        return _person(mend, fault.reason, f"{fault.because}; next step: {fault.next_step}", now)
+        return _person(repair, fault.reason, f"{fault.because}; next step: {fault.next_step}", now)
     due = _due(fault, view, open_since, now, settings)
     if now < due:
-        return Mended(_free(mend), wake_at=due)
+        return RepairStep(_free(repair), wake_at=due)
     if fault.barred:
-        return _person(mend, fault.reason, f"{fault.because}; next step: {fault.next_step}", now)
+        return _person(repair, fault.reason, f"{fault.because}; next step: {fault.next_step}", now)
     if view.listed > 0 and not (fault.access_denied or settings.repair_partial):
         return _person(
-            mend,
+            repair,
             "PartlyRegistered",
             f"the kubelet lists some GPUs; {fault.because}; next step: a fresh "
             "start may find all of them: [Plugin] RepairPartial=yes, or crictl stop and rm",
             now,
         )
-    return _act(mend, view, fault, now, settings)
+    return _act(repair, view, fault, now, settings)
 
 
-def refuse(mend: Mend, sentence: str, now: float) -> Mend:
+def refuse(repair: RepairState, sentence: str, now: float) -> RepairState:
     """The hand did not do it: held, with its sentence, for a while."""
     return replace(
-        mend,
+        repair,
         acting="",
         suspect="",
         is_armed=False,
@@ -138,15 +140,15 @@ def refuse(mend: Mend, sentence: str, now: float) -> Mend:
     )
 
 
-def _free(mend: Mend) -> Mend:
+def _free(repair: RepairState) -> RepairState:
     """Nothing is suspected, and nothing held."""
-    return Mend(refused_until=mend.refused_until, bad_probe_at=mend.bad_probe_at)
+    return RepairState(refused_until=repair.refused_until, bad_probe_at=repair.bad_probe_at)
 
 
-def _news(mend: Mend, view: Mending) -> tuple[Action, ...]:
+def _news(repair: RepairState, view: RepairFacts) -> tuple[Action, ...]:
     """NVML that failed since the last action is news, and must outlive this agent's memory."""
     done = ledger.actions(view.entries, view.boot_id)
-    if not done or mend.bad_probe_at is None or mend.bad_probe_at + view.offset <= done[-1].at:
+    if not done or repair.bad_probe_at is None or repair.bad_probe_at + view.offset <= done[-1].at:
         return ()
     return (
         ()
@@ -155,11 +157,11 @@ def _news(mend: Mend, view: Mending) -> tuple[Action, ...]:
     )
 
 
-def _undone(mend: Mend, view: Mending, now: float) -> tuple[Action, ...]:
+def _undone(repair: RepairState, view: RepairFacts, now: float) -> tuple[Action, ...]:
     """An agent that was killed before it could act: what it was to end runs on, long after."""
     done = ledger.actions(view.entries, view.boot_id)
     if (
-        mend.acting
+        repair.acting
         or not done
         or view.fault is None
         or done[-1].what == ledger.HUP
@@ -171,18 +173,22 @@ def _undone(mend: Mend, view: Mending, now: float) -> tuple[Action, ...]:
     return _outcome(view, f"{ledger.DID_NOT_TAKE}: nobody ended what it was to end")
 
 
-def _person(mend: Mend, reason: str, sentence: str, now: float) -> Mended:
+def _person(repair: RepairState, reason: str, sentence: str, now: float) -> RepairStep:
     """Held once two looks agree: two plugins are there for a moment in every rolling update."""
-    agreed_at = (mend.suspect_since if mend.suspect == reason else now) + AGREE_S
-    if mend.held_reason == reason or now >= agreed_at:
-        return Mended(replace(mend, suspect="", is_armed=False, held=sentence, held_reason=reason))
-    return Mended(
-        replace(mend, suspect=reason, suspect_since=agreed_at - AGREE_S, is_armed=False),
+    agreed_at = (repair.suspect_since if repair.suspect == reason else now) + AGREE_S
+    if repair.held_reason == reason or now >= agreed_at:
+        return RepairStep(
+            replace(repair, suspect="", is_armed=False, held=sentence, held_reason=reason)
+        )
+    return RepairStep(
+        replace(repair, suspect=reason, suspect_since=agreed_at - AGREE_S, is_armed=False),
         wake_at=agreed_at,
     )
 
 
-def _due(fault: Fault, view: Mending, open_since: float, now: float, settings: Settings) -> float:
+def _due(
+    fault: Fault, view: RepairFacts, open_since: float, now: float, settings: Settings
+) -> float:
     """Boottime from which a fault is one. A mark of failure is one at once; silence is one after a
     while."""
     if fault.cure is Cure.FRESH_START:
@@ -194,37 +200,39 @@ def _due(fault: Fault, view: Mending, open_since: float, now: float, settings: S
     return max((at for at in marks if at <= now), default=0.0) + settings.register_within_s
 
 
-def _act(mend: Mend, view: Mending, fault: Fault, now: float, settings: Settings) -> Mended:
+def _act(
+    repair: RepairState, view: RepairFacts, fault: Fault, now: float, settings: Settings
+) -> RepairStep:
     target, cause = (
         _target(fault),
         f"{fault.reason} {_whose(fault)} kubelet {view.kubelet_invocation[:12]}",
     )
-    if mend.suspect != f"{cause} {target}":
+    if repair.suspect != f"{cause} {target}":
         # What was held stays so until this is agreed on.
-        return Mended(
-            replace(mend, suspect=f"{cause} {target}", suspect_since=now, is_armed=True),
+        return RepairStep(
+            replace(repair, suspect=f"{cause} {target}", suspect_since=now, is_armed=True),
             wake_at=now + AGREE_S,
         )
-    if now < mend.suspect_since + AGREE_S:
-        return Mended(mend, wake_at=mend.suspect_since + AGREE_S)
+    if now < repair.suspect_since + AGREE_S:
+        return RepairStep(repair, wake_at=repair.suspect_since + AGREE_S)
     refusal = _refusal(view, cause, target, now + view.offset, settings)
     if refusal is not None:
         reason, sentence, later = refusal
         held = replace(
-            mend, is_armed=False, held=f"{fault.because}; {sentence}", held_reason=reason
+            repair, is_armed=False, held=f"{fault.because}; {sentence}", held_reason=reason
         )
-        return Mended(held, wake_at=later - view.offset if later is not None else None)
-    if not mend.is_armed:  # nothing is in the way any more, but this look was not recorded
-        return Mended(replace(mend, is_armed=True), wake_at=now)
+        return RepairStep(held, wake_at=later - view.offset if later is not None else None)
+    if not repair.is_armed:  # nothing is in the way any more, but this look was not recorded
+        return RepairStep(replace(repair, is_armed=True), wake_at=now)
     hupped = any(
         e.what == ledger.HUP and (e.target, e.cause) == (target, cause) for e in view.entries
     )
     action = _hand(fault, cause, ledger.next_number(view.entries), hupped)
     within_s = HUP_WITHIN_S if isinstance(action, SendHup) else settings.verify_within_s
     acting = replace(
-        mend, acting=cause, acted_at=now, settle_by=now + within_s, suspect="", is_armed=False
+        repair, acting=cause, acted_at=now, settle_by=now + within_s, suspect="", is_armed=False
     )
-    return Mended(acting, (action,), now + AGAIN_S)
+    return RepairStep(acting, (action,), now + AGAIN_S)
 
 
 def _target(fault: Fault) -> str:
@@ -238,7 +246,7 @@ def _whose(fault: Fault) -> str:
 
 
 def _refusal(
-    view: Mending, cause: str, target: str, realtime: float, settings: Settings
+    view: RepairFacts, cause: str, target: str, realtime: float, settings: Settings
 ) -> tuple[str, str, float | None] | None:
     """(reason word, sentence, realtime to try again) of why nothing may be done; None where it
     may."""
@@ -300,23 +308,27 @@ def _hand(fault: Fault, cause: str, number: int, hupped: bool) -> Action:
     return Rebuild(number, container.id, cause, fault.because)
 
 
-def _settle(mend: Mend, view: Mending | None, listed: int, now: float, within_s: float) -> Mended:
+def _settle(
+    repair: RepairState, view: RepairFacts | None, listed: int, now: float, within_s: float
+) -> RepairStep:
     """After an action: the kubelet must list everything in two answers, or the action did not cure
     it. It is given `within_s` from the hand's end: a CRI stop alone may take 15 s."""
     if view is not None and listed >= TWICE:
-        return Mended(Mend(bad_probe_at=mend.bad_probe_at), _outcome(view, ledger.CURED))
+        return RepairStep(
+            RepairState(bad_probe_at=repair.bad_probe_at), _outcome(view, ledger.CURED)
+        )
     if listed:
-        return Mended(mend, wake_at=now + AGAIN_S)
-    if _is_under_way(mend, view, now):
-        mend = replace(mend, settle_by=max(mend.settle_by, now + within_s))
-    if now < mend.settle_by and not _is_in_vain(mend, view, now):
-        soon = AGAIN_S if now < mend.acted_at + QUICK_S else 2.0
-        return Mended(mend, wake_at=min(now + soon, mend.settle_by))
+        return RepairStep(repair, wake_at=now + AGAIN_S)
+    if _is_under_way(repair, view, now):
+        repair = replace(repair, settle_by=max(repair.settle_by, now + within_s))
+    if now < repair.settle_by and not _is_in_vain(repair, view, now):
+        soon = AGAIN_S if now < repair.acted_at + QUICK_S else 2.0
+        return RepairStep(repair, wake_at=min(now + soon, repair.settle_by))
     noted = _outcome(view, ledger.NOT_CURED) if view is not None else ()
-    return Mended(Mend(bad_probe_at=mend.bad_probe_at), noted, wake_at=now)
+    return RepairStep(RepairState(bad_probe_at=repair.bad_probe_at), noted, wake_at=now)
 
 
-def _is_under_way(mend: Mend, view: Mending | None, now: float) -> bool:
+def _is_under_way(repair: RepairState, view: RepairFacts | None, now: float) -> bool:
     """What the hand was to end runs on, and nobody wrote down that it failed. SIGHUP ends nothing,
     and is sent at once."""
     done = ledger.actions(view.entries, view.boot_id) if view is not None else ()
@@ -325,11 +337,11 @@ def _is_under_way(mend: Mend, view: Mending | None, now: float) -> bool:
     return (
         _runs_on(view.fault, done[-1])
         and ledger.did_take(view.entries, done[-1])
-        and now < mend.acted_at + UNDONE_S
+        and now < repair.acted_at + UNDONE_S
     )
 
 
-def _is_in_vain(mend: Mend, view: Mending | None, now: float) -> bool:
+def _is_in_vain(repair: RepairState, view: RepairFacts | None, now: float) -> bool:
     """It is known before its time that the action did nothing: the hand failed and the same
     container runs on, or SIGHUP was heard and NVML failed the plugin again."""
     fault = view.fault if view is not None else None
@@ -343,7 +355,7 @@ def _is_in_vain(mend: Mend, view: Mending | None, now: float) -> bool:
     return (
         done[-1].what == ledger.HUP
         and fault.cure is Cure.FRESH_START
-        and now >= mend.acted_at + HUP_HEARD_S
+        and now >= repair.acted_at + HUP_HEARD_S
     )
 
 
@@ -355,16 +367,16 @@ def _runs_on(fault: Fault, action: LedgerEntry) -> bool:
     return container.id == action.target and container.state is ContainerState.RUNNING
 
 
-def _calm(mend: Mend, view: Mending, listed: int, now: float) -> Mended:
+def _calm(repair: RepairState, view: RepairFacts, listed: int, now: float) -> RepairStep:
     """Nothing is wrong with the plugin, or nothing can be said about it. An action whose end nobody
     saw (the agent was restarted) was a cure only where the kubelet now lists everything."""
     noted = _outcome(view, ledger.CURED) if listed else ()
     if noted and listed < TWICE:
-        return Mended(_free(mend), wake_at=now + AGAIN_S)
-    return Mended(_free(mend), noted)
+        return RepairStep(_free(repair), wake_at=now + AGAIN_S)
+    return RepairStep(_free(repair), noted)
 
 
-def _outcome(view: Mending, outcome: str) -> tuple[Action, ...]:
+def _outcome(view: RepairFacts, outcome: str) -> tuple[Action, ...]:
     """Write the last action's outcome down, once. What did not take at first may have taken after
     all."""
     done = ledger.actions(view.entries, view.boot_id)

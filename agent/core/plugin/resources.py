@@ -17,10 +17,10 @@ from fnmatch import fnmatchcase
 from ...model.gpu import MigDevice
 from ...model.reading import Seen
 from ...model.settings import Settings
-from ...model.snapshot import Devices, Gpu, ProbeEnd, Scene
+from ...model.snapshot import Devices, Gpu, ProbeEnd, Snapshot
 from ..common.layouts import PREFERRED
 from ..gpu.nvml_codes import GPU_IS_LOST
-from .visible_devices import EVERYTHING, Given, Shown, given, select
+from .visible_devices import EVERYTHING, Shown, VisibleDevices, select, visible_devices
 
 GPUS = "nvidia.com/gpu"
 _REPLICA = re.compile(r"::(\d+)$")
@@ -73,7 +73,7 @@ class Listing:
     "ids that name no GPU we know how to name"
     unshown: tuple[str, ...] = ()
     "that the plugin was given by name, and NVML does not show"
-    given: Given = EVERYTHING
+    visible_devices: VisibleDevices = EVERYTHING
     seen_by_plugin: int = 0
     "how many GPUs the plugin was given"
     shown: int | None = None
@@ -139,22 +139,22 @@ def physical(device_id: str) -> str:
     return device_id
 
 
-def listing(scene: Scene, settings: Settings, gpus: tuple[Gpu, ...] | None = None) -> Listing:
+def listing(snapshot: Snapshot, settings: Settings, gpus: tuple[Gpu, ...] | None = None) -> Listing:
     """Of this look; `gpus` are those that are for containers, where the rules have judged that
     already."""
-    listed = scene.allocatable.value_or(())
+    listed = snapshot.allocatable.value_or(())
     ids = [Devices(d.resource, ours) for d in listed if (ours := _of_gpus(d, settings))]
-    report = scene.probe.value.last if isinstance(scene.probe, Seen) else None
+    report = snapshot.probe.value.last if isinstance(snapshot.probe, Seen) else None
     if report is None or report.end is not ProbeEnd.ANSWERED:
         bases = {physical(i) for d in ids for i in d.ids}
-        return Listing(opaque=len(bases), given=given(scene))
+        return Listing(opaque=len(bases), visible_devices=visible_devices(snapshot))
     there = tuple(g for g in report.gpus if g.state.trouble != GPU_IS_LOST)
     wanted = {
         g.uuid
         for g in (there if gpus is None else gpus)
         if g.bus_id not in settings.exclude_gpus and g.state.virtualization not in HOST_OF_VGPUS
     }
-    may_see = given(scene)
+    may_see = visible_devices(snapshot)
     sees, unshown = select(report, there, may_see.names)
     # The plugin knows nothing of ExcludeGPUs=: it may list such a GPU, and nobody wants it to.
     shown = tuple(s for s in sees if s.gpu.uuid in wanted)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from ...model.fault import Cure, Fault
 from ...model.reading import Refusal, Seen
-from ...model.runtime import PluginLog, PluginSays, PluginSight
-from ...model.snapshot import Scene
+from ...model.runtime import PluginLog, PluginLogState, PluginSight
+from ...model.snapshot import Snapshot
 from ..gpu import kernel_events as kernel_log
 from . import candidates as plugin
 from . import log as plugin_log
@@ -16,18 +16,18 @@ STALE = "PluginListsGone"
 REBUILD = "crictl stop and rm that one container"
 
 
-def fault(scene: Scene, sight: PluginSight, who: str, listed: Listing) -> Fault:
-    log = plugin.log_of(sight) or PluginLog(PluginSays.NOTHING, "")
+def fault(snapshot: Snapshot, sight: PluginSight, who: str, listed: Listing) -> Fault:
+    log = plugin.log_of(sight) or PluginLog(PluginLogState.NOTHING, "")
     denied = isinstance(sight.access, Seen) and not sight.access.value.allowed
-    if log.says in plugin_log.TAKES_OUT and (bad := _unhealthy(scene, sight, who, log)):
+    if log.says in plugin_log.TAKES_OUT and (bad := _unhealthy(snapshot, sight, who, log)):
         return bad  # before all else: whatever else is wrong, the GPU would be offered again
     if (
         listed.count == 0
-        and listed.given.names is not None
+        and listed.visible_devices.names is not None
         and listed.shown
         and not listed.seen_by_plugin
     ):
-        names = ", ".join(listed.given.names[:4]) or "none"
+        names = ", ".join(listed.visible_devices.names[:4]) or "none"
         return Fault(
             "PluginGivenNothing",
             f"{who}: it was given no GPU that is here (NVIDIA_VISIBLE_DEVICES or CDI: {names})",
@@ -39,7 +39,7 @@ def fault(scene: Scene, sight: PluginSight, who: str, listed: Listing) -> Fault:
         return Fault(
             "MigWithoutInstances",
             f"{who}: every GPU it was given is in MIG mode, and has no instance that "
-            f"it could offer (MIG_STRATEGY={listed.given.strategy})",
+            f"it could offer (MIG_STRATEGY={listed.visible_devices.strategy})",
             Cure.PERSON,
             "nvidia-smi mig -cgi …, nvidia-mig-parted, or MIG mode off; then start it afresh",
             sight=sight,
@@ -74,13 +74,13 @@ def fault(scene: Scene, sight: PluginSight, who: str, listed: Listing) -> Fault:
     return _by_its_log(sight, who, log, listed)
 
 
-def _unhealthy(scene: Scene, sight: PluginSight, who: str, log: PluginLog) -> Fault | None:
+def _unhealthy(snapshot: Snapshot, sight: PluginSight, who: str, log: PluginLog) -> Fault | None:
     """It took a GPU out of what it offers. A watch that failed is no broken GPU, where the kernel's
     log was read and says nothing of one since the plugin's start."""
     if (
-        log.says is PluginSays.UNWATCHED
-        and isinstance(scene.kernel, Seen)
-        and kernel_log.said_since(scene, plugin.began_at(scene, sight)) is None
+        log.says is PluginLogState.UNWATCHED
+        and isinstance(snapshot.kernel, Seen)
+        and kernel_log.said_since(snapshot, plugin.began_at(snapshot, sight)) is None
     ):
         return None
     return Fault(
@@ -119,8 +119,8 @@ def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -
         and sight.access.value.allowed
         and plugin.answers_sighup(sight)
     )
-    if log.says in (PluginSays.INIT_FAILED, PluginSays.NO_DEVICES):
-        reason = "PluginInitFailed" if log.says is PluginSays.INIT_FAILED else "PluginSawNoGpu"
+    if log.says in (PluginLogState.INIT_FAILED, PluginLogState.NO_DEVICES):
+        reason = "PluginInitFailed" if log.says is PluginLogState.INIT_FAILED else "PluginSawNoGpu"
         # In place it would keep the library of the driver that was here before.
         return Fault(
             reason,
@@ -130,9 +130,9 @@ def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -
             hup_answers=hup and not plugin_log.has_an_old_library(log),
             sight=sight,
         )
-    if log.says is PluginSays.UNWATCHED:
+    if log.says is PluginLogState.UNWATCHED:
         return _unwatched(sight, who, log)
-    if log.says is PluginSays.WAITING:
+    if log.says is PluginLogState.WAITING:
         return Fault(
             "PluginWaits",
             f"{who}; it tries again by itself",
@@ -151,14 +151,15 @@ def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -
             hup_answers=hup,
             sight=sight,
         )
-    reason = {PluginSays.ASKING: "PluginAsking", PluginSays.REGISTERED: "PluginForgotten"}.get(
-        log.says, "PluginSilent"
-    )
-    if listed.count > 0 and log.says is PluginSays.REGISTERED:
+    reason = {
+        PluginLogState.ASKING: "PluginAsking",
+        PluginLogState.REGISTERED: "PluginForgotten",
+    }.get(log.says, "PluginSilent")
+    if listed.count > 0 and log.says is PluginLogState.REGISTERED:
         reason = "PluginSawFewer"
-    if log.says is PluginSays.NOTHING:
+    if log.says is PluginLogState.NOTHING:
         who += f"; its log's end: {log.last}" if log.last else "; its log is empty"
     # One that hangs in NVML answers no signal (v0.20.0), nor does one that has left its loop to
     # end.
-    deaf = log.says in (PluginSays.ASKING, PluginSays.STOPPED)
+    deaf = log.says in (PluginLogState.ASKING, PluginLogState.STOPPED)
     return Fault(reason, who, Cure.TIME, REBUILD, hup_answers=hup and not deaf, sight=sight)

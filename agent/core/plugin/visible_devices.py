@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ...model.gpu import MigDevice
 from ...model.reading import Seen
 from ...model.runtime import PluginSight
-from ...model.snapshot import Gpu, ProbeReport, Scene
+from ...model.snapshot import Gpu, ProbeReport, Snapshot
 from ..common import parse
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -25,7 +25,7 @@ pkg/cdi)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class VisibleDevices:
     """What the plugins of this node may see."""
 
     names: tuple[str, ...] | None = None
@@ -36,7 +36,7 @@ class Given:
     "False: a plugin is there whose container could not be read"
 
 
-EVERYTHING = Given()
+EVERYTHING = VisibleDevices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,19 @@ class Shown:
     migs: tuple[MigDevice, ...] | None
 
 
-def given(scene: Scene) -> Given:
-    if not isinstance(scene.runtime, Seen) or not all(
-        isinstance(s.detail, Seen) for s in scene.plugins
+def visible_devices(snapshot: Snapshot) -> VisibleDevices:
+    if not isinstance(snapshot.runtime, Seen) or not all(
+        isinstance(s.detail, Seen) for s in snapshot.plugins
     ):
-        return Given(is_known=False)
+        return VisibleDevices(is_known=False)
     names: list[str] = []
-    sees_all = not scene.plugins
-    for sight in scene.plugins:
+    sees_all = not snapshot.plugins
+    for sight in snapshot.plugins:
         found = _names(sight)
         sees_all = sees_all or found is None
         names += found or ()
-    strategies = {_strategy(s) for s in scene.plugins}
-    return Given(
+    strategies = {_strategy(s) for s in snapshot.plugins}
+    return VisibleDevices(
         None if sees_all else tuple(names), strategies.pop() if len(strategies) == 1 else ""
     )
 

@@ -37,9 +37,9 @@ if not __package__:
     __package__ = ".".join(map(os.path.basename, (package, host, here)))
 
 from ...transport.device_cgroups import (
+    AccessUndetermined,
     Cgroups,
     Mounts,
-    Unsure,
     governing,
     programs,
     read,
@@ -111,10 +111,10 @@ def look(
 ) -> None:
     """Settle the devices for one process."""
     if os.geteuid() != 0:
-        raise Unsure(errno.EPERM, "Only root can look at the device access of others.")
+        raise AccessUndetermined(errno.EPERM, "Only root can look at the device access of others.")
     since = started(pid)
     if not since:
-        raise Unsure(errno.ESRCH, f"Process {pid} is gone.")
+        raise AccessUndetermined(errno.ESRCH, f"Process {pid} is gone.")
     cgroups = Cgroups.of(pid)
     out["started"] = since
     out["cgroup"] = cgroups.v1 if cgroups.v2 is None else cgroups.v2
@@ -133,7 +133,7 @@ def look(
     out["rules"] = rules_word(text, ids)
     out["way"] = "+".join(ways)
     if started(pid) != since or Cgroups.of(pid) != cgroups:
-        raise Unsure(
+        raise AccessUndetermined(
             errno.ESRCH, f"Process {pid} ended or moved to another cgroup while it was looked at."
         )
 
@@ -174,11 +174,11 @@ def by_list(folder: str, devices: list[Device]) -> tuple[str, list[Device]]:
                     "denied", errno.EPERM, "devices.list of its cgroup does not grant rw."
                 )
     except OSError as exc:
-        raise Unsure(
+        raise AccessUndetermined(
             exc.errno or 0, f"devices.list of its cgroup cannot be read: {said(exc)}"
         ) from exc
     except ValueError as exc:
-        raise Unsure(
+        raise AccessUndetermined(
             errno.EPROTO, f"devices.list of its cgroup has a line that is none: {exc}."
         ) from exc
     return text, [device for device in devices if device.access == "allowed"]
@@ -193,7 +193,9 @@ def by_programs(
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
-        raise Unsure(exc.errno or 0, f"Its cgroup cannot be looked at: {said(exc)}") from exc
+        raise AccessUndetermined(
+            exc.errno or 0, f"Its cgroup cannot be looked at: {said(exc)}"
+        ) from exc
     try:
         for _ in range(3):
             ids = programs(fd)
@@ -207,7 +209,7 @@ def by_programs(
                 verdicts = scratch.ask(
                     ids, [device.node for device in devices], cgroups.v1 == scratch.own.v1
                 )
-            except Unsure:
+            except AccessUndetermined:
                 if programs(fd) == ids:
                     raise
                 continue
@@ -216,12 +218,12 @@ def by_programs(
                     device.settle(*verdict)
                 return "scratch", ids
     except OSError as exc:
-        raise Unsure(
+        raise AccessUndetermined(
             exc.errno or 0, f"The device programs of its cgroup cannot be read: {said(exc)}"
         ) from exc
     finally:
         os.close(fd)
-    raise Unsure(
+    raise AccessUndetermined(
         errno.EAGAIN, "Its device programs were replaced again and again while they were looked at."
     )
 
@@ -239,7 +241,7 @@ def answer(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch) ->
     }
     try:
         look(pid, devices, mounts, scratch, out)
-    except Unsure as unsure:
+    except AccessUndetermined as unsure:
         give_up(devices, unsure.number, unsure.detail)
     except OSError as exc:
         give_up(devices, exc.errno or 0, f"Process {pid} could not be looked at: {said(exc)}")

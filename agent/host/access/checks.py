@@ -13,7 +13,15 @@ from typing import Any
 
 from ...core.access import containers
 from ...core.common import parse
-from ...model.access import AccessState, Device, Now, Question, ScopeDevices, Sighting, Verdict
+from ...model.access import (
+    AccessState,
+    CurrentAccess,
+    Device,
+    Question,
+    ScopeDevices,
+    Sighting,
+    Verdict,
+)
 from ...model.actions import CheckAccess
 from ...model.reading import Reading, Refusal, Seen, Why
 from ...model.runtime import Access
@@ -122,7 +130,7 @@ def verdict_of(line: bytes, question: Question, at: float) -> Verdict:
         rows = [
             _row(answer, device) for answer, device in zip(answers, question.devices, strict=True)
         ]
-        if any(now is not Now.UNKNOWN for _, now, _ in rows) and not (way and rules):
+        if any(now is not CurrentAccess.UNKNOWN for _, now, _ in rows) and not (way and rules):
             raise ValueError("an answer without a way")
     except (KeyError, TypeError, ValueError) as exc:
         return unknown(question, at, f"the access program printed junk ({exc}): {line[:80]!r}")
@@ -135,15 +143,18 @@ def verdict_of(line: bytes, question: Question, at: float) -> Verdict:
         rules or question.rules,
         at,
         way,
-        any(device == containers.NOBODYS and now is Now.ALLOWED for device, now, _ in rows),
+        any(
+            device == containers.UNUSED_DEVICE and now is CurrentAccess.ALLOWED
+            for device, now, _ in rows
+        ),
         tuple((device, now) for device, now, _ in rows),
-        next((detail for _, now, detail in rows if now is Now.UNKNOWN), ""),
+        next((detail for _, now, detail in rows if now is CurrentAccess.UNKNOWN), ""),
         question.rules,
     )
 
 
-def _row(answer: dict[str, Any], device: Device) -> tuple[Device, Now, str]:
-    now, detail = Now(answer["access"]), answer["detail"]
+def _row(answer: dict[str, Any], device: Device) -> tuple[Device, CurrentAccess, str]:
+    now, detail = CurrentAccess(answer["access"]), answer["detail"]
     if (answer["kind"], answer["major"], answer["minor"]) != (
         device.kind,
         device.major,
@@ -164,7 +175,7 @@ def unknown(question: Question, at: float, detail: str) -> Verdict:
         at,
         "",
         False,
-        tuple((device, Now.UNKNOWN) for device in question.devices),
+        tuple((device, CurrentAccess.UNKNOWN) for device in question.devices),
         detail,
         question.rules,
     )

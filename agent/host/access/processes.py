@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from ...model.access import Device, Process
 from ...transport.clock import boottime
 from ...transport.device_cgroups import (
+    AccessUndetermined,
     Cgroups,
     Mounts,
-    Unsure,
     read,
     reads_maps,
     rules,
@@ -97,7 +97,7 @@ class Processes:
             word, ids = rules(cgroups, self._mounts or Mounts(""), self._own)
             in_force.update(ids)
             fixed = all([self._is_fixed(number) for number in ids])
-        except Unsure as unsure:
+        except AccessUndetermined as unsure:
             problem = unsure.detail
         except (OSError, ValueError) as exc:
             problem = f"what governs its devices could not be read: {said(exc)}"

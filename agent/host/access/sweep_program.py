@@ -27,7 +27,7 @@ if not __package__:
     sys.path.append(os.path.dirname(package))
     __package__ = ".".join(map(os.path.basename, (package, host, here)))
 
-from ...transport.device_cgroups import Mounts, Unsure, read, said
+from ...transport.device_cgroups import AccessUndetermined, Mounts, read, said
 from ...transport.device_sweep import ANY, Sweep, allowed, numbers
 from ...transport.scratch_cgroup import DeviceNode
 
@@ -55,7 +55,7 @@ def answer(line: str, mounts: Mounts, sweep: Sweep, every: list[DeviceNode]) -> 
         nodes = [node_of(text) for text in asked["devices"]] if "devices" in asked else every
         out["rules"], found = allowed(pid, asked["started"], nodes, mounts, sweep)
         out["allowed"] = {word(node): can for node, can in found.items()}
-    except Unsure as unsure:
+    except AccessUndetermined as unsure:
         out["detail"] = unsure.detail
     except (OSError, ValueError, KeyError, TypeError) as exc:
         out["detail"] = f"It could not be looked at: {said(exc)}"

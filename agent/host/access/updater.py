@@ -20,9 +20,9 @@ from ...core.access import grants as allow
 from ...core.access.device_list import ANY, Number, entry_of, rights_of
 from ...core.common import parse
 from ...core.common.paths import ALLOW_STOPPED, RUN
-from ...model.access import Allowed, Device
-from ...model.actions import Allowance, AllowDevices
-from ...model.errors import HandFailed
+from ...model.access import Device, GrantResult
+from ...model.actions import GrantDevices, ScopeGrant
+from ...model.errors import ActionFailed
 from ...transport.clock import boottime
 from ...transport.dbus import BusError
 from ...transport.device_cgroups import started
@@ -42,18 +42,18 @@ KEPT = 256
 """outcomes, the newest of each container"""
 
 
-class Untold(Exception):
+class AccessUndetermined(Exception):
     """It could not be told what a container may do, so nothing is done to it; says why."""
 
 
-class Allow:
+class DeviceAllowUpdater:
     """One batch at a time; what came of it is kept beside what the access program said."""
 
     def __init__(
         self,
         bus: SystemdBus,
         checks: AccessChecks,
-        on_done: Callable[[tuple[Allowed, ...]], None],
+        on_done: Callable[[tuple[GrantResult, ...]], None],
         root: str = "/",
     ) -> None:
         self._bus = bus
@@ -61,10 +61,10 @@ class Allow:
         self._on_done = on_done
         self._root = Path(root)
         self._task: asyncio.Task[None] | None = None
-        self._next: AllowDevices | None = None
+        self._next: GrantDevices | None = None
         self._is_stopped = False  # by a surprise whose mark could not be left
 
-    def begin(self, action: AllowDevices) -> None:
+    def begin(self, action: GrantDevices) -> None:
         """Start the batch. Where one is under way, the newest that was asked for meanwhile follows
         it."""
         if self._task is not None and not self._task.done():
@@ -84,9 +84,9 @@ class Allow:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=2 * GRACE_S)
 
-    async def _do(self, action: AllowDevices | None) -> None:
+    async def _do(self, action: GrantDevices | None) -> None:
         while action is not None:
-            done: tuple[Allowed, ...] = ()
+            done: tuple[GrantResult, ...] = ()
             before = {row.container_id: row.problem for row in self._checks.state.added}
             try:
                 done = await self._batch(action)
@@ -106,12 +106,12 @@ class Allow:
             )
             action = follows
 
-    async def _batch(self, action: AllowDevices) -> tuple[Allowed, ...]:
+    async def _batch(self, action: GrantDevices) -> tuple[GrantResult, ...]:
         """What came of each container that something was done for, or could not be."""
         began = boottime()
         if self._is_stopped or (self._root / RUN.lstrip("/") / ALLOW_STOPPED).exists():
             return ()
-        done: list[Allowed] = []
+        done: list[GrantResult] = []
         try:
             majors = parse.majors((self._root / "proc/devices").read_bytes())
             program = await Dialogue.start([sys.executable, "-I", "-S", str(PROGRAM)])
@@ -137,7 +137,7 @@ class Allow:
             await program.end(GRACE_S)
         return tuple(done)
 
-    def _stop(self, surprise: Allowed) -> Allowed:
+    def _stop(self, surprise: GrantResult) -> GrantResult:
         """The first surprise is the last: said by a mark, which outlives this agent. Where that
         cannot be left, this agent adds nothing more all the same, and what it says of the surprise
         says so."""
@@ -149,7 +149,7 @@ class Allow:
                 f"added to {surprise.scope}; nothing more is added to any scope until the next "
                 "boot",
             )
-        except HandFailed as failed:
+        except ActionFailed as failed:
             self._is_stopped = True
             return replace(
                 surprise, problem="; ".join(filter(None, (surprise.problem, failed.sentence)))
@@ -157,8 +157,8 @@ class Allow:
         return surprise
 
     async def _one(
-        self, program: Dialogue, of: Allowance, prevent: bool, majors: dict[str, int]
-    ) -> Allowed | None:
+        self, program: Dialogue, of: ScopeGrant, prevent: bool, majors: dict[str, int]
+    ) -> GrantResult | None:
         """None where nothing is to be done."""
         named: tuple[tuple[str, str], ...] = ()
         try:
@@ -184,7 +184,7 @@ class Allow:
                 )
             await allow_devices(self._bus, of.scope, named, CALL_WITHIN_S)
             after, rules = await _sweep(program, of)
-        except (Untold, ChildProblem, BusError) as problem:
+        except (AccessUndetermined, ChildProblem, BusError) as problem:
             if started(of.pid) != of.started:  # it has ended meanwhile
                 return None
             return _said(of, named=_words(named), problem=str(problem))
@@ -201,11 +201,11 @@ class Allow:
         )
 
 
-def _said(of: Allowance, **values: Any) -> Allowed:
-    return Allowed(of.container_id, of.scope, of.who, boottime(), **values)
+def _said(of: ScopeGrant, **values: Any) -> GrantResult:
+    return GrantResult(of.container_id, of.scope, of.who, boottime(), **values)
 
 
-def _others(of: Allowance, denied: tuple[Device, ...]) -> str:
+def _others(of: ScopeGrant, denied: tuple[Device, ...]) -> str:
     return (
         f"a device program that is not systemd's denies {', '.join(_names(of, denied))}: only "
         "the runtime can "
@@ -220,7 +220,7 @@ def _words(named: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
 
 async def _sweep(
-    program: Dialogue, of: Allowance, only: tuple[Device, ...] = ()
+    program: Dialogue, of: ScopeGrant, only: tuple[Device, ...] = ()
 ) -> tuple[dict[Number, frozenset[str]], str]:
     """What it may do now, by number, and the rules in force. Untold where it cannot be told."""
     asked: dict[str, object] = {"pid": of.pid, "started": of.started}
@@ -237,13 +237,13 @@ async def _sweep(
         ):
             raise ValueError("another version or process")
         if said["detail"]:
-            raise Untold(str(said["detail"]))
+            raise AccessUndetermined(str(said["detail"]))
         return (
             {_number(word): frozenset(rights) for word, rights in said["allowed"].items()},
             str(said["rules"]),
         )
     except (KeyError, TypeError, ValueError) as exc:
-        raise Untold(f"the sweep printed junk ({exc}): {line[:80]!r}") from exc
+        raise AccessUndetermined(f"the sweep printed junk ({exc}): {line[:80]!r}") from exc
 
 
 def _number(word: str) -> Number:
@@ -253,11 +253,11 @@ def _number(word: str) -> Number:
     return kind, ANY if major == "*" else int(major), ANY if minor == "*" else int(minor)
 
 
-def _denied(of: Allowance, now: dict[Number, frozenset[str]]) -> tuple[Device, ...]:
+def _denied(of: ScopeGrant, now: dict[Number, frozenset[str]]) -> tuple[Device, ...]:
     return tuple(
         d for d, _ in of.give if not {"r", "w"} <= rights_of(now, (d.kind, d.major, d.minor))
     )
 
 
-def _names(of: Allowance, devices: tuple[Device, ...]) -> tuple[str, ...]:
+def _names(of: ScopeGrant, devices: tuple[Device, ...]) -> tuple[str, ...]:
     return tuple(name for device, name in of.give if device in devices)

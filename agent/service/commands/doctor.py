@@ -8,23 +8,23 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.collect import look
+from ...core.collect import collect
 from ...core.common.paths import DRIVER_VERSION
 from ...core.diagnose import diagnose
 from ...core.doctor import cluster as cluster_rules
-from ...core.doctor.collect import examine
+from ...core.doctor.collect import collect_diagnostics
 from ...core.gpu.nvml_codes import name_of
 from ...host.codec import encode
 from ...host.evidence import bundle
 from ...host.probes.runner import Probes
 from ...host.tape import Replay
-from ...model.cluster import ClusterWord
-from ...model.host import Examined
+from ...model.cluster import ClusterReport
+from ...model.host import DiagnosticHost
 from ...model.settings import Settings
 from ...model.snapshot import ProbeState
 from ..chain import wants_colour
-from ..one_look import one_look
-from ..opinion import Opinion, judge, report, text
+from ..doctor_report import DoctorReport, judge, report, text
+from ..one_snapshot import one_snapshot
 
 
 def doctor(
@@ -33,25 +33,29 @@ def doctor(
     """0: every link that was asked holds; 1: one is broken; 4: the first trouble is that we do not
     know."""
     # A live node is judged by its tape: what is said of it now is what its evidence will say.
-    tape = bundle.read(Path(source)) if source else asyncio.run(one_look(settings, deep))[1].tape
+    tape = (
+        bundle.read(Path(source)) if source else asyncio.run(one_snapshot(settings, deep))[1].tape
+    )
     word = _cluster(settings) if cluster else None
     said = asyncio.run(examined(Replay(tape), settings, word))
     print(json.dumps(report(said), indent=1) if as_json else "\n".join(text(said, wants_colour())))
     return said.exit_code
 
 
-async def examined(host: Examined, settings: Settings, word: ClusterWord | None = None) -> Opinion:
+async def examined(
+    host: DiagnosticHost, settings: Settings, word: ClusterReport | None = None
+) -> DoctorReport:
     """One look, and the doctor's own questions after it. `word`: what the cluster's monitoring says
     of this node."""
-    scene = await look(host, settings)
-    diagnosis = diagnose(scene, settings)
+    snapshot = await collect(host, settings)
+    diagnosis = diagnose(snapshot, settings)
     if word is not None:
-        more = cluster_rules.findings(word, scene, settings, diagnosis.registered)
+        more = cluster_rules.findings(word, snapshot, settings, diagnosis.registered)
         diagnosis = replace(diagnosis, findings=(*diagnosis.findings, *more))
-    return judge(scene, diagnosis, await examine(host, settings, scene))
+    return judge(snapshot, diagnosis, await collect_diagnostics(host, settings, snapshot))
 
 
-def _cluster(settings: Settings) -> ClusterWord:
+def _cluster(settings: Settings) -> ClusterReport:
     from .. import cluster  # TLS and urllib, which nobody else here needs
 
     return cluster.ask(settings)

@@ -13,7 +13,7 @@ from ...model.reading import Why
 from ...model.settings import Settings
 from .. import ask
 from ..chain import printable
-from ..one_look import one_look
+from ..one_snapshot import one_snapshot
 
 SAID = 6
 """So many questions of a kind are named; the manifest has them all."""
@@ -21,8 +21,8 @@ SAID = 6
 
 def evidence(settings: Settings, target: str, deep: bool = False) -> int:
     """Write the tape of one look: a folder, or one file where the target's name ends so."""
-    scene, recorder = asyncio.run(one_look(settings, deep))
-    path = Path(target) if target else Path(f"gpu-gate-evidence-{scene.clock.realtime:.0f}")
+    snapshot, recorder = asyncio.run(one_snapshot(settings, deep))
+    path = Path(target) if target else Path(f"gpu-gate-evidence-{snapshot.clock.realtime:.0f}")
     bundle.write(recorder.tape, path)
     for sentence in (*_no_agent(settings), *not_asked(recorder.tape)):
         print(printable(sentence))

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...core.collect import look
+from ...core.collect import collect
 from ...core.diagnose import diagnose
 from ...host.access.checks import AccessChecks
-from ...host.access.updater import Allow
+from ...host.access.updater import DeviceAllowUpdater
 from ...host.live import LiveHost
-from ...model.access import Allowed
+from ...model.access import GrantResult
 from ...model.settings import Settings
 from ...transport.clock import boottime
 from ..chain import printable
@@ -34,7 +34,7 @@ SOON_S = 1.0
 
 def run(settings: Settings) -> int:
     """0: nobody is at risk any more; 1: somebody is, or it could not be told."""
-    done: list[Allowed] = []
+    done: list[GrantResult] = []
     try:
         problem = asyncio.run(
             asyncio.wait_for(_prevent(replace(settings, prevent="on", heal=True), done), WITHIN_S)
@@ -55,7 +55,7 @@ def run(settings: Settings) -> int:
     return 1 if problem or any(one.problem or one.lost for one in done) else 0
 
 
-def sentence(one: Allowed) -> str:
+def sentence(one: GrantResult) -> str:
     """What came of one container, for a person."""
     if one.lost:
         return f"{one.who} LOST {', '.join(one.lost)} when devices were added to {one.scope}"
@@ -66,19 +66,19 @@ def sentence(one: Allowed) -> str:
     return f"{one.who} keeps its devices at a daemon-reload"
 
 
-async def _prevent(settings: Settings, done: list[Allowed]) -> str:
+async def _prevent(settings: Settings, done: list[GrantResult]) -> str:
     """Look and act until there is nothing more to do. Why it could not be done, or ""."""
 
-    def take(rows: Sequence[Allowed]) -> None:
+    def take(rows: Sequence[GrantResult]) -> None:
         done.extend(row for row in rows if row.named or row.problem)
 
     async with systemd() as bus:
         if bus.problem:
             return f"systemd was not asked ({bus.problem})"
         checks = AccessChecks(lambda _: None, bus)
-        allow, host = Allow(bus, checks, take), LiveHost(bus, checks=checks)
+        allow, host = DeviceAllowUpdater(bus, checks, take), LiveHost(bus, checks=checks)
         for _ in range(ROUNDS):
-            diagnosis = diagnose(await look(host, settings), settings)
+            diagnosis = diagnose(await collect(host, settings), settings)
             if diagnosis.paused and diagnosis.guarded:
                 return diagnosis.paused.why
             if diagnosis.access_check is not None:

@@ -18,7 +18,7 @@ from ...core.common.layouts import control_plane_files
 from ...core.common.paths import PCI, SOC_FAMILY
 from ...core.gate.deadline import hold_limit_s
 from ...host.marks import read_mark, write_mark, write_released
-from ...model.errors import HandFailed
+from ...model.errors import ActionFailed
 from ...model.mark import Mark
 from ...model.settings import Settings
 from ...transport.clock import boottime
@@ -120,7 +120,7 @@ def _leave(write: Callable[..., None], *words: str) -> None:
     no failure now."""
     try:
         write(*words)
-    except HandFailed as failed:
+    except ActionFailed as failed:
         _say(failed.sentence)
 
 

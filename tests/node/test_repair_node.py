@@ -1,0 +1,218 @@
+"""Nodes on which something other than the plugin is out of order while it is broken: nothing is
+done that cannot be known to be right, the agent goes on, and a kill in the middle of a repair costs
+no second one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gate
+import pytest
+import repair
+from nspawn import Node
+
+JOURNALCTL = "/usr/bin/journalctl"
+FREEZE = f"""#!/bin/sh
+case "$*" in *short-iso-precise*) systemctl kill --signal=STOP containerd.service;; esac
+exec {JOURNALCTL}.real "$@"
+"""
+"""The last thing that the mender runs before it writes the ledger; a doctor's question comes
+earlier."""
+STATE = "/var/lib/gpu-gate"
+
+
+@pytest.fixture(scope="module")
+def module_node(make_module_node) -> Node:
+    return gate.ready(make_module_node)
+
+
+@pytest.fixture
+def node(module_node: Node) -> Iterator[Node]:
+    repair.without_agent(module_node)
+    yield module_node
+    assert "Traceback" not in gate.said(module_node)
+
+
+FAULTS = ("refuse", "garbage", "hang")
+
+
+def test_a_kubelet_whose_word_cannot_be_had(node: Node) -> None:
+    """Not zero GPUs: unknown. With a plugin that is broken for everyone to see, and nothing is
+    done."""
+    broken = repair.gave_up(node)
+    node.run(f"simgpu kubelet podresources={FAULTS[0]}")
+    repair.with_agent(node)
+    gate.wait_why(node, "the kubelet's pod-resources API gave no answer")
+    for fault in FAULTS:
+        node.run(f"simgpu kubelet podresources={fault}")
+        cycle = gate.status(node).get("cycle", {}).get("number", 0)
+        gate.until(
+            lambda seen=cycle: gate.status(node).get("cycle", {}).get("number", 0) >= seen + 2,
+            lambda name=fault: f"two looks at {name}: {gate.status(node)}",
+        )
+        found = repair.finding(node, "PluginRegistered")
+        assert (found["verdict"], found["reason"]) == ("unknown", "KubeletSilent"), fault
+        code, why = gate.readyz(node)
+        assert (code, "pod-resources API gave no answer" in why) == (503, True), fault
+        assert repair.healthz(node) == 200
+    assert repair.actions(node) == [] and repair.plugin(node) == broken
+    node.run("simgpu kubelet ok")
+    repair.ends_well(node, ["rebuild"])
+
+
+def test_a_runtime_that_is_away(node: Node) -> None:
+    """Said, and nothing is done; once it is back, the plugin is mended."""
+    broken = repair.gave_up(node)
+    node.systemctl("stop", "containerd.service")
+    repair.with_agent(node)
+    gate.until(
+        lambda: repair.finding(node, "PluginHealthy").get("reason") == "RuntimeSilent",
+        lambda: gate.status(node),
+    )
+    gate.wait_why(node, "the kubelet lists no")
+
+    def told() -> bool:
+        code, why = gate.readyz(node)
+        return code == 503 and "the container runtime" in why and "gave no answer" in why
+
+    gate.until(told, lambda: gate.readyz(node))
+    repair.goes_on(node, 2)
+    assert repair.entries(node) == []
+    node.systemctl("start", "containerd.service")
+    assert repair.plugin(node)["id"] == broken["id"], "its container outlived the runtime"
+    repair.ends_well(node, ["rebuild"])
+
+
+def test_a_runtime_that_is_stuck(node: Node) -> None:
+    """Each look waits for it a second and no longer."""
+    repair.gave_up(node)
+    with repair.stopped(node, "containerd.service"):
+        repair.with_agent(node)
+        gate.wait_why(node, "the kubelet lists no")
+        repair.goes_on(node, 2)
+        assert repair.finding(node, "PluginHealthy")["reason"] == "RuntimeSilent"
+        assert repair.entries(node) == []
+    repair.ends_well(node, ["rebuild"])
+
+
+def test_a_runtime_that_restarts_under_a_well_plugin(node: Node) -> None:
+    before = repair.well(node)
+    repair.with_agent(node)
+    gate.wait_ready(node)
+    for _ in range(2):
+        node.systemctl("restart", "containerd.service")
+        repair.goes_on(node, 2)
+    repair.ends_well(node, [])
+    assert repair.plugin(node)["id"] == before["id"]
+
+
+def read_only(node: Node) -> None:
+    """The evidence finds room, the ledger's file cannot be written: /etc is read-only for the
+    agent."""
+    node.run(f"touch /etc/gpu-gate/ledger; ln -s /etc/gpu-gate/ledger {STATE}/ledger.jsonl")
+
+
+def full(node: Node) -> None:
+    node.run(f"mount -t tmpfs -o size=1m tmpfs {STATE}")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason", "says"),
+    [
+        (
+            read_only,
+            "RepairRefused",
+            "cannot be written (Read-only file system), so nothing is done",
+        ),
+        (full, "RepairRefused", "less than 32 MiB are free for evidence, so nothing is done"),
+    ],
+)
+def test_without_a_ledger_nothing_is_done(node: Node, spoil, reason: str, says: str) -> None:
+    broken = repair.plugin(node) if gate.allocatable(node) != 8 else repair.gave_up(node)
+    spoil(node)
+    try:
+        repair.with_agent(node)
+        gate.until(lambda: gate.gate(node).get("reason") == reason, lambda: gate.gate(node))
+        assert says in gate.gate(node)["why"]
+        assert says in gate.readyz(node)[1]
+        repair.goes_on(node, 2)
+        assert repair.plugin(node) == broken
+        assert repair.bundles(node) == []
+    finally:
+        node.run(f"systemctl stop gpu-gate; umount {STATE} 2>/dev/null || :; rm -rf {STATE}/*")
+
+
+def a_minute_later(node: Node) -> None:
+    """As if what the ledger names had been done earlier: its back-off is over."""
+    node.run(
+        f"systemctl stop gpu-gate; jq -c '.at -= 100' {repair.LEDGER} >/run/aged; cat /run/aged "
+        f">{repair.LEDGER}"
+    )
+    node.systemctl("start", "gpu-gate.service")
+
+
+def frozen_at_the_act(node: Node, settings: str = "") -> None:
+    """The runtime stands still from the moment the evidence is kept: the stop is asked for, and not
+    heard."""
+    repair.gave_up(node)
+    node.run(f"mv {JOURNALCTL} {JOURNALCTL}.real")
+    node.put(JOURNALCTL, FREEZE, 0o755)
+    try:
+        repair.with_agent(node, settings)
+        gate.until(lambda: len(repair.actions(node)) == 1, lambda: gate.gate(node))
+    finally:
+        node.run(f"mv {JOURNALCTL}.real {JOURNALCTL}")
+
+
+def ends_well_now_or_later(node: Node) -> None:
+    """A runtime that thaws may still carry out what it was asked; if it does not, one more repair
+    is made."""
+
+    def settled() -> dict[str, Any]:
+        now = gate.gate(node)
+        return now if now.get("ready") or now.get("reason") in ("BudgetSpent", "DidNotTake") else {}
+
+    whats = ["rebuild"]
+    if not gate.until(settled, lambda: gate.gate(node))["ready"]:
+        a_minute_later(node)
+        whats = ["rebuild"] * 2
+    repair.ends_well(node, whats)
+
+
+def test_killed_between_the_ledger_and_the_act(node: Node) -> None:
+    try:
+        frozen_at_the_act(node)
+        node.systemctl("kill", "--signal=KILL", "gpu-gate.service")
+    finally:
+        node.run("systemctl stop gpu-gate; systemctl kill --signal=CONT containerd.service")
+    assert len(repair.bundles(node)) == 1 and repair.outcomes(node) == []
+    node.systemctl("start", "gpu-gate.service")
+    ends_well_now_or_later(node)
+
+
+def test_a_runtime_that_stops_nothing(node: Node) -> None:
+    """Written down as soon as the hand gives up, and not charged: it is tried again."""
+    try:
+        frozen_at_the_act(node, "VerifyWithinSec=40s\n")
+        gate.until(lambda: repair.outcomes(node), lambda: gate.said(node)[-2000:])
+    finally:
+        node.systemctl("kill", "--signal=CONT", "containerd.service")
+    (said,) = repair.outcomes(node)
+    assert said.startswith("did not take: ")
+    assert node.read(f"{repair.actions(node)[0]['evidence']}/outcome") == f"{said}\n"
+    ends_well_now_or_later(node)
+
+
+def test_killed_between_stop_and_remove(node: Node) -> None:
+    """The plugin takes its time to end, and the agent is killed meanwhile: what was begun is not
+    begun again."""
+    before = repair.well(node, OLD="1", DEAF="1", LINGER_S="15")
+    repair.with_agent(node)
+    gate.wait_ready(node)
+    node.systemctl("restart", "kubelet.service")
+    repair.says(node, before["id"], "shutting down")
+    repair.kill_agent(node)
+    assert repair.plugin(node)["id"] == before["id"] and len(repair.actions(node)) == 1
+    repair.ends_well(node, ["rebuild"])
+    assert repair.plugin(node)["id"] != before["id"]

@@ -1,0 +1,323 @@
+"""Plugins that are broken in one way each: what is done, how often, and what is only said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import gate
+import pytest
+import repair
+from nspawn import Node
+
+UNIT = "nvidia-device-plugin.service"
+UNIT_FILE = """[Service]
+Environment=FAIL_ON_INIT_ERROR=false
+ExecStart=/opt/gpu-gate-sim/plugin.py
+"""
+TENANT = """
+apiVersion: v1
+kind: Pod
+metadata: {{name: tenant, namespace: default, labels: {{app: nvidia-device-plugin, name: nvidia-device-plugin-ds}}}}
+spec:
+  hostNetwork: true
+  terminationGracePeriodSeconds: 1
+  volumes: [{{name: device-plugins, emptyDir: {{}}}}]
+  containers:
+    - name: nvidia-device-plugin-ctr
+      image: {image}
+      imagePullPolicy: Never
+      command: [/bin/sleep, "2147483647"]
+      volumeMounts: [{{name: device-plugins, mountPath: /var/lib/kubelet/device-plugins}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def module_node(make_module_node) -> Node:
+    return gate.ready(make_module_node)
+
+
+@pytest.fixture
+def node(module_node: Node) -> Iterator[Node]:
+    """Without an agent; and whatever was done, no kubelet, runtime or sandbox is ever touched."""
+    repair.without_agent(module_node)
+    yield module_node
+    said = module_node.run(
+        "journalctl -q -t gpu-gate | grep -c Traceback", check=False
+    ).stdout.strip()
+    assert said == "0"
+
+
+def sandboxes(node: Node) -> str:
+    return node.run("simcri pods").stdout
+
+
+def test_what_a_rebuild_does_not_cure_is_held_and_not_done_again(node: Node) -> None:
+    """NVML is well on the host, and fails for ever in the plugin's container."""
+    broken = repair.gave_up(
+        node, repair.manifest(node, OLD="1", **repair.with_nvml_of_its_own(node, "init error=999"))
+    )
+    pods = sandboxes(node)
+    repair.with_agent(node, "VerifyWithinSec=5s\n")
+    why = repair.held(node, "SameCauseAgain", 1)
+    assert "did not cure it" in why and repair.EVIDENCE in why
+    rebuilt = repair.plugin(node)
+    assert rebuilt["id"] != broken["id"]
+    assert gate.readyz(node) == (503, why)
+    assert repair.outcomes(node) == ["not cured"]
+    node.systemctl("restart", "gpu-gate.service")
+    repair.held(node, "SameCauseAgain", 1)
+    repair.kill_agent(node)
+    repair.held(node, "SameCauseAgain", 1)
+    assert repair.plugin(node) == rebuilt and sandboxes(node) == pods
+
+
+def test_a_container_without_the_library(node: Node) -> None:
+    broken = repair.replace_plugin(node, repair.without_library(repair.manifest(node)))
+    repair.says(node, broken["id"], "Incompatible strategy detected auto")
+    repair.with_agent(node)
+    why = repair.held(node, "PluginLacksLibrary", 0)
+    assert "lacks NVML's library" in why and "RuntimeClass" in why
+    assert repair.plugin(node) == broken and repair.bundles(node) == []
+
+
+def test_a_deaf_plugin_costs_one_rebuild_for_each_kubelet_restart(node: Node) -> None:
+    repair.well(node, OLD="1", DEAF="1")
+    repair.with_agent(node)
+    gate.wait_ready(node)
+    for restart in (1, 2):
+        before = repair.plugin(node)
+        node.systemctl("restart", "kubelet.service")
+        gate.until(
+            lambda count=restart: len(repair.actions(node)) == count, lambda: gate.gate(node)
+        )
+        repair.ends_well(node, ["rebuild"] * restart)
+        assert repair.plugin(node)["id"] != before["id"]
+    assert all(e["cause"].startswith("PluginForgotten ") for e in repair.actions(node))
+    assert len({e["cause"] for e in repair.actions(node)}) == 2, (
+        "each kubelet is a cause of its own"
+    )
+
+
+def test_a_plugin_that_hears_the_kubelet_is_left_alone(node: Node) -> None:
+    before = repair.well(node)
+    repair.with_agent(node, "RegisterWithinSec=60s\n")
+    gate.wait_ready(node)
+    for _ in range(2):
+        node.systemctl("restart", "kubelet.service")
+        gate.until(lambda: gate.allocatable(node) == 8, lambda: gate.kubelet_state(node))
+        repair.ends_well(node, [])
+    assert repair.plugin(node) == before
+
+
+def test_the_overlap(node: Node) -> None:
+    """An old instance outlives the new one's registration, and its exit takes that away: running,
+    "Registered", and nothing allocatable for good."""
+    node.run(f"mv {gate.MANIFEST} /root/plugin.yaml")
+    repair.wait_running(node, lambda rows: not rows)
+    with node.spawn(["/opt/gpu-gate-sim/plugin.py"], env={"SOCKET_DIR": gate.SOCKETS}):
+        gate.until(lambda: gate.allocatable(node) == 8, lambda: gate.kubelet_state(node))
+        node.put(gate.MANIFEST, repair.manifest(node, OLD="1"))
+        new = repair.plugin(node)
+        repair.says(node, new["id"], "Registered device plugin")
+    gate.until(lambda: gate.allocatable(node) == 0, lambda: gate.kubelet_state(node))
+    assert "Stopping" not in repair.log(node, new["id"]), "for all that it knows, it is registered"
+    repair.with_agent(node)
+    repair.ends_well(node, ["rebuild"])
+    assert repair.actions(node)[0]["cause"].startswith("PluginForgotten ")
+
+
+def test_a_crash_loop_is_the_kubelets(node: Node) -> None:
+    own = repair.with_nvml_of_its_own(node, "init error=999")
+    since = node.run("journalctl -n 0 --show-cursor -q").stdout.strip().removeprefix("-- cursor: ")
+    node.put(gate.MANIFEST, repair.manifest(node, FAIL_ON_INIT_ERROR="true", **own))
+    gate.until(
+        lambda: "back-off" in node.journal("-u", "kubelet", "--after-cursor", since),
+        lambda: gate.plugins(node),
+    )
+    repair.with_agent(node)
+    exited = gate.until(
+        lambda: (
+            (found := repair.finding(node, "PluginHealthy")).get("reason") == "PluginExited"
+            and found
+        ),
+        lambda: gate.status(node),
+    )
+    assert "exit status 1" in exited["because"]
+    gate.until(lambda: "exit status 1" in gate.readyz(node)[1], lambda: gate.readyz(node))
+    repair.goes_on(node)
+    assert repair.actions(node) == [] and not gate.gate(node)["ready"]
+
+
+def test_nobody_but_a_person_chooses_between_two(node: Node) -> None:
+    repair.gave_up(node)
+    node.run("simgpu nvml reset init=999")
+    second = node.read(gate.MANIFEST).replace("  name: nvidia-device-plugin\n", "  name: second\n")
+    node.put("/etc/kubernetes/manifests/second.yaml", second)
+    try:
+        for row in repair.wait_running(node, lambda rows: len(rows) == 2):
+            repair.says(node, row["id"], "only deploy this plugin on GPU nodes")
+        node.run("simgpu nvml ok")
+        repair.with_agent(node)
+        why = repair.held(node, "TwoPlugins", 0)
+        assert "nvidia-device-plugin-gpu-node" in why and "second-gpu-node" in why
+        repair.goes_on(node, 2)
+        assert repair.actions(node) == [] and len(repair.running(node)) == 2
+    finally:
+        node.run("rm /etc/kubernetes/manifests/second.yaml")
+        repair.plugin(node)
+
+
+def test_a_tenants_pod_that_looks_like_it_changes_nothing(node: Node) -> None:
+    """Its label, its image and its names, and not the kubelet's folder: the plugin is mended, and
+    nobody else."""
+    node.run("simgpu nvml reset init=999")
+    broken = repair.replace_plugin(node, repair.manifest(node, OLD="1"))
+    repair.says(node, broken["id"], "only deploy this plugin on GPU nodes")
+    image = re.search(r"image: (\S+)", node.read(gate.MANIFEST))[1]
+    node.put("/etc/kubernetes/manifests/tenant.yaml", TENANT.format(image=image))
+    tenant = next(
+        row
+        for row in repair.wait_running(node, lambda rows: len(rows) == 2)
+        if row["id"] != broken["id"]
+    )
+    try:
+        node.run("simgpu nvml ok")
+        repair.with_agent(node)
+        repair.ends_well(node, ["rebuild"])
+        assert repair.actions(node)[0]["target"] == broken["id"]
+        assert tenant in repair.running(node)
+        assert [p["namespace"] for p in gate.status(node)["plugins"]] == ["kube-system"]
+    finally:
+        node.run("rm /etc/kubernetes/manifests/tenant.yaml")
+        repair.plugin(node)
+
+
+def test_some_are_listed(node: Node) -> None:
+    """NVML showed 7 when the plugin asked, and shows 8 since: said; done only where the owner opted
+    in."""
+    node.run("simgpu nvml reset show=7")
+    seven = repair.replace_plugin(node, repair.manifest(node, OLD="1"))
+    gate.until(lambda: gate.allocatable(node) == 7, lambda: gate.kubelet_state(node))
+    node.run("simgpu nvml ok")
+    repair.with_agent(node)
+    why = repair.held(node, "PartlyRegistered", 0)
+    assert "RepairPartial=yes" in why
+    assert repair.finding(node, "PluginRegistered")["because"].startswith(
+        "the kubelet lists 7 of 8 GPUs, not GPU-"
+    )
+    assert repair.plugin(node) == seven and gate.allocatable(node) == 7
+    gate.configure(node, repair.QUICK + "RepairPartial=yes\n")
+    node.systemctl("reload", "gpu-gate.service")
+    repair.ends_well(node, ["rebuild"])
+
+
+def test_sighup_where_it_answers(node: Node) -> None:
+    """Its access to /dev/nvidiactl was just verified, and v0.20.0 registers in place: the same
+    container goes on."""
+    broken = repair.gave_up(node, repair.manifest(node))
+    repair.with_agent(node)
+    repair.ends_well(node, ["hup"])
+    assert repair.plugin(node) == broken
+    assert "Received SIGHUP, restarting." in repair.log(node, broken["id"])
+
+
+def test_sighup_in_vain_is_followed_by_a_new_container(node: Node) -> None:
+    """The whole ladder at once, and within a budget of one an hour."""
+    own = repair.with_nvml_of_its_own(node, "init error=999")
+    broken = repair.gave_up(node, repair.manifest(node, **own))
+    repair.with_agent(node, "RepairsPerHour=1\n")
+    gate.until(
+        lambda: (
+            "only deploy this plugin"
+            in repair.log(node, broken["id"]).partition("Received SIGHUP")[2]
+        ),
+        lambda: repair.log(node, broken["id"]),
+    )
+    node.run("cat /run/simgpu/nvml >/run/simgpu/own")
+    repair.ends_well(node, ["hup", "rebuild"])
+    assert repair.plugin(node)["id"] != broken["id"]
+
+
+def test_report_only(node: Node) -> None:
+    broken = repair.gave_up(node)
+    repair.with_agent(node, "Repair=report\n")
+    why = repair.held(node, "RepairOff", 0)
+    assert "would start the plugin afresh" in why and "Failed to initialize NVML" in why
+    assert repair.plugin(node) == broken and repair.bundles(node) == []
+
+
+def test_pause_stops_it_and_resume_does_not_forget(node: Node) -> None:
+    repair.well(node, OLD="1")
+    repair.with_agent(node)
+    gate.wait_ready(node)
+    node.run("gpu-gate pause")
+    broken = repair.gave_up(node)
+    gate.wait_why(node, "the kubelet lists no")
+    repair.goes_on(node)
+    assert gate.gate(node)["phase"] == "OPEN"
+    assert repair.actions(node) == [] and repair.plugin(node) == broken
+    node.run("gpu-gate resume")
+    repair.ends_well(node, ["rebuild"])
+
+
+@pytest.mark.parametrize(
+    ("label", "name", "company"),
+    [
+        (
+            "app: nvidia-device-plugin-daemonset",
+            "nvidia-device-plugin",
+            "config-manager",
+        ),  # GPU Operator
+        ("app.kubernetes.io/component: hami-device-plugin", "device-plugin", "vgpu-monitor"),
+    ],
+)
+def test_a_pod_as_a_daemonset_makes_it_with_company(
+    node: Node, label: str, name: str, company: str
+) -> None:
+    """Found by its pod's label; what shares its pod and image is left alone."""
+    node.run("simgpu nvml reset init=999")
+    node.put(gate.MANIFEST, repair.wrapped(repair.manifest(node, OLD="1"), label, name, company))
+    try:
+        broken = repair.named(node, name, company)
+        repair.says(node, broken[name]["id"], "only deploy this plugin on GPU nodes")
+        node.run("simgpu nvml ok")
+        repair.with_agent(node)
+        repair.ends_well(node, ["rebuild"])
+        after = repair.named(node, name, company)
+        assert after[company] == broken[company] and after[name]["id"] != broken[name]["id"]
+        assert repair.actions(node)[0]["target"] == broken[name]["id"]
+    finally:
+        node.put(gate.MANIFEST, repair.manifest(node))
+
+
+def test_a_pod_that_would_not_start_it_again(node: Node) -> None:
+    never = repair.manifest(node, OLD="1").replace("spec:\n", "spec:\n  restartPolicy: Never\n", 1)
+    broken = repair.gave_up(node, never)
+    repair.with_agent(node)
+    why = repair.held(node, "NeverStartedAgain", 0)
+    assert "restartPolicy is Never" in why
+    assert repair.plugin(node) == broken and repair.bundles(node) == []
+
+
+def test_a_plugin_that_is_a_unit(node: Node) -> None:
+    """No container: its unit, of a name that is known, is restarted, once for a cause."""
+    node.put(f"/etc/systemd/system/{UNIT}", UNIT_FILE)
+    node.run(
+        f"rm {gate.MANIFEST}; simgpu nvml reset init=999; systemctl daemon-reload; systemctl "
+        f"start {UNIT}"
+    )
+    try:
+        gate.until(
+            lambda: "No devices found" in node.journal("-u", UNIT), lambda: node.journal("-u", UNIT)
+        )
+        repair.wait_running(node, lambda rows: not rows)
+        node.run("simgpu nvml ok")
+        before = node.show(UNIT, "InvocationID")
+        repair.with_agent(node)
+        repair.ends_well(node, ["restart-unit"])
+        assert node.show(UNIT, "InvocationID") != before
+        (action,) = repair.actions(node)
+        assert action["target"] == f"{UNIT} {before[:12]}"
+    finally:
+        node.run(f"systemctl stop {UNIT}; rm /etc/systemd/system/{UNIT}; systemctl daemon-reload")

@@ -1,0 +1,21 @@
+"""What the agent did: what fails again and again in the same way is news once."""
+
+from __future__ import annotations
+
+from agent.model.actions import LinkDevChar, Release
+from agent.service.history import ActionHistory
+
+RELEASE, LINK = Release("stable", "Open"), LinkDevChar((("195:0", "../nvidia0"),))
+FULL = "/run/gpu-gate/released could not be written (No space left on device)"
+
+
+def test_what_fails_again_in_the_same_way_is_no_news() -> None:
+    history = ActionHistory()
+    assert history.note(RELEASE, 1.0, FULL)
+    assert history.note(LINK, 1.1, "no room")
+    assert not history.note(RELEASE, 3.0, FULL)
+    assert not history.note(LINK, 3.1, "no room")
+    assert history.note(RELEASE, 5.0, "another reason")
+    assert history.note(RELEASE, 7.0), "and then it took"
+    assert history.note(RELEASE, 9.0, FULL), "what fails anew is news again"
+    assert history.counts["Release", "failed"] == 4

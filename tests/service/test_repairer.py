@@ -1,0 +1,413 @@
+"""The disruptive hands: evidence first, then the ledger, then the act; and what is done where one
+of them fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.snapshots import FAILED_LOG, diagnosed, probed, seen, sight, snapshot
+
+from agent.core.gate.states import Gate, Phase
+from agent.core.plugin import ledger as reading
+from agent.host.codec import encode
+from agent.host.live import LiveHost
+from agent.host.repairer import PluginRepairer
+from agent.host.tape import Replay, Tape
+from agent.model.actions import NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
+from agent.model.errors import ActionFailed
+from agent.model.reading import Refusal, Seen, Why
+from agent.model.runtime import LedgerEntry
+from agent.model.settings import Settings
+from agent.model.snapshot import Devices
+from agent.service import config, daemon, repair_diagnostics
+from agent.transport.dbus import BusError
+
+STATE = "var/lib/gpu-gate"
+CAUSE = "PluginInitFailed kube-system/dp/ctr kubelet 0a1b"
+RESTART = RestartUnit(4, "dp.service", "0123456789abcdef", CAUSE, "it said so")
+
+
+class Bus:
+    """systemd, as far as a restart goes. `during` is called while it is asked."""
+
+    def __init__(
+        self, during: Callable[[], Any] = lambda: None, result: str | Exception = "done"
+    ) -> None:
+        self.during, self.result = during, result
+        self.restarted: list[str] = []
+
+    async def start_unit(self, name: str, within_s: float, member: str = "StartUnit") -> str:
+        self.restarted.append(f"{member} {name}")
+        found = self.during()
+        if asyncio.iscoroutine(found):
+            await found
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+def entries(root: Path) -> tuple[LedgerEntry, ...]:
+    path = root / STATE / "ledger.jsonl"
+    found = reading.read(path.read_bytes()) if path.is_file() else ()
+    assert found is not None
+    return found
+
+
+def bundles(root: Path) -> list[Path]:
+    folder = root / STATE / "evidence"
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def done(root: Path, action: Any, bus: Bus | None = None, socket: str = "/none") -> list[str]:
+    """Begin it, wait for its end, and say what was told."""
+    told: list[str] = []
+
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        def on_done(sentence: str) -> None:
+            told.append(sentence)
+            ended.set()
+
+        repairer = PluginRepairer(LiveHost(), bus or Bus(), on_done, str(root))  # type: ignore[arg-type]
+        await repairer.begin(action, Tape(), socket)
+        await asyncio.wait_for(ended.wait(), 60)
+        await repairer.close()
+
+    asyncio.run(main())
+    return told
+
+
+def test_evidence_then_ledger_then_the_act(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    bus = Bus(lambda: seen.append((entries(tmp_path), bundles(tmp_path))))
+    assert done(tmp_path, RESTART, bus=bus) == ["dp.service: done"]
+    ((written, kept),) = seen
+    (line,) = written
+    assert (line.number, line.what, line.target, line.cause) == (
+        4,
+        "restart-unit",
+        "dp.service 0123456789ab",
+        CAUSE,
+    )
+    assert line.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert [f"/{p.relative_to(tmp_path)}" for p in kept] == [line.evidence]
+    assert {"manifest.json", "journal.txt"} <= {p.name for p in kept[0].iterdir()}
+    assert bus.restarted == ["RestartUnit dp.service"]
+
+
+@pytest.mark.parametrize(
+    ("bus", "says", "outcomes"),
+    [
+        (Bus(result="failed"), "dp.service: failed", []),
+        (
+            Bus(result=BusError("timed-out", "systemd did not answer")),
+            "repair 4 did not take: systemd did not answer",
+            ["did not take: systemd did not answer"],
+        ),
+    ],
+)
+def test_what_did_not_take_is_an_outcome(
+    tmp_path: Path, bus: Bus, says: str, outcomes: list[str]
+) -> None:
+    assert done(tmp_path, RESTART, bus=bus) == [says]
+    first, *rest = entries(tmp_path)
+    assert first.what == "restart-unit", "it was begun"
+    assert [(e.what, e.number, e.outcome) for e in rest] == [
+        ("outcome", 4, said) for said in outcomes
+    ]
+    for said in outcomes:
+        assert (tmp_path / first.evidence.lstrip("/") / "outcome").read_text() == f"{said}\n"
+
+
+NOTHING, EIGHT = (), (Devices("nvidia.com/gpu", tuple(f"GPU-{n}" for n in range(8))),)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "is_done"),
+    [
+        (Seen(NOTHING, 1.0), Seen(NOTHING, 2.0), True),
+        (Refusal(Why.MISSING, "/other.sock"), Seen(EIGHT, 2.0), True),
+        (Seen(NOTHING, 1.0), Seen(EIGHT, 2.0), False),
+        (Seen(NOTHING, 1.0), Refusal(Why.TIMED_OUT, "no answer"), False),
+    ],
+)
+def test_a_plugin_that_registered_while_the_evidence_was_kept_is_left_alone(
+    tmp_path: Path, then: Any, now: Any, is_done: bool
+) -> None:
+    class Host(LiveHost):
+        async def allocatable(self, socket: str) -> Any:
+            assert socket == "/k.sock"
+            return now
+
+    async def main() -> None:
+        repairer = PluginRepairer(Host(), bus, lambda _: None, str(tmp_path))  # type: ignore[arg-type]
+        tape = Tape({Tape.key("allocatable", "/k.sock"): encode(then)})
+        with (
+            contextlib.nullcontext()
+            if is_done
+            else pytest.raises(ActionFailed, match="the next look tells")
+        ):
+            await repairer.begin(RESTART, tape, "/none")
+        await asyncio.sleep(0)
+        await repairer.close()
+
+    bus = Bus()
+    asyncio.run(main())
+    assert bool(bus.restarted) == bool(entries(tmp_path)) == bool(bundles(tmp_path)) == is_done
+
+
+def test_that_nvml_failed_since_is_written(tmp_path: Path) -> None:
+    async def main() -> None:
+        repairer = PluginRepairer(LiveHost(), Bus(), lambda _: None, str(tmp_path))  # type: ignore[arg-type]
+        await repairer.note(NoteNvmlFailed(4))
+
+    asyncio.run(main())
+    assert [(e.what, e.number) for e in entries(tmp_path)] == [("nvml-failed", 4)]
+
+
+def test_without_a_runtime_a_rebuild_does_not_take(tmp_path: Path) -> None:
+    (said,) = done(tmp_path, Rebuild(1, "c1", CAUSE, "x"), socket=str(tmp_path / "gone.sock"))
+    assert said.startswith("repair 1 did not take")
+
+
+def refused(root: Path, tape: Tape | None, bus: Bus) -> str:
+    async def main() -> str:
+        repairer = PluginRepairer(LiveHost(), bus, lambda _: None, str(root))  # type: ignore[arg-type]
+        with pytest.raises(ActionFailed) as failed:
+            await repairer.begin(RESTART, tape, "/none")
+        assert not repairer.is_busy
+        return failed.value.sentence
+
+    return asyncio.run(main())
+
+
+def test_a_look_that_was_not_recorded_is_no_evidence(tmp_path: Path) -> None:
+    bus = Bus()
+    assert "was not recorded" in refused(tmp_path, None, bus)
+    assert (bus.restarted, entries(tmp_path), bundles(tmp_path)) == ([], (), [])
+
+
+def test_without_evidence_nothing_is_written_and_nothing_done(tmp_path: Path) -> None:
+    (tmp_path / STATE).mkdir(parents=True)
+    (tmp_path / STATE / "evidence").write_text("in the way")
+    bus = Bus()
+    assert "so nothing is done" in refused(tmp_path, Tape(), bus)
+    assert (bus.restarted, entries(tmp_path)) == ([], ())
+
+
+def test_without_a_ledger_nothing_is_done_and_its_evidence_pushes_out_no_other(
+    tmp_path: Path,
+) -> None:
+    done(tmp_path, replace(RESTART, number=1))
+    (first,) = bundles(tmp_path)
+    (tmp_path / STATE / "ledger.jsonl").unlink()
+    (tmp_path / STATE / "ledger.jsonl").mkdir()
+    bus = Bus()
+    assert "so nothing is done" in refused(tmp_path, Tape(), bus)
+    assert (bus.restarted, bundles(tmp_path)) == ([], [first])
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        held = asyncio.Event()
+        repairer = PluginRepairer(LiveHost(), Bus(held.wait), lambda _: None, str(tmp_path))  # type: ignore[arg-type]
+        await repairer.begin(RESTART, Tape(), "/none")
+        assert repairer.is_busy
+        with pytest.raises(ActionFailed, match="still under way"):
+            await repairer.begin(RESTART, Tape(), "/none")
+        assert len(entries(tmp_path)) == 1
+        await repairer.close()
+        assert not repairer.is_busy, "given up where it stands"
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_an_outcome_is_written_beside_the_evidence_and_in_the_ledger(tmp_path: Path) -> None:
+    done(tmp_path, RESTART)
+    (kept,) = bundles(tmp_path)
+
+    async def main() -> None:
+        repairer = PluginRepairer(LiveHost(), Bus(), lambda _: None, str(tmp_path))  # type: ignore[arg-type]
+        await repairer.note(NoteOutcome(4, "not cured", f"/{kept.relative_to(tmp_path)}"))
+
+    asyncio.run(main())
+    action, outcome = entries(tmp_path)
+    assert reading.outcome_of((action, outcome), action) == "not cured"
+    assert reading.actions((action, outcome), action.boot_id) == (action,), (
+        "an outcome is no action"
+    )
+    assert (kept / "outcome").read_text() == "not cured\n"
+
+
+# --- SIGHUP
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    # Whoever runs the tests under nohup has SIGHUP ignored, and a child would inherit it.
+    started = subprocess.Popen(["env", "--default-signal=HUP", "sleep", "600"])
+    yield started
+    started.kill()
+    started.wait()
+
+
+def cgroup_word(pid: int) -> str:
+    """Something that is in the cgroup file of this process, as a container's id is."""
+    return Path(f"/proc/{pid}/cgroup").read_text().strip()
+
+
+def test_sighup_goes_to_a_process_of_the_container(
+    tmp_path: Path, child: subprocess.Popen[bytes]
+) -> None:
+    (said,) = done(tmp_path, SendHup(1, cgroup_word(child.pid), child.pid, CAUSE, "x"))
+    assert said == f"SIGHUP sent to pid {child.pid}"
+    assert child.wait(60) == -1
+    assert entries(tmp_path)[0].what == "hup"
+
+
+def test_a_pid_that_is_anothers_by_now_gets_nothing(
+    tmp_path: Path, child: subprocess.Popen[bytes]
+) -> None:
+    (said,) = done(tmp_path, SendHup(1, "0123456789abcdef", child.pid, CAUSE, "x"))
+    assert "nothing was sent" in said
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.2)
+
+
+def test_a_process_that_is_gone(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    (said,) = done(tmp_path, SendHup(3, "x", child.pid, CAUSE, "x"))
+    assert said.startswith("repair 3 did not take")
+
+
+# --- the daemon, where a look does not end
+
+
+class Hanging(LiveHost):
+    """A node whose first question is never answered."""
+
+    async def clock(self) -> Any:
+        await asyncio.sleep(60)
+
+
+class ActionExecutor:
+    """They only say what they were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def act(self, action: Any, tape: Tape | None, socket: str) -> None:
+        self.asked.append(action)
+
+
+def test_what_was_seen_before_is_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two looks must agree; one that timed out agrees with nothing, and leaves half a tape for
+    evidence."""
+    monkeypatch.setattr(daemon, "CYCLE_S", 0.05)
+
+    async def main() -> daemon.Daemon:
+        agent = daemon.Daemon(config.Config(Settings(listen="")))
+        agent.host, agent.hands = Hanging(), ActionExecutor()  # type: ignore[assignment]
+        broken = diagnosed(
+            allocatable=seen(()), plugins=(sight(FAILED_LOG),), probe=probed(number=3)
+        )
+        now = daemon.boottime()
+        gate = Gate(
+            started_at=0.0,
+            phase=Phase.OPEN,
+            counted=3,
+            good=3,
+            fingerprint=broken.fingerprint,
+            validated_at=now,
+            open_since=1.0,
+            released="x",
+            probe_after=now + 60,
+        )
+        first = daemon.step(gate, broken, now - 2, agent.settings).gate
+        assert first.repair.suspect
+        agent.seen = daemon.LastCycle(first, broken)
+        await agent.cycle({"timer": 1})
+        return agent
+
+    agent = asyncio.run(main())
+    assert agent.seen.cycles == 1
+    assert agent.seen.gate.repair.suspect == "" and agent.seen.gate.repair.acting == ""
+    assert not [a for a in agent.hands.asked if isinstance(a, Rebuild)]  # type: ignore[attr-defined]
+
+
+def test_what_a_hand_asks_once_more_is_asked_and_not_remembered() -> None:
+    async def main() -> None:
+        agent = daemon.Daemon(config.Config(Settings(listen="")))
+        found: list[tuple[float, bool]] = []
+
+        class Looks(ActionExecutor):
+            async def act(self, action: Any, tape: Tape | None = None, socket: str = "") -> None:
+                found.append((agent.host.reuse_s, agent.host.is_quiet))
+
+        agent.hands = Looks()  # type: ignore[assignment]
+        agent.host.reuse_s, agent.host.is_quiet = daemon.VERDICT_S, True
+        decided = daemon.Step(Gate(started_at=0.0), (RESTART,), 0.0)
+        await agent._act(decided, None, Tape(), stalled=False)
+        assert found == [(0.0, False)]
+
+    asyncio.run(main())
+
+
+async def until_reaped(asked: Coroutine[Any, Any, None]) -> None:
+    """What was cut off is killed, and reaped by the loop that goes on."""
+    await asked
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            await asyncio.sleep(0.05)
+
+
+ENTRY = (
+    '{"__MONOTONIC_TIMESTAMP": "5000000", "_PID": "1", "MESSAGE": "Reloading requested '
+    'from client PID 4711."}'
+)
+
+
+@pytest.mark.parametrize(
+    ("journalctl", "wait_s", "lines"),
+    [
+        (f"echo '{ENTRY}'", 30.0, ["Reloading requested from client PID 4711."]),
+        ("exec sleep 600", 0.1, None),
+    ],
+)
+def test_a_doctors_questions_go_with_a_repair_and_delay_none(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    journalctl: str,
+    wait_s: float,
+    lines: list[str] | None,
+) -> None:
+    program = tmp_path / "journalctl"
+    program.write_text(f"#!/bin/sh\n{journalctl}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(repair_diagnostics, "WAIT_S", wait_s)
+    tape = Tape({Tape.key("machine"): "the look's own"})
+
+    async def main() -> None:
+        asked = repair_diagnostics.RepairDiagnostics()
+        asked.begin(Settings(), snapshot())
+        await asked.add_to(tape)
+        await asked.close()
+
+    asyncio.run(asyncio.wait_for(until_reaped(main()), 60))
+    found = asyncio.run(Replay(tape).journal(()))
+    assert ([line.text for line in found.value] if isinstance(found, Seen) else None) == lines
+    assert tape.answers[Tape.key("machine")] == "the look's own"
+    if lines:
+        assert Tape.key("file", "/proc/sys/kernel/osrelease") in tape.answers
