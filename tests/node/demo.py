@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""`make demo`: a GPU node lives through the incident, without the gate and with it, and can be
-looked at.
+"""`make demo`: a GPU node goes through the incident without the gate and with it, and shows its
+page at the end.
 
-On a terminal it ends when the person has seen enough of the last node's page, anywhere else (CI) by
-itself. Everything but the GPUs, their library and the kubelet is real: systemd, D-Bus, udev,
-journald, containerd, runc.
+On a terminal it ends when the user presses Enter, anywhere else (CI) by itself. The GPUs, their
+library, the kubelet and the device plugin are stand-ins; systemd, D-Bus, udev, journald, containerd
+and runc are real.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Timeline:
             if started is None:
                 return
             self.zero = started
-            self._say("persistenced", 0.0, "nvidia-persistenced is up")
+            self._report("persistenced", 0.0, "nvidia-persistenced is up")
         for unit, name in (
             ("kubelet.service", "the kubelet"),
             ("gpu-gate.target", "gpu-gate.target"),
         ):
             if seen["units"][unit] is not None and unit not in self.known:
-                self._say(unit, seen["units"][unit] - self.zero, f"{name} is up")
+                self._report(unit, seen["units"][unit] - self.zero, f"{name} is up")
         now = max(0.0, seen["at"] - self.zero)
         self._changed(
             "nvml",
@@ -67,7 +67,7 @@ class Timeline:
             if any(
                 word in line for word in ("Failed to initialize NVML", "Registered device plugin")
             ):
-                self._say(f"log {line}", now, f"device plugin: {_message(line)}")
+                self._report(f"log {line}", now, f"device plugin: {_message(line)}")
         self.known["lines"] = len(seen["log"])
         if seen["node"]:
             self._changed("pod", _phase(seen["node"]), now, "device plugin pod: {}")
@@ -78,20 +78,20 @@ class Timeline:
     def _changed(self, key: str, value: Any, at: float, sentence: str) -> None:
         if value is not None and self.known.get(key) != value:
             self.known[key] = value
-            self._say(f"{key} {value}", at, sentence.format(value))
+            self._report(f"{key} {value}", at, sentence.format(value))
 
     def forget(self, *keys: str) -> None:
-        """What may come again from here on."""
+        """Report these again when they happen again."""
         self.times = {k: t for k, t in self.times.items() if k not in keys}
 
-    def _say(self, key: str, at: float, sentence: str) -> None:
+    def _report(self, key: str, at: float, sentence: str) -> None:
         self.known.setdefault(key, True)
         self.times.setdefault(key, at)
         print(f"    {at:6.1f} s  {sentence}", flush=True)
 
 
 def _message(line: str) -> str:
-    """A plugin's log line without its stamp (klog's, or the older form's)."""
+    """A plugin's log line without its timestamp (klog's, or the older format's)."""
     return line.split("] ", 1)[-1] if "] " in line else line[20:] if line[:2] == "20" else line
 
 
@@ -112,10 +112,10 @@ def watched(node: Node) -> Iterator[Iterator[dict[str, Any]]]:
 
 
 def live(node: Node, until: str, timeline: Timeline | None = None) -> Timeline:
-    """Watch the node until `until` was seen, and a little longer."""
+    """Watch the node until `until` was seen, and AFTERWARDS_S longer."""
     timeline, ends = timeline or Timeline(), time.monotonic() + GIVE_UP_S
-    with watched(node) as moments:
-        for seen in moments:
+    with watched(node) as samples:
+        for seen in samples:
             timeline.take(seen)
             if until in timeline.times:
                 ends = min(ends, time.monotonic() + AFTERWARDS_S)
@@ -137,9 +137,8 @@ def act(number: int, title: str) -> None:
 def without(package: Path) -> tuple[dict[str, str], dict[str, str]]:
     act(
         1,
-        f"without the gate. NVML answers 999 until {EARLY_S} s after nvidia-persistenced; the "
-        "plugin (an old "
-        "one) asks at once.",
+        f"without the gate. NVML returns error 999 until {EARLY_S} s after nvidia-persistenced "
+        "starts; the plugin, an old version, calls it at once.",
     )
     with Node(tree.layers("bookworm")) as node:
         node.put("/etc/simgpu.conf", INCIDENT)
@@ -149,15 +148,14 @@ def without(package: Path) -> tuple[dict[str, str], dict[str, str]]:
         state = json.loads(node.run(["simgpu", "node"]).stdout)
         print(
             f"\n    The host sees {GPUS} GPUs, the plugin is {_phase(state)}, and the kubelet "
-            "lists "
-            f"{_allocatable(state)}. It stays so for hours."
+            f"lists {_allocatable(state)}. Without a repair it stays like this."
         )
         broken = _row(timeline, state)
-        said = consult(node, package)
+        verdict = diagnose(node, package)
         repair(node, package, timeline)
-        again(node, said)
-        deaf(node, timeline)
-        race(node)
+        diagnose_again(node, verdict)
+        repair_deaf_plugin(node, timeline)
+        show_timeline(node)
         return broken, _row(timeline, json.loads(node.run(["simgpu", "node"]).stdout))
 
 
@@ -165,21 +163,21 @@ UNPACKED = "PYTHONPATH=/var/tmp/gpu-gate/usr/share/gpu-gate python3 -m gpu_gate"
 KEPT = "/var/tmp/before"
 
 
-def consult(node: Node, package: Path) -> str:
-    """The doctor on the broken node, from a package that is unpacked and not installed; its
-    verdict."""
-    print("\n    The doctor, run from an unpacked package (gpu-gate doctor; nothing is changed):\n")
+def diagnose(node: Node, package: Path) -> str:
+    """Run the doctor on the broken node, from a package that is unpacked and not installed. Return
+    its verdict."""
+    print("\n    The diagnosis, from an unpacked package (gpu-gate doctor; it changes nothing):\n")
     node.copy(package, f"/var/cache/{package.name}")
     node.run(f"dpkg -x /var/cache/{package.name} /var/tmp/gpu-gate; {UNPACKED} evidence {KEPT}")
-    said = node.run(f"{UNPACKED} doctor", check=False).stdout
-    _indented(said.partition("\n\n")[0])
-    return said.splitlines()[0]
+    output = node.run(f"{UNPACKED} doctor", check=False).stdout
+    _indented(output.partition("\n\n")[0])
+    return output.splitlines()[0]
 
 
-def again(node: Node, before: str) -> None:
-    """The node is well, and the bundle that was kept of it still says what was wrong."""
+def diagnose_again(node: Node, before: str) -> None:
+    """The node is repaired, and the evidence bundle from before still shows what was wrong."""
     print(
-        "\n    The doctor on the mended node, and on the evidence that was kept before "
+        "\n    The diagnosis of the repaired node, and of the evidence from before the repair "
         "(gpu-gate doctor BUNDLE):\n"
     )
     now, then = (
@@ -187,42 +185,42 @@ def again(node: Node, before: str) -> None:
     )
     _indented(f"now     {now}\nbefore  {then}")
     if then != before or now == before:
-        raise NodeError(f"the bundle says {then!r}, the node said {before!r}, and now says {now!r}")
+        raise NodeError(f"diagnosis of the bundle {then!r}, before {before!r}, now {now!r}")
 
 
 def repair(node: Node, package: Path, timeline: Timeline) -> None:
     print(
-        "\n    Now gpu-gate is installed on this very node (apt install ./gpu-gate_*.deb). "
-        "Nothing is restarted.\n"
+        "\n    Now gpu-gate is installed on this running node (apt install ./gpu-gate_*.deb). "
+        "The installation restarts nothing.\n"
     )
     tree.install_deb(node, package)
     live(node, f"allocatable {GPUS}", timeline)
-    print("\n    What it said, and what it kept before it did anything:\n")
+    print("\n    Its log, and the evidence that it kept before it changed anything:\n")
     _indented(node.journal("-u", "gpu-gate", "-o", "cat", "-t", "gpu-gate"))
     _indented(node.run("cd /var/lib/gpu-gate; ls -d evidence/*/* ; cat evidence/*/outcome").stdout)
 
 
-def race(node: Node) -> None:
-    """What the evidence of the first repair tells of the boot (gpu-gate timeline, shortened)."""
+def show_timeline(node: Node) -> None:
+    """The boot's timeline from the evidence of the first repair (gpu-gate timeline, shortened)."""
     first = "/var/lib/gpu-gate/evidence/$(ls -tr /var/lib/gpu-gate/evidence | head -1)"
-    told = json.loads(node.run(f"gpu-gate timeline --json {first}").stdout)
+    timeline = json.loads(node.run(f"gpu-gate timeline --json {first}").stdout)
     print(
-        "\n    The race, from the evidence it kept (gpu-gate timeline "
+        "\n    The race of this boot, from the evidence (gpu-gate timeline "
         "/var/lib/gpu-gate/evidence/…):\n"
     )
-    at = {m["what"]: m for m in reversed(told["moments"])}
+    at = {m["what"]: m for m in reversed(timeline["moments"])}
     for what in ("persistenced", "kubelet", "started", "said-init-failed", "seen", "stable"):
         if what in at:
             print(
                 f"    {at[what]['at'] - at['persistenced']['at']:6.1f} s  {at[what]['text']}"[:118]
             )
-    _indented("\n".join(told["sentences"][:3]))
+    _indented("\n".join(timeline["sentences"][:3]))
 
 
-def deaf(node: Node, timeline: Timeline) -> None:
+def repair_deaf_plugin(node: Node, timeline: Timeline) -> None:
     print(
-        "\n    The kubelet is restarted. This plugin is deaf to that; it is given "
-        f"{REGISTER_S} s.\n"
+        "\n    The kubelet restarts. This plugin does not notice and does not register again; "
+        f"gpu-gate gives it {REGISTER_S} s.\n"
     )
     node.put(
         "/etc/gpu-gate/gpu-gate.conf.d/demo.conf", f"[Plugin]\nRegisterWithinSec={REGISTER_S}s\n"
@@ -231,15 +229,15 @@ def deaf(node: Node, timeline: Timeline) -> None:
     timeline.forget(f"allocatable {GPUS}", "allocatable none")
     node.systemctl("restart", "kubelet")
     live(node, f"allocatable {GPUS}", timeline)
-    print("\n    The ledger of what was done (/var/lib/gpu-gate/ledger.jsonl):\n")
+    print("\n    The repairs on record (/var/lib/gpu-gate/ledger.jsonl):\n")
     for line in node.read("/var/lib/gpu-gate/ledger.jsonl").splitlines():
         entry = json.loads(line)
         _indented(f"{entry['number']} {entry['what']}: {entry['outcome'] or entry['cause']}")
 
 
 def make_plugin_old_and_deaf(node: Node) -> None:
-    """v0.9's ways: after a failed start it never tries again, and does not hear a kubelet
-    restart."""
+    """As v0.9: after a failed start it never tries again, and it does not notice a restart of the
+    kubelet."""
     path = "/etc/kubernetes/manifests/nvidia-device-plugin.yaml"
     old = "      env:\n" + "".join(
         f'        - {{name: {name}, value: "1"}}\n' for name in ("OLD", "DEAF")
@@ -250,15 +248,15 @@ def make_plugin_old_and_deaf(node: Node) -> None:
 def with_gate(package: Path) -> dict[str, str]:
     act(
         2,
-        "with the gate. The same node, the same second; the .deb is installed, nothing is "
-        "configured.",
+        "with the gate. The same node and the same failure; the .deb is installed with its "
+        "defaults.",
     )
     with Node(tree.layers("bookworm", package)) as node:
         node.put("/etc/simgpu.conf", INCIDENT)
         node.boot()
         timeline = live(node, f"allocatable {GPUS}")
         state = json.loads(node.run(["simgpu", "node"]).stdout)
-        print("\n    What the agent said (journalctl -u gpu-gate):\n")
+        print("\n    The agent's log (journalctl -u gpu-gate):\n")
         _indented(node.journal("-u", "gpu-gate", "-o", "cat", "-t", "gpu-gate"))
         print("\n    What the boot waited for (systemd-analyze critical-chain kubelet.service):\n")
         node.wait_booted()
@@ -266,7 +264,7 @@ def with_gate(package: Path) -> dict[str, str]:
             ["systemd-analyze", "critical-chain", "--no-pager", "kubelet.service"]
         ).stdout
         _indented("\n".join(chain.strip().splitlines()[3:9]))
-        print("\n    What gpu-gate sees now (gpu-gate status):\n")
+        print("\n    The result (gpu-gate status):\n")
         _indented(node.run(["gpu-gate", "status"], check=False).stdout)
         return _row(timeline, state)
 
@@ -298,60 +296,60 @@ def table(rows: dict[str, dict[str, str]]) -> None:
     print("""
 What to try next:
   make node-shell        a shell on such a node: gpu-gate doctor, simgpu --help, journalctl -fu gpu-gate
-  make test              everything else it was tried on
+  make test              every other test
   README.md              install it on a host""")
 
 
 def wants_view(words: list[str]) -> bool:
-    """A person at a terminal wants to look. A program wants the demo to end."""
+    """Keep the last node: the default on a terminal; a program wants the demo to end."""
     parser = argparse.ArgumentParser(
-        prog="make demo ARGS=…", description="a GPU node lives through the incident"
+        prog="make demo ARGS=…", description="a GPU node goes through the incident"
     )
     parser.add_argument(
         "--view",
         action=argparse.BooleanOptionalAction,
         default=sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI"),
-        help="keep the last node and its page until Enter or Ctrl-C (on a terminal: yes)",
+        help="keep the last node and its page until Enter or Ctrl-C (default on a terminal)",
     )
     return bool(parser.parse_args(words).view)
 
 
 def main(words: list[str]) -> int:
-    stays, began = wants_view(words), time.monotonic()
+    keep_node, began = wants_view(words), time.monotonic()
     try:
         print(
-            "gpu-gate: a GPU node boots, three times. What is not built yet is built first …",
+            "gpu-gate: a GPU node boots three times. The first run builds the package and the node …",
             flush=True,
         )
         package = tree.build_deb()
         tree.layers("bookworm", package)
-        broken, mended = without(package)
+        broken, repaired = without(package)
         rows = {
             "without the gate": broken,
-            "… and mended": mended,
+            "… and repaired": repaired,
             "with the gate": with_gate(package),
         }
         act(
             3,
-            "device access. Containers whose GPUs came behind runc's back, as NVIDIA's legacy "
-            "hook gives them.",
+            "device access. NVIDIA's legacy hook gave these containers their GPUs without runc's "
+            "knowledge.",
         )
         with Node(tree.layers("bookworm", package)) as node:
-            kept = access(node)
+            has_access = access(node)
             table(rows)
             print(f"({time.monotonic() - began:.0f} s)\n")
-            look(node, stays)
+            look(node, keep_node)
     except (NodeError, AssertionError) as error:
         print(
-            f"{error}\nThe demo ends here. Was the machine very busy? Then run it once more.",
+            f"{error}\nThe demo stops here. If this machine was very busy, run it again.",
             file=sys.stderr,
         )
         return 1
     well = all(
         rows[name]["kubelet lists"] == f"{GPUS} of {GPUS}"
-        for name in ("… and mended", "with the gate")
+        for name in ("… and repaired", "with the gate")
     )
-    return 0 if well and kept else 1
+    return 0 if well and has_access else 1
 
 
 if __name__ == "__main__":

@@ -1,27 +1,45 @@
-"""Act 3 of the demo: device access. What a daemon-reload takes from a running container, and what
-gpu-gate does."""
+"""Act 3 of the demo, device access: what a daemon-reload takes from a running container, and what
+gpu-gate does about it."""
 
 from __future__ import annotations
+
+import json
+import time
 
 import gate
 from gpu_containers import CTL, Container, Rig
 from nspawn import Node
 
 ONLY_HEAL = "[Access]\nPrevent=report\n"
+ACCESS_ATTEMPTS = 40
+"""Requests for the access table, half a second apart, before it is printed with UNKNOWN in it."""
 
 
 def access(node: Node) -> bool:
-    """True where everything went as it should. The node comes with the package, and is booted
-    here."""
+    """Boot the node, which has the package installed. True if every container kept its GPUs or got
+    them back."""
     node.put(gate.CONF, gate.QUICK + ONLY_HEAL)
     node.boot()
     gate.wait_ready(node)
     rig = Rig(node, "bookworm")
     done = [_without(rig), _healed(rig), _kept(rig)]
-    print("\n    Who holds GPUs now (gpu-gate access):\n")
+    is_known = _wait_for_verdicts(node)
+    print("\n    The containers that hold GPUs now (gpu-gate access):\n")
     for line in node.run(["gpu-gate", "access"], check=False).stdout.rstrip().splitlines():
         print(f"      {line}")
-    return all(done)
+    return all(done) and is_known
+
+
+def _wait_for_verdicts(node: Node) -> bool:
+    """Wait until the agent has read every container's device list again after the reloads: until
+    then the table reads UNKNOWN. False if that took too long."""
+    for _ in range(ACCESS_ATTEMPTS):
+        found = node.run(["gpu-gate", "access", "--json"], check=False).stdout
+        rows = json.loads(found)["containers"] if found.startswith("{") else []
+        if rows and all("unknown" not in (row["now"], row["after_reload"]) for row in rows):
+            return True
+        time.sleep(0.5)
+    return False
 
 
 def _without(rig: Rig) -> bool:
@@ -31,14 +49,14 @@ def _without(rig: Rig) -> bool:
         rig.take_away(lost)
         gate.until(lambda: feel.changes(CTL)[-1:] == [False], "trainer-a still has its GPUs")
         print(
-            "    without gpu-gate   daemon-reload: trainer-a may not open /dev/nvidiactl any "
-            "more, for good"
+            "    without gpu-gate   daemon-reload: trainer-a can no longer open /dev/nvidiactl, and "
+            "nothing gives it back"
         )
         rig.node.systemctl("start", "gpu-gate")
         gate.until(lambda: feel.changes(CTL)[-1:] == [True], lambda: gate.said(rig.node))
         print(
-            "                       gpu-gate is started: trainer-a has it back, and was never "
-            "stopped"
+            "                       gpu-gate starts: trainer-a can open it again, without a restart of "
+            "the container"
         )
     return True
 
@@ -51,7 +69,7 @@ def _healed(rig: Rig) -> bool:
         gate.until(lambda: bool(feel.gaps_s(CTL)), lambda: gate.said(rig.node))
         gap_ms = feel.gaps_s(CTL)[0] * 1000
         print(
-            "    healing only       daemon-reload: trainer-b lost it, and has it back "
+            "    healing only       daemon-reload: trainer-b lost it and could open it again "
             f"{gap_ms:.0f} ms later"
         )
     return True
@@ -66,7 +84,7 @@ def _kept(rig: Rig) -> bool:
     with rig.feeling(container, *devices) as feel:
         rig.storm(container, reloads=5)
         felt = [feel.changes(device) for device in devices]
-    came = "kept everything, /dev/fuse too" if felt == [[True]] * 3 else f"felt {felt}"
+    came = "kept everything, /dev/fuse too" if felt == [[True]] * 3 else f"saw {felt}"
     print(
         "    as installed       5 daemon-reloads, a daemon-reexec, a set-property: trainer-c "
         f"{came}"

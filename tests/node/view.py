@@ -49,7 +49,7 @@ def viewed(node: Node, port: int = 0) -> Iterator[str]:
         thread.start()
         up.wait()
         if failed:
-            raise NodeError(f"{node.name} cannot be looked at: {failed[0]}. Is it up?")
+            raise NodeError(f"cannot enter the network of {node.name}: {failed[0]}. Is it running?")
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
         finally:
@@ -58,23 +58,20 @@ def viewed(node: Node, port: int = 0) -> Iterator[str]:
 
 
 def look(node: Node, stays: bool) -> None:
-    """The demo's last line: where the page of this node is, until the person has seen enough; or
-    how to have one."""
+    """The demo's last line: keep the node and print its page's address, or print how to get one."""
     if not stays:
         print(
-            "A live node's page:  make demo ARGS=--view  ends with one, at "
-            f"http://127.0.0.1:{PORT}/"
+            f"To see the page of a live node: make demo ARGS=--view, then http://127.0.0.1:{PORT}/"
         )
         return
     is_asked = sys.stdin.isatty()
     with viewed(node, PORT) as where, contextlib.suppress(KeyboardInterrupt):
         port = where.rstrip("/").rpartition(":")[2]
         print(
-            f"The node of act 3 is alive until {'Enter' if is_asked else 'Ctrl-C'}. From "
-            "another machine: "
-            f"ssh -L {port}:127.0.0.1:{port} root@HOST"
+            f"The node of act 3 runs until {'Enter' if is_asked else 'Ctrl-C'}. From another "
+            f"machine: ssh -L {port}:127.0.0.1:{port} root@HOST"
         )
-        print(f"Its page, live:  {where}", flush=True)
+        print(f"Its page:  {where}", flush=True)
         if is_asked:
             sys.stdin.readline()
         else:
