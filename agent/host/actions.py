@@ -33,6 +33,8 @@ from ..model.actions import (
 from ..model.errors import ActionFailed
 from ..model.host import Host
 from ..model.reading import unreachable
+from ..model.settings import Settings
+from ..model.snapshot import Snapshot
 from ..transport.atomic_write import write_whole
 from ..transport.process import run_once
 from .access.checks import AccessChecks
@@ -40,6 +42,7 @@ from .access.updater import DeviceAllowUpdater
 from .launcher import Launcher
 from .marks import write_released
 from .probes.runner import Probes
+from .repair_diagnostics import RepairDiagnostics
 from .repairer import PluginRepairer
 from .tape import Tape
 
@@ -47,7 +50,7 @@ MODPROBE_WITHIN_S = 20.0
 
 
 class ActionExecutor:
-    """The hands of one agent."""
+    """Executes the actions of one agent."""
 
     def __init__(
         self,
@@ -57,13 +60,15 @@ class ActionExecutor:
         launcher: Launcher,
         checks: AccessChecks,
         allow: DeviceAllowUpdater,
+        diagnostics: RepairDiagnostics,
     ) -> None:
         self._host = host
-        self._mender = repairer
+        self._repairer = repairer
         self._launcher = launcher
         self._checks = checks
         self._allow = allow
         self._probes = probes
+        self._diagnostics = diagnostics
 
     async def act(self, action: Action, tape: Tape | None = None, socket: str = "") -> None:
         """Do it, or raise ActionFailed. `tape` and `socket`: the recorded look behind a repair, and
@@ -82,13 +87,19 @@ class ActionExecutor:
             case Learn():
                 await self._learn(action)
             case NoteOutcome() | NoteNvmlFailed():
-                await self._mender.note(action)
+                await self._repairer.note(action)
             case RefreshCdi() | LaunchUnit() | PlaceManifest():
                 self._launcher.begin(action)
             case RestartUnit() | SendHup() | Rebuild():
-                await self._mender.begin(action, tape, socket)
+                if tape is not None:
+                    await self._diagnostics.add_to(tape)
+                await self._repairer.begin(action, tape, socket)
             case _:
                 unreachable(action)
+
+    def prepare_repair(self, settings: Settings, snapshot: Snapshot) -> None:
+        """Begin to ask the doctor's questions, so that a repair need not wait for them."""
+        self._diagnostics.begin(settings, snapshot)
 
     def _begin(self, action: StartProbe | DropProbe | CheckAccess | GrantDevices) -> None:
         """Programs beside the cycle."""

@@ -1,20 +1,25 @@
-"""Signals wake us; readings decide. Every source only says "look again", and losing one costs
-seconds.
-
-One queue: reasons gather until the next cycle takes them. They go to the log, and rules may not
-read them.
-"""
+"""Event sources of a live node: udev, systemd, inotify. An event only asks for the next cycle;
+losing one costs seconds, because the timer comes anyway."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 
 from ..core.common.watched import watched_folders, watched_units
 from ..model.settings import Settings
+from ..model.wake import WakeReason, WakeSource
 from ..transport.kernel import Inotify, Uevents
 from ..transport.systemd import SystemdBus
 
-MAX_REASONS = 32
+_SYSTEMD = {
+    "connected": WakeSource.BUS,
+    "lost": WakeSource.BUS,
+    "reloading": WakeSource.RELOAD,
+    "owner": WakeSource.REEXEC,
+    "unit": WakeSource.UNIT,
+}
+"""Kinds of transport/systemd.py to sources."""
 CONTAINER_SCOPES = ("cri-containerd-", "crio-", "docker-")
 "scopes of containers, as containerd, CRI-O and Docker name them"
 SCOPE_GATHER_S = 1.0
@@ -25,44 +30,20 @@ SCOPE_AGAIN_S = 10.0
 it is done"""
 
 
-class Wakes:
-    """Gathers reasons to look, from every source."""
+class EventSources:
+    """The event sources of a live node. Each event calls `wake` with its reason."""
 
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self._reasons: dict[str, int] = {}
-
-    def wake(self, reason: str) -> None:
-        """Look again soon. May be called from any callback of the loop."""
-        if reason in self._reasons or len(self._reasons) < MAX_REASONS:
-            self._reasons[reason] = self._reasons.get(reason, 0) + 1
-        self._event.set()
-
-    async def wait(self, within_s: float) -> dict[str, int]:
-        """The reasons that came, {"timer": 1} where none did."""
-        try:
-            await asyncio.wait_for(self._event.wait(), max(0.0, within_s))
-        except asyncio.TimeoutError:
-            self._reasons.setdefault("timer", 1)
-        return self.take()
-
-    def take(self) -> dict[str, int]:
-        self._event.clear()
-        reasons, self._reasons = self._reasons, {}
-        return reasons
-
-
-class Sources:
-    """The signal sources of a live node, wired to one Wakes."""
-
-    def __init__(self, wakes: Wakes) -> None:
-        self._wakes = wakes
+    def __init__(self, wake: Callable[[WakeReason], None]) -> None:
+        self._wake = wake
         self._gathering: asyncio.TimerHandle | None = None
         self._again: asyncio.TimerHandle | None = None
         self.bus = SystemdBus(self._on_systemd, call_timeout_s=1.2, watch_jobs=True)
-        self.uevents = Uevents(self._on_uevent, lambda: wakes.wake("udev overflow"))
+        self.uevents = Uevents(
+            self._on_uevent, lambda: wake(WakeReason(WakeSource.UDEV, "overflow"))
+        )
         self.inotify = Inotify(
-            lambda folder: wakes.wake(f"inotify {folder}"), lambda: wakes.wake("inotify overflow")
+            lambda folder: wake(WakeReason(WakeSource.FOLDER, folder)),
+            lambda: wake(WakeReason(WakeSource.FOLDER, "overflow")),
         )
 
     async def start(self, settings: Settings) -> asyncio.Task[None]:
@@ -74,9 +55,14 @@ class Sources:
         return asyncio.get_running_loop().create_task(self.bus.run())
 
     def refresh(self) -> None:
-        """Before each look: a folder that was replaced while something held it open tells
-        nobody."""
+        """A folder that was replaced while a process held it open sends no event."""
         self.inotify.refresh()
+
+    async def watch_units(self, names: tuple[str, ...]) -> None:
+        await self.bus.watch(names)
+
+    def watch_folders(self, folders: Mapping[str, tuple[str, ...]]) -> None:
+        self.inotify.watch(dict(folders))
 
     def close(self) -> None:
         for handle in (self._gathering, self._again):
@@ -86,16 +72,13 @@ class Sources:
         self.inotify.close()
 
     def _on_systemd(self, kind: str, detail: str) -> None:
-        if (
-            kind == "job"
-        ):  # every unit's: a match rule cannot tell a scope by the beginning of its name
+        if kind == "job":
+            # Of every unit: a match rule cannot tell a scope by the beginning of its name.
             if detail.startswith(CONTAINER_SCOPES) and detail.endswith(".scope"):
                 self._on_scope()
-            return
-        # Before a reload there is nothing new to read, and systemd would not answer until it is
-        # over.
-        if (kind, detail) != ("reloading", "true"):
-            self._wakes.wake(f"systemd {kind} {detail}".rstrip())
+        elif (kind, detail) != ("reloading", "true"):
+            # Before a reload there is nothing new to read, and systemd would not answer anyway.
+            self._wake(WakeReason(_SYSTEMD[kind], "" if kind == "reloading" else detail))
 
     def _on_scope(self) -> None:
         loop = asyncio.get_running_loop()
@@ -103,11 +86,11 @@ class Sources:
             self._gathering = loop.call_later(SCOPE_GATHER_S, self._scopes_changed)
         if self._again is not None:
             self._again.cancel()
-        self._again = loop.call_later(SCOPE_AGAIN_S, self._wakes.wake, "scope")
+        self._again = loop.call_later(SCOPE_AGAIN_S, self._wake, WakeReason(WakeSource.SCOPE))
 
     def _scopes_changed(self) -> None:
         self._gathering = None
-        self._wakes.wake("scope")
+        self._wake(WakeReason(WakeSource.SCOPE))
 
     def _on_uevent(self, event: dict[str, str]) -> None:
         subsystem, name = event.get("SUBSYSTEM", ""), event.get("DEVPATH", "").rsplit("/", 1)[-1]
@@ -118,4 +101,4 @@ class Sources:
             or "nouveau" in name
             or "vfio" in name
         ):
-            self._wakes.wake(f"udev {event.get('ACTION', '')} {subsystem}/{name}")
+            self._wake(WakeReason(WakeSource.UDEV, f"{event.get('ACTION', '')} {subsystem}/{name}"))

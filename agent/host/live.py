@@ -28,6 +28,7 @@ from .kmsg import Kmsg
 from .listener import listener_pid
 from .probes.runner import Probes
 from .refusal import refusal
+from .tape import Recorder
 
 T = TypeVar("T")
 
@@ -81,14 +82,22 @@ class LiveHost:
         self._root = root.rstrip("/")
         self._documents = Documents()
         self._recent: dict[tuple[str, ...], Seen[Any]] = {}
-        self.reuse_s = 0.0
+        self._reuse_s = 0.0
         "how old an answer may be besides, in seconds"
-        self.is_quiet = False
+        self._is_quiet = False
         """nothing woke us but the timer: what would have woken us had it changed need not be asked
         at every heartbeat"""
         self._kmsg = Kmsg(self._path("/dev/kmsg"))
         self.sources: list[object] = []
         "signal sources; each has a `problem`"
+
+    def may_reuse(self, is_quiet: bool, within_s: float) -> None:
+        """How old answers of the next snapshot may be: on a quiet node, and in seconds besides."""
+        self._is_quiet, self._reuse_s = is_quiet, within_s
+
+    def record(self) -> Recorder:
+        """This host, with a tape of its answers."""
+        return Recorder(self)
 
     async def clock(self) -> Clock:
         return clock_now()
@@ -257,7 +266,7 @@ class LiveHost:
         kept."""
         known: Seen[T] | None = self._recent.get(question)
         if known is not None and boottime() - known.at < max(
-            quiet_s if self.is_quiet else self.reuse_s, fresh_s
+            quiet_s if self._is_quiet else self._reuse_s, fresh_s
         ):
             return known
         self._recent.pop(question, None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import __version__
 from ..core.gate.states import Gate, Phase, Step
+from ..engine.ports import LastCycle, Wakes
 from ..model.access import GrantResult
 from ..model.finding import Diagnosis
 from . import config as configuration
@@ -22,15 +23,14 @@ from .log import (
     PROBE_HUNG,
     facts,
 )
-from .status import LastCycle
 
 log = logging.getLogger(__name__)
 
 
-def tell(seen: LastCycle, decided: Step, reasons: dict[str, int], diagnosis: Diagnosis) -> None:
+def log_cycle(seen: LastCycle, decided: Step, reasons: Wakes, diagnosis: Diagnosis) -> None:
     """One line per cycle that changed something."""
     before, gate = seen.gate, decided.gate
-    wake = ", ".join(reasons)
+    wake = ", ".join(map(str, reasons))
     values: dict[str, Any] = {
         "phase": gate.phase.value,
         "reason": gate.reason,
@@ -42,7 +42,7 @@ def tell(seen: LastCycle, decided: Step, reasons: dict[str, int], diagnosis: Dia
         log.info("kubelet released: %s", gate.released, extra=facts(KUBELET_RELEASED, **values))
     if before.paused != gate.paused:
         log.info("%s", gate.paused or "no longer paused", extra=facts(**values))
-    _tell_access(seen.diagnosis, diagnosis)
+    _log_access(seen.diagnosis, diagnosis)
     is_worse = not gate.ready and len(gate.troubles) > len(before.troubles)
     same = not is_worse and (before.phase, before.reason, before.ready) == (
         gate.phase,
@@ -67,7 +67,7 @@ def tell(seen: LastCycle, decided: Step, reasons: dict[str, int], diagnosis: Dia
         )
 
 
-def _tell_access(before: Diagnosis | None, now: Diagnosis) -> None:
+def _log_access(before: Diagnosis | None, now: Diagnosis) -> None:
     """Each container that loses its devices is said once, with what was observed; and when it has
     them again."""
     lost = {h.id for h in before.gpu_containers if h.denied} if before else set()
@@ -98,7 +98,7 @@ def _tell_access(before: Diagnosis | None, now: Diagnosis) -> None:
             )
 
 
-def tell_added(done: tuple[GrantResult, ...]) -> None:
+def log_grants(done: tuple[GrantResult, ...]) -> None:
     """What came of adding to the device lists of scopes; the first surprise is said as loudly as
     can be."""
     for one in done:
@@ -144,7 +144,7 @@ def tell_added(done: tuple[GrantResult, ...]) -> None:
             )
 
 
-def tell_config(config: configuration.Config, known: Sequence[configuration.Problem] = ()) -> None:
+def log_config(config: configuration.Config, known: Sequence[configuration.Problem] = ()) -> None:
     """What is in force, and what is wrong with it. `known`: problems that were told at the last
     load. They are counted only: a hundred lines at each of a hundred reloads would cost the journal
     what else it holds."""
@@ -166,12 +166,12 @@ def tell_config(config: configuration.Config, known: Sequence[configuration.Prob
     )
 
 
-def tell_troubles(before: tuple[str, ...], now: tuple[str, ...]) -> None:
+def log_event_sources(before: tuple[str, ...], now: tuple[str, ...]) -> None:
     """A signal source that is lost is said when it begins and when it ends."""
     for gone in set(now) - set(before):
-        log.warning("a signal source is lost, which costs seconds: %s", gone)
+        log.warning("event source unavailable; changes are detected by polling: %s", gone)
     for back in set(before) - set(now):
-        log.info("a signal source is back: %s", back)
+        log.info("event source is back: %s", back)
 
 
 def _message_id(gate: Gate) -> str:

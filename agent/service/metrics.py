@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 
 from .. import __version__
 from ..core.plugin import ledger
+from ..engine.ports import LastCycle, Wakes
 from ..model.access import CurrentAccess
 from ..model.finding import Diagnosis, Verdict
 from ..model.reading import Seen
 from ..model.runtime import LedgerEntry
 from ..model.settings import Settings
 from ..model.snapshot import ProbeState, Snapshot
+from ..model.wake import WakeSource
 from .access import after_of, now_of
-from .status import LastCycle
 from .status_parts import MOST_RESOURCES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_SOURCES = 16
 _VERDICTS = {Verdict.HOLDS: 1, Verdict.FAILS: 0, Verdict.UNKNOWN: -1}
 
 
@@ -34,7 +34,7 @@ _VERDICTS = {Verdict.HOLDS: 1, Verdict.FAILS: 0, Verdict.UNKNOWN: -1}
 class Counts:
     """What only grows while this agent lives."""
 
-    wakes: Counter[str] = field(default_factory=Counter)
+    wakes: Counter[WakeSource] = field(default_factory=Counter)
     "by source"
     actions: Counter[tuple[str, str]] = field(default_factory=Counter)
     "(kind, done or failed)"
@@ -43,11 +43,9 @@ class Counts:
     probe: int = 0
     "number of the last probe that was counted"
 
-    def woken(self, reasons: dict[str, int]) -> None:
+    def woken(self, reasons: Wakes) -> None:
         for reason, count in reasons.items():
-            source = reason.split(" ", 1)[0]
-            if source in self.wakes or len(self.wakes) < MOST_SOURCES:
-                self.wakes[source] += count
+            self.wakes[reason.source] += count
 
     def probed(self, state: ProbeState) -> None:
         if state.last is not None and state.last.number != self.probe:
@@ -262,7 +260,7 @@ def _agent(view: View) -> Iterator[Family]:
         "gpu_gate_wakes_total",
         "counter",
         "Why the agent looked, by source of the signal.",
-        [((("source", source),), n) for source, n in sorted(counts.wakes.items())],
+        [((("source", source.value),), n) for source, n in sorted(counts.wakes.items())],
     )
     yield (
         "gpu_gate_cycles_total",

@@ -1,14 +1,13 @@
-"""One look at a live node, as the agent looks, without the agent: doctor, evidence and timeline
-share it."""
+"""One snapshot of a live node, as the agent collects it, without the agent: doctor, evidence and
+timeline share it."""
 
 from __future__ import annotations
 
 import sys
 
-from ..core.collect import collect
 from ..core.common.paths import DRIVER_VERSION
-from ..core.diagnose import diagnose
 from ..core.doctor.collect import collect_diagnostics
+from ..engine.cycle import observe
 from ..host.access.checks import AccessChecks
 from ..host.codec import decode
 from ..host.diagnostics import LiveDiagnosticHost, ask_cuda
@@ -29,7 +28,7 @@ FRESH_S = 10.0
 """The agent's word about NVML is taken for so long: on a quiet node it asks every ten minutes."""
 
 
-class _OneLook(LiveDiagnosticHost):
+class _OneSnapshotHost(LiveDiagnosticHost):
     """A live host whose NVML word is the agent's, where that stands: one probe at a time is
     enough."""
 
@@ -43,28 +42,28 @@ class _OneLook(LiveDiagnosticHost):
 
 
 async def one_snapshot(settings: Settings, deep: bool = False) -> tuple[Snapshot, FullRecorder]:
-    """What one look saw, and its tape with the doctor's own questions; `deep`: CUDA among them."""
+    """One snapshot, and its tape with the doctor's own questions; `deep`: CUDA among them."""
     probes = Probes(lambda _: None, settings.probe_timeout_s, settings.driver_root)
     async with systemd() as bus:
         if bus.problem:
             print(f"systemd was not asked ({bus.problem}): systemctl status dbus", file=sys.stderr)
         try:
             agents = _agents_probe(settings)
-            host = _OneLook(bus, probes, agents)
+            host = _OneSnapshotHost(bus, probes, agents)
             if agents is None:
                 await _probe_if_loaded(host, probes)
             await _check_access(host, settings)
             if deep:
                 host.cuda_said = await _cuda(host, settings)
             recorder = FullRecorder(host)
-            snapshot = await collect(recorder, settings)
+            snapshot, _ = await observe(recorder, settings)
             await collect_diagnostics(recorder, settings, snapshot)
             return snapshot, recorder
         finally:
             await probes.close()
 
 
-async def _cuda(host: _OneLook, settings: Settings) -> Reading[CudaReport]:
+async def _cuda(host: _OneSnapshotHost, settings: Settings) -> Reading[CudaReport]:
     """Never where the driver is not loaded, nor where NVML hangs: CUDA would hang in the same
     place."""
     if not isinstance(await host.file(DRIVER_VERSION), Seen):
@@ -76,11 +75,11 @@ async def _cuda(host: _OneLook, settings: Settings) -> Reading[CudaReport]:
     return await ask_cuda(settings.driver_root, settings.probe_timeout_s)
 
 
-async def _check_access(host: _OneLook, settings: Settings) -> None:
+async def _check_access(host: _OneSnapshotHost, settings: Settings) -> None:
     """What the agent does beside its cycle, done before the one look: the verdicts, then the
     scopes' device lists."""
     for _ in range(2):
-        wanted = diagnose(await collect(host, settings), settings).access_check
+        wanted = (await observe(host, settings))[1].access_check
         if wanted is None:
             return
         host.checks.start(wanted)

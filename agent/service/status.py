@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__
 from ..core.doctor.broken import first_broken
 from ..core.gate.states import Gate
+from ..engine.history import Done
+from ..engine.ports import LastCycle
 from ..host.codec import encode
-from ..model.finding import Diagnosis
 from ..model.settings import Settings
-from ..model.snapshot import Clock, ProbeState, Snapshot
+from ..model.snapshot import Clock, ProbeState
 from . import access, status_parts
 from .config import Problem
-from .history import Done
 
 STATUS_VERSION = 1
 OVERDUE_S = 10.0
@@ -25,21 +25,6 @@ OVERDUE_S = 10.0
 MOST_FINDINGS = 200
 MOST_CONTAINERS = 256
 MOST_SENTENCES = 50
-
-
-@dataclass
-class LastCycle:
-    """What the faces answer from: the last cycle, in memory."""
-
-    gate: Gate
-    diagnosis: Diagnosis | None = None
-    snapshot: Snapshot | None = None
-    cycles: int = 0
-    cycle_ended_at: float = 0.0
-    cycle_took_s: float = 0.0
-    cycle_lag_s: float = 0.0
-    "how much later than due it began"
-    wakes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,7 +61,7 @@ def status(told: StatusInput) -> dict[str, Any]:
             "number": seen.cycles,
             "age_s": round(now - seen.cycle_ended_at, 2),
             "took_ms": round(seen.cycle_took_s * 1000, 1),
-            "wakes": seen.wakes,
+            "wakes": {str(reason): count for reason, count in seen.wakes.items()},
             "overdue_after_s": told.settings.heartbeat_s + OVERDUE_S,
         },
         "findings": [encode(f) for f in diagnosis.findings[:MOST_FINDINGS]] if diagnosis else [],

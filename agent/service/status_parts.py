@@ -12,10 +12,10 @@ from typing import Any
 from ..core.plugin import ledger
 from ..core.plugin.candidates import effective
 from ..core.plugin.resources import listing
+from ..engine.history import MOST_ACTIONS, Done
 from ..model.reading import Seen
 from ..model.settings import Settings
 from ..model.snapshot import Snapshot
-from .history import MOST_ACTIONS, Done
 
 MOST_PLUGINS = 8
 MOST_RESOURCES = 32

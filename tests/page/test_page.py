@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from agent.engine.history import ActionHistory
 from agent.model.access import GrantResult
 from agent.service import http as http_room
-from agent.service.history import ActionHistory
 from agent.service.status_parts import actions
 
 from .browser import Browser, browser

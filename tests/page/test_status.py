@@ -12,13 +12,14 @@ import pytest
 
 from agent.core.diagnose import diagnose
 from agent.core.gate.states import Gate
+from agent.engine.history import ActionHistory
+from agent.engine.ports import LastCycle
 from agent.model.access import GrantResult
 from agent.model.actions import LinkDevChar, Rebuild, StartProbe
 from agent.model.snapshot import Clock, ProbeState
 from agent.service import status_parts
 from agent.service.events import _without_times
-from agent.service.history import ActionHistory
-from agent.service.status import LastCycle, StatusInput, status
+from agent.service.status import StatusInput, status
 from tests.unit.access_snapshots import access_scene
 from tests.unit.snapshots import (
     BOOT_ID,
@@ -56,7 +57,7 @@ TOLD = (
     "cdi_older_driver",
     "pause_while_open",
     "no_dbus",
-    "look_stalls",
+    "snapshot_stalls",
     "deadline_open",
 )
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from agent.core.collect import collect
+from agent.engine.history import ActionHistory
+from agent.engine.ports import LastCycle
 from agent.model.reading import Seen
 from agent.model.snapshot import Clock, ProbeState
-from agent.service.history import ActionHistory
-from agent.service.status import LastCycle, StatusInput, status
+from agent.service.status import StatusInput, status
 from tests.stories.machine import Machine, finish
 from tests.stories.script import Play, parse
 from tests.stories.timeline import BOOT

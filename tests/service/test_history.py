@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from agent.engine.history import ActionHistory
 from agent.model.actions import LinkDevChar, Release
-from agent.service.history import ActionHistory
 
 RELEASE, LINK = Release("stable", "Open"), LinkDevChar((("195:0", "../nvidia0"),))
 FULL = "/run/gpu-gate/released could not be written (No space left on device)"

@@ -10,12 +10,13 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.core.gate.states import Gate, Phase
+from agent.engine.ports import LastCycle
 from agent.model.reading import Seen
 from agent.model.runtime import LedgerEntry
 from agent.model.settings import Settings
 from agent.model.snapshot import Clock, Devices, ProbeEnd, ProbeReport, ProbeState, Snapshot
+from agent.model.wake import WakeReason, WakeSource
 from agent.service.metrics import Counts, View, families, render
-from agent.service.status import LastCycle
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 BEFORE = View(LastCycle(Gate(started_at=1.0)), Counts(), Settings(), ProbeState(), {}, 0, 1000.0)
@@ -87,11 +88,13 @@ def test_hostile_resource_names_stay_inside_their_label_and_are_few():
     assert len(shown) == 32 and ("gpu_gate_devices_registered", ('x"} 1\n0\\',)) in shown
 
 
-def test_the_sources_of_wakes_are_few():
+def test_wakes_are_counted_by_their_source():
     counts = Counts()
-    counts.woken({"systemd reloading false": 2, "systemd unit kubelet.service": 1, "timer": 1})
-    counts.woken({f"odd{i}": 1 for i in range(100)})
-    assert counts.wakes["systemd"] == 3 and len(counts.wakes) == 16
+    kubelet, runtime = (WakeReason(WakeSource.UNIT, f"{n}.service") for n in ("kubelet", "crio"))
+    counts.woken({kubelet: 2, runtime: 1, WakeReason(WakeSource.TIMER): 1})
+    assert counts.wakes == {WakeSource.UNIT: 3, WakeSource.TIMER: 1}
+    text = render(replace(BEFORE, counts=counts))
+    assert 'gpu_gate_wakes_total{source="unit"} 3' in text
 
 
 def test_a_probe_is_counted_once():

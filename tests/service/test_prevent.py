@@ -22,29 +22,28 @@ async def connected() -> AsyncIterator[SimpleNamespace]:
 
 
 def diagnosed(monkeypatch: pytest.MonkeyPatch, due: Callable[[], float | None]) -> None:
-    """Every look finds nothing to ask and nothing to add, and says when the next one is due."""
+    """Every cycle finds nothing to ask and nothing to add, and shows when the next one is due."""
 
-    async def look(*_: Any) -> None:
-        return None
+    class Cycles:
+        def __init__(self, *_: Any) -> None:
+            self.last = SimpleNamespace(diagnosis=None)
+
+        async def cycle(self, reasons: Any) -> None:
+            self.last.diagnosis = SimpleNamespace(
+                paused=None, guarded=(), access_check=None, allow=None, access_due=due()
+            )
 
     for name, stand_in in (
         ("systemd", connected),
         ("AccessChecks", lambda *_: None),
         ("DeviceAllowUpdater", lambda *_: None),
         ("LiveHost", lambda *_, **__: None),
-        ("collect", look),
+        ("Engine", Cycles),
     ):
         monkeypatch.setattr(prevent, name, stand_in)
-    monkeypatch.setattr(
-        prevent,
-        "diagnose",
-        lambda *_: SimpleNamespace(
-            paused=None, guarded=(), access_check=None, allow=None, access_due=due()
-        ),
-    )
 
 
-def test_a_look_that_is_due_within_a_second_is_waited_for(
+def test_a_cycle_that_is_due_within_a_second_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Some package before ours reloaded systemd four seconds ago: hooks may still be at work for
@@ -55,7 +54,7 @@ def test_a_look_that_is_due_within_a_second_is_waited_for(
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_never_read_is_said(
+def test_a_node_that_never_becomes_due_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(prevent, "WITHIN_S", 0.5)

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.snapshots import FAILED_LOG, diagnosed, probed, seen, sight, snapshot
 
-from agent.core.gate.states import Gate, Phase
 from agent.core.plugin import ledger as reading
+from agent.host import repair_diagnostics
 from agent.host.codec import encode
 from agent.host.live import LiveHost
 from agent.host.repairer import PluginRepairer
@@ -27,8 +26,8 @@ from agent.model.reading import Refusal, Seen, Why
 from agent.model.runtime import LedgerEntry
 from agent.model.settings import Settings
 from agent.model.snapshot import Devices
-from agent.service import config, daemon, repair_diagnostics
 from agent.transport.dbus import BusError
+from tests.unit.snapshots import snapshot
 
 STATE = "var/lib/gpu-gate"
 CAUSE = "PluginInitFailed kube-system/dp/ctr kubelet 0a1b"
@@ -288,79 +287,6 @@ def test_a_process_that_is_gone(tmp_path: Path, child: subprocess.Popen[bytes]) 
     child.wait()
     (said,) = done(tmp_path, SendHup(3, "x", child.pid, CAUSE, "x"))
     assert said.startswith("repair 3 did not take")
-
-
-# --- the daemon, where a look does not end
-
-
-class Hanging(LiveHost):
-    """A node whose first question is never answered."""
-
-    async def clock(self) -> Any:
-        await asyncio.sleep(60)
-
-
-class ActionExecutor:
-    """They only say what they were asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-
-    async def act(self, action: Any, tape: Tape | None, socket: str) -> None:
-        self.asked.append(action)
-
-
-def test_what_was_seen_before_is_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two looks must agree; one that timed out agrees with nothing, and leaves half a tape for
-    evidence."""
-    monkeypatch.setattr(daemon, "CYCLE_S", 0.05)
-
-    async def main() -> daemon.Daemon:
-        agent = daemon.Daemon(config.Config(Settings(listen="")))
-        agent.host, agent.hands = Hanging(), ActionExecutor()  # type: ignore[assignment]
-        broken = diagnosed(
-            allocatable=seen(()), plugins=(sight(FAILED_LOG),), probe=probed(number=3)
-        )
-        now = daemon.boottime()
-        gate = Gate(
-            started_at=0.0,
-            phase=Phase.OPEN,
-            counted=3,
-            good=3,
-            fingerprint=broken.fingerprint,
-            validated_at=now,
-            open_since=1.0,
-            released="x",
-            probe_after=now + 60,
-        )
-        first = daemon.step(gate, broken, now - 2, agent.settings).gate
-        assert first.repair.suspect
-        agent.seen = daemon.LastCycle(first, broken)
-        await agent.cycle({"timer": 1})
-        return agent
-
-    agent = asyncio.run(main())
-    assert agent.seen.cycles == 1
-    assert agent.seen.gate.repair.suspect == "" and agent.seen.gate.repair.acting == ""
-    assert not [a for a in agent.hands.asked if isinstance(a, Rebuild)]  # type: ignore[attr-defined]
-
-
-def test_what_a_hand_asks_once_more_is_asked_and_not_remembered() -> None:
-    async def main() -> None:
-        agent = daemon.Daemon(config.Config(Settings(listen="")))
-        found: list[tuple[float, bool]] = []
-
-        class Looks(ActionExecutor):
-            async def act(self, action: Any, tape: Tape | None = None, socket: str = "") -> None:
-                found.append((agent.host.reuse_s, agent.host.is_quiet))
-
-        agent.hands = Looks()  # type: ignore[assignment]
-        agent.host.reuse_s, agent.host.is_quiet = daemon.VERDICT_S, True
-        decided = daemon.Step(Gate(started_at=0.0), (RESTART,), 0.0)
-        await agent._act(decided, None, Tape(), stalled=False)
-        assert found == [(0.0, False)]
-
-    asyncio.run(main())
 
 
 async def until_reaped(asked: Coroutine[Any, Any, None]) -> None:

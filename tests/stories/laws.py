@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from agent.core.gate.deadline import hold_limit_s
 from agent.core.gate.states import Phase, Step
 from agent.core.gate.transitions import STALE_S
+from agent.engine.cycle import CYCLE_S
 from agent.host.live import QUIET_S
 from agent.model.actions import Action, LinkDevChar, LoadModule, MakeNodes
 from agent.model.snapshot import ProbeEnd, ProbeReport
-from agent.service.daemon import CYCLE_S
 
 from .gpus import PROC
 from .repair_laws import MendLaws

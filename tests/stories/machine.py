@@ -1,22 +1,16 @@
-"""The runner: plays agent/service/daemon.py over a simulated node, and writes down what the agent
-would log."""
+"""The runner: the agent's own engine (agent/engine) over a simulated node in virtual time, with a
+transcript of what an operator would read in the log."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from typing import Any, TypeVar
 
-from agent.core.collect import collect
-from agent.core.diagnose import diagnose
-from agent.core.gate.states import Gate, Phase, Step
-from agent.core.gate.transitions import step
-from agent.core.plugin.repair import refuse
-from agent.engine.backoff import ActionBackoff
-from agent.host.tape import Recorder, Tape
+from agent.core.gate.states import Gate, Step
+from agent.engine.cycle import Engine
+from agent.engine.ports import LastCycle, Stalled, Wakes
 from agent.model.actions import (
-    DISRUPTIVE,
     Action,
     CheckAccess,
     DropProbe,
@@ -32,7 +26,9 @@ from agent.model.actions import (
 )
 from agent.model.errors import ActionFailed
 from agent.model.finding import Diagnosis
-from agent.service.daemon import CYCLE_S, GATHER_S
+from agent.model.settings import Settings
+from agent.model.snapshot import Snapshot
+from agent.model.wake import WakeReason, WakeSource
 
 from .asking import Asking
 from .laws import Laws
@@ -44,22 +40,85 @@ from .world import World
 T = TypeVar("T")
 RESTART_S = 2.0
 "RestartSec= of gpu-gate.service"
-ACTED_S = 0.1
-"after a hand acted, the next look comes so soon"
 
 
-def finish(asked: Coroutine[None, None, T]) -> T:
-    """The result of a coroutine that never has to wait: every answer of a simulated node is there
-    at once."""
+def finish(work: Awaitable[T]) -> T:
+    """The result of a coroutine that never has to wait: a simulated node answers at once."""
+    steps = work.__await__()
     try:
-        asked.send(None)
+        next(steps)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     raise AssertionError("a simulated node answers at once")
 
 
+class Pause:
+    """The engine waits: until an instant, or for an event."""
+
+    def __init__(self, until: float, event: VirtualEvent | None = None) -> None:
+        self.until, self.event = until, event
+
+    def __await__(self) -> Generator[Pause, None, None]:
+        yield self
+
+    def is_over(self, now: float) -> bool:
+        return now >= self.until or (self.event is not None and self.event.is_set)
+
+
+class VirtualEvent:
+    """As asyncio.Event."""
+
+    is_set = False
+
+    def set(self) -> None:
+        self.is_set = True
+
+    def clear(self) -> None:
+        self.is_set = False
+
+
+class VirtualClock:
+    """The engine's clock: time passes only when the runner advances it, or the node answers
+    slowly."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine, self._world = machine, machine.world
+
+    def now(self) -> float:
+        return self._world.now
+
+    def realtime(self) -> float:
+        return self._world.realtime
+
+    def event(self) -> VirtualEvent:
+        return VirtualEvent()
+
+    async def wait(self, event: VirtualEvent, within_s: float) -> bool:
+        await Pause(self._world.now + within_s, event)
+        return event.is_set
+
+    async def sleep(self, for_s: float) -> None:
+        await Pause(self._world.now + for_s)
+
+    async def within(self, work: Awaitable[T], limit_s: float) -> T:
+        """A node that answers slowly is one whose answers are old when they are used."""
+        machine, world = self._machine, self._world
+        machine.looked_s = min(world.lookup_s, limit_s)
+        is_stalled = world.lookup_s > limit_s
+        if is_stalled:
+            assert isinstance(work, Coroutine)
+            work.close()
+        result = None if is_stalled else finish(work)
+        world.time.advance(world.now + machine.looked_s)
+        if not machine.alive:
+            raise Died
+        if is_stalled:
+            raise Stalled
+        return result  # type: ignore[return-value]
+
+
 class Machine:
-    """An agent on a node."""
+    """An agent on a node: the engine's executor, watches and observer."""
 
     def __init__(
         self,
@@ -76,36 +135,50 @@ class Machine:
         "of all repairs so far"
         self.said: list[str] = []
         self.acted: list[Action] = []
+        "every action that was executed"
         self.cycles = 0
+        self.heartbeats = 0
+        "cycles whose end fed the watchdog"
         self.probes = 0
         self.starts = 0
+        self.followed: list[tuple[str, ...]] = []
+        "folders, each time the watches changed"
         self.released_at: float | None = None
         self.released_word = ""
         self.ready_at: float | None = None
         "since when it has been ready, without a gap"
-        world.on_signal, world.on_word = self._on_signal, lambda sentence: self.say(f"* {sentence}")
+        world.on_signal = self._on_signal
+        world.on_word = lambda sentence: self.say(f"* {sentence}")
         world.on_thaw = lambda: self.asking.thaw()
         self.laws = Laws(self)
         self._start()
 
     def _start(self) -> None:
-        now = self.world.now
         self.starts += 1
         self.alive = True
-        self.gate = Gate(started_at=now, since=now)
-        self.diagnosis: Diagnosis | None = None
-        self.asking = Asking(self.world, self.world.settings.probe_timeout_s, self._on_probe)
+        self.looked_s = 0.0
+        "how long this cycle's snapshot took: what it shows is so old"
+        self.engine = Engine(self.world.settings, self.world, self, self, self, VirtualClock(self))
+        self.asking = Asking(
+            self.world,
+            self.world.settings.probe_timeout_s,
+            lambda: self._wake(WakeReason(WakeSource.PROBE)),
+        )
         self.world.probes = lambda: self.asking.state
         self._access_said: list[str] = []
-        self.looked_s = 0.0
-        "how long this cycle's look took: what it saw is so old"
-        self._rests = ActionBackoff()
-        self._is_quiet = False
-        "nothing but the timer has woken us"
-        self.checks = Checks(self.world, self._on_probe, lambda text: self.say(f"  {text}"))
+        self.checks = Checks(
+            self.world,
+            lambda: self._wake(WakeReason(WakeSource.ACCESS)),
+            lambda text: self.say(f"  {text}"),
+        )
         self.world.checks = lambda: self.checks.state
-        self.repairer = PluginRepairer(self.world, self._passes, self._on_mended)
-        self.due_at = now
+        self.repairer = PluginRepairer(self.world, self._passes, self._on_repaired)
+        self.diagnosis: Diagnosis | None = None
+        "of the last snapshot"
+        self._decided: Step | None = None
+        self._wake(WakeReason(WakeSource.START))
+        self._cycles = self.engine.run().__await__()
+        self._pause: Pause | None = Pause(self.world.now)
         self.laws.begin()
 
     def die(self, down_s: float = RESTART_S) -> None:
@@ -114,24 +187,27 @@ class Machine:
         self.asking.kill()
         self.checks.kill()
         self.repairer.kill()
-        self.due_at = math.inf
         self.say("* the agent dies")
         self.world.time.after(down_s, self._start)
 
-    def _on_signal(self, kind: str) -> None:
+    @property
+    def gate(self) -> Gate:
+        return self.engine.last.gate
+
+    @property
+    def due_at(self) -> float:
+        return self.engine.wake_at
+
+    def _on_signal(self, kind: str, reason: WakeReason) -> None:
         if self.alive and self.hears(kind):
-            self._wake(GATHER_S)
+            self._wake(reason)
 
-    def _on_probe(self) -> None:
-        self._wake(0.0)
+    def _wake(self, reason: WakeReason) -> None:
+        self.engine.wakes.wake(reason)
 
-    def _on_mended(self, sentence: str) -> None:
+    def _on_repaired(self, sentence: str) -> None:
         self.say(f"  {sentence}")
-        self._wake(GATHER_S)
-
-    def _wake(self, gather_s: float) -> None:
-        self._is_quiet = False
-        self.due_at = min(self.due_at, self.world.now + gather_s)
+        self._wake(WakeReason(WakeSource.ACTION))
 
     def _passes(self, moment: str) -> None:
         """A repair has got so far; an agent that is to die there does."""
@@ -144,91 +220,58 @@ class Machine:
     def run(self, until: float, stop: Callable[[Machine], bool] = lambda machine: False) -> bool:
         """Run until then, or until the claim holds, which is the answer."""
         while not stop(self):
-            when = min(self.world.time.next_at(), self.due_at)
+            when = min(self.world.time.next_at(), self._next_at())
             if when > until:
                 self.world.time.advance(until)
                 return False
             self.world.time.advance(max(when, self.world.now))
-            if self.alive and self.world.now >= self.due_at:
-                self.cycle()
+            if self.alive and self._pause is not None and self._pause.is_over(self.world.now):
+                self._go_on()
         return True
 
-    def cycle(self) -> None:
-        world = self.world
-        self.cycles += 1
-        self.due_at = math.inf  # what comes from here on asks for the next cycle
-        is_quiet = self._is_quiet and self.gate.ready and self.gate.phase is Phase.OPEN
-        world.is_quiet = is_quiet
-        self._is_quiet = True
-        tape = self._look()
-        world.time.advance(world.now + self.looked_s)
-        if not self.alive:
+    def _next_at(self) -> float:
+        if not self.alive or self._pause is None:
+            return math.inf
+        return self.world.now if self._pause.is_over(self.world.now) else self._pause.until
+
+    def _go_on(self) -> None:
+        """Let the engine run until it waits again."""
+        life = self._cycles
+        try:
+            pause = next(life)
+        except Died:
             return
-        if self.diagnosis is None:
-            self.due_at = world.now + world.settings.stable_interval_s
+        if life is self._cycles:
+            self._pause = pause
+
+    def say(self, sentence: str) -> None:
+        self.said.append(f"{self.world.now - BOOT:7.1f}  {sentence}")
+
+    # The engine's watches.
+
+    def refresh(self) -> None:
+        pass
+
+    async def watch_units(self, names: tuple[str, ...]) -> None:
+        self.followed.append(names)
+
+    def watch_folders(self, folders: Mapping[str, tuple[str, ...]]) -> None:
+        self.followed.append(tuple(folders))
+
+    # The engine's executor.
+
+    def prepare_repair(self, settings: Settings, snapshot: Snapshot) -> None:
+        pass
+
+    async def act(self, action: Action, tape: Any, socket: str) -> None:
+        if not self._do(action, tape):
             return
-        decided = step(self.gate, self.diagnosis, world.now, world.settings)
-        self._tell(decided)
-        self.gate = decided.gate
-        wake_at = decided.wake_at
-        if self._act(decided, tape):
-            wake_at = min(wake_at, world.now + ACTED_S)
-        if self.alive:
-            self.due_at = min(self.due_at, max(wake_at, world.now))
-            self.laws.check(decided)
+        self.acted.append(action)
+        if len(self.acted) == self.dies_after:
+            self.die()
+            raise Died
 
-    def _look(self) -> Tape | None:
-        """Look; the tape of it where the look may lead to a repair."""
-        world = self.world
-        self.looked_s = min(world.lookup_s, CYCLE_S)
-        if (
-            world.lookup_s > CYCLE_S
-        ):  # the last diagnosis stays in force, and nothing is begun on it
-            if self.diagnosis is not None:
-                self.diagnosis = replace(
-                    self.diagnosis,
-                    probe_busy=True,
-                    additive=(),
-                    repair_facts=None,
-                    access_check=None,
-                )
-            self.laws.repair_facts.looked(None)
-            return None
-        self.laws.before_look()
-        recorder = Recorder(world) if self.gate.repair.is_armed else None
-        self.diagnosis = diagnose(
-            finish(collect(recorder or world, world.settings)), world.settings
-        )
-        self.laws.repair_facts.looked(self.diagnosis.repair_facts)
-        return recorder.tape if recorder else None
-
-    def _act(self, decided: Step, tape: Tape | None) -> bool:
-        changed = False
-        due, in_vain = self._rests.due(decided.actions, self.looked_s >= CYCLE_S, self.world.now)
-        for action in in_vain:
-            self.say(f"  a hand had no effect, and rests: {type(action).__name__}")
-        for action in due:
-            try:
-                did = self._do(action, tape)
-            except ActionFailed as failed:
-                self._refused(action, failed)
-                continue
-            except Died:
-                return False
-            if not did:
-                continue
-            if not isinstance(action, (StartProbe, DropProbe, CheckAccess, GrantDevices)):
-                changed = True
-                self._rests.done(action)
-                if not isinstance(action, (Release, Learn)):
-                    self.say(f"  {action.sentence}")
-            self.acted.append(action)
-            if len(self.acted) == self.dies_after:
-                self.die()
-                return False
-        return changed
-
-    def _do(self, action: Action, tape: Tape | None) -> bool:
+    def _do(self, action: Action, tape: Any) -> bool:
         """False where there was nothing to be done."""
         match action:
             case DropProbe():
@@ -251,58 +294,73 @@ class Machine:
                 self.laws.after_hand(action)
         return True
 
-    def _refused(self, action: Action, failed: ActionFailed) -> None:
-        self._rests.failed(action, self.world.now)
-        is_news = failed.sentence != self.gate.repair.held
-        if isinstance(action, DISRUPTIVE):
-            self.gate = replace(
-                self.gate, repair=refuse(self.gate.repair, failed.sentence, self.world.now)
-            )
-        if is_news:
-            self.say(f"  a hand did not take: {failed.sentence}")
-
     def _start_probe(self, action: StartProbe) -> None:
         self.laws.before_probe()
         before = self.asking.number
         self.asking.start(action.overlap)
         self.probes += self.asking.number - before
 
-    def _tell(self, decided: Step) -> None:
-        before, gate = self.gate, decided.gate
-        self._tell_access()
-        if gate.released and not before.released:
+    # The engine's observer.
+
+    async def cycle_begins(self) -> None:
+        self.cycles += 1
+        self._decided = None
+        self.laws.before_look()
+
+    def collected(self, before: Snapshot | None, snapshot: Snapshot) -> None: ...
+
+    def stalled(self, limit_s: float) -> None: ...
+
+    def decided(self, before: LastCycle, step: Step, diagnosis: Diagnosis, reasons: Wakes) -> None:
+        self.diagnosis, self._decided = diagnosis, step
+        self.laws.repair_facts.looked(diagnosis.repair_facts)
+        self._say_access(diagnosis)
+        old, gate = before.gate, step.gate
+        if gate.released and not old.released:
             if self.released_at is None:
                 self.released_at = self.world.now
                 self.released_word = next(
-                    (a.word for a in decided.actions if isinstance(a, Release)), "Before"
+                    (a.word for a in step.actions if isinstance(a, Release)), "Before"
                 )
             self.say(f"  kubelet released: {gate.released}")
         if not gate.ready:
             self.ready_at = None
         elif self.ready_at is None:
             self.ready_at = self.world.now
-        is_worse = not gate.ready and len(gate.troubles) > len(before.troubles)
-        if is_worse or (before.phase, before.reason, before.ready) != (
-            gate.phase,
-            gate.reason,
-            gate.ready,
-        ):
+        is_worse = not gate.ready and len(gate.troubles) > len(old.troubles)
+        if is_worse or (old.phase, old.reason, old.ready) != (gate.phase, gate.reason, gate.ready):
             stands = f"{gate.phase.value}: {gate.why}"
             self.say(stands)
             if gate.ready or gate.ready_why not in (stands, gate.why):
                 self.say("  ready" if gate.ready else f"  not ready: {gate.ready_why}")
 
-    def _tell_access(self) -> None:
+    def _say_access(self, diagnosis: Diagnosis) -> None:
         """Link 12, whenever it reads otherwise."""
-        findings = self.diagnosis.findings if self.diagnosis else ()
-        said = [f"  {f.condition} {f.verdict.value}: {f.because}" for f in findings if f.link == 12]
+        said = [
+            f"  {f.condition} {f.verdict.value}: {f.because}"
+            for f in diagnosis.findings
+            if f.link == 12
+        ]
         for line in said:
             if line not in self._access_said:
                 self.say(line)
         self._access_said = said
 
-    def say(self, sentence: str) -> None:
-        self.said.append(f"{self.world.now - BOOT:7.1f}  {sentence}")
+    def executed(self, action: Action) -> None:
+        if not isinstance(action, (Release, Learn)):
+            self.say(f"  {action.sentence}")  # type: ignore[union-attr]
+
+    def failed(self, action: Action, failure: ActionFailed, is_news: bool) -> None:
+        if is_news:
+            self.say(f"  action failed: {failure.sentence}")
+
+    def had_no_effect(self, action: Action, retry_s: float) -> None:
+        self.say(f"  action had no effect; retrying in {retry_s:.0f} s: {type(action).__name__}")
+
+    def cycle_ended(self, reasons: Wakes) -> None:
+        self.heartbeats += 1
+        if self._decided is not None:
+            self.laws.check(self._decided)
 
     def summary(self) -> str:
         """The end of a story, in one line."""

@@ -10,6 +10,7 @@ from agent.core.common.layouts import PLUGIN_UNITS
 from agent.core.common.paths import RUN
 from agent.model.reading import Refusal, Why
 from agent.model.settings import Settings
+from agent.model.wake import WakeSource
 
 from .gpus import Card
 from .plugin_verbs import PLUGIN_VERBS, plugin
@@ -105,7 +106,7 @@ def happen(world: World, words: list[str]) -> None:
     words = words[:-1] if silently else words
     told = world.on_signal
     if silently:
-        world.on_signal = lambda kind: None
+        world.on_signal = lambda kind, reason: None
     try:
         VERBS[words[0]](world, words[1:])
     finally:
@@ -239,7 +240,7 @@ def _wait(world: World, words: list[str]) -> None:
 def _reload(world: World, words: list[str]) -> None:
     world.reloaded_at = world.now
     world.workloads.reload()
-    world.signal("systemd")
+    world.signal("systemd", WakeSource.RELOAD)
 
 
 def _gate(world: World, words: list[str]) -> None:

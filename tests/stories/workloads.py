@@ -139,7 +139,7 @@ class Workloads:
 
     def _process(self, box: Box) -> Process:
         held = self.held.get(box.made.name)
-        stale_verdict = (
+        path = (
             f"pod/{box.made.id}"
             if held and held.cgroupfs
             else f"pod.slice/cri-containerd-{box.made.id}.scope"
@@ -152,7 +152,7 @@ class Workloads:
             box.made.id,
             box.pid,
             box.ticks,
-            f"/kubepods/{stale_verdict}",
+            f"/kubepods/{path}",
             None,
             rules,
             True,

@@ -15,6 +15,7 @@ from typing import Any
 
 from agent.core.common.paths import RUN, STATE
 from agent.host.live import ALLOCATABLE_FRESH_S, QUIET_S
+from agent.host.tape import Recorder
 from agent.model.access import AccessState, Allocation, Process
 from agent.model.actions import (
     Action,
@@ -33,6 +34,7 @@ from agent.model.reading import Reading, Refusal, Seen, Why
 from agent.model.runtime import Access, ContainerDetail, Runtime
 from agent.model.settings import Settings
 from agent.model.snapshot import Clock, Devices, Entry, Manager, ProbeState, Unit
+from agent.model.wake import WakeReason, WakeSource
 
 from .disk import Disk
 from .gpus import Card, Hardware
@@ -43,7 +45,12 @@ from .timeline import BOOT, Timeline
 from .toolkit import Toolkit
 from .workloads import Workloads
 
-SIGNALS = ("udev", "systemd", "inotify")
+SOURCES = {
+    "udev": WakeSource.UDEV,
+    "systemd": WakeSource.UNIT,
+    "inotify": WakeSource.FOLDER,
+}
+SIGNALS = tuple(SOURCES)
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 NO_BUS = Refusal(Why.FAILED, "no D-Bus: /run/dbus/system_bus_socket is not there")
 REALTIME = 1_760_000_000.0
@@ -76,7 +83,7 @@ class World:
         'action to "fails" or "does nothing"'
         self.lookup_s = 0.0
         "how long a look takes"
-        self.is_quiet = False
+        self.is_quiet, self.reuse_s = False, 0.0
         "how old answers of systemd and the kubelet may be, as agent/host/live.py has it"
         self._old: dict[str, Seen[Any]] = {}
         self.clock_off_s = 0.0
@@ -88,7 +95,7 @@ class World:
         '"" or unwritable'
         self.disk_full = False
         self.probes: Callable[[], ProbeState] = ProbeState
-        self.on_signal: Callable[[str], None] = lambda kind: None
+        self.on_signal: Callable[[str, WakeReason], None] = lambda kind, reason: None
         self.on_thaw: Callable[[], None] = lambda: None
         self.on_word: Callable[[str], None] = lambda sentence: None
         self.disk.folder("/dev/char")
@@ -122,8 +129,14 @@ class World:
     def control_plane(self) -> bool:
         return self.disk.has(MANIFEST)
 
-    def signal(self, kind: str) -> None:
-        self.on_signal(kind)
+    def signal(self, kind: str, source: WakeSource | None = None) -> None:
+        self.on_signal(kind, WakeReason(source or SOURCES[kind]))
+
+    def may_reuse(self, is_quiet: bool, within_s: float) -> None:
+        self.is_quiet, self.reuse_s = is_quiet, within_s
+
+    def record(self) -> Recorder:
+        return Recorder(self)
 
     def say(self, sentence: str) -> None:
         self.on_word(sentence)
@@ -334,7 +347,7 @@ class World:
     ) -> Reading[Any]:
         """The last answer, where that may still be given; a refusal is never given twice."""
         old = self._old.pop(what, None)
-        within_s = max(within_s, QUIET_S if self.is_quiet else 0.0)
+        within_s = max(within_s, QUIET_S if self.is_quiet else self.reuse_s)
         answer = old if old is not None and self.now - old.at < within_s else ask()
         if isinstance(answer, Seen):
             self._old[what] = answer

@@ -1,5 +1,5 @@
-"""`gpu-gate access --prevent`: what containers that hold GPUs may open is named in their scopes,
-once and at once.
+"""`gpu-gate access --prevent`: name what containers that hold GPUs may open in their scopes, once
+and at once.
 
 The package runs it before its own daemon-reload (installation, upgrade, removal), whether an agent
 runs or not. The same look, judgement and hand as the agent's; only [Access] Prevent= is taken for
@@ -12,16 +12,21 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from ...core.collect import collect
-from ...core.diagnose import diagnose
+from ...engine.cycle import Engine
+from ...engine.ports import NoWatches, SilentObserver
 from ...host.access.checks import AccessChecks
 from ...host.access.updater import DeviceAllowUpdater
 from ...host.live import LiveHost
 from ...model.access import GrantResult
+from ...model.actions import Action, CheckAccess, GrantDevices
 from ...model.settings import Settings
+from ...model.snapshot import Snapshot
+from ...model.wake import WakeReason, WakeSource
 from ...transport.clock import boottime
 from ..chain import printable
+from ..clock import LiveClock
 from ..connection import systemd
 
 WITHIN_S = 8.0
@@ -60,14 +65,31 @@ def sentence(one: GrantResult) -> str:
     if one.lost:
         return f"{one.who} LOST {', '.join(one.lost)} when devices were added to {one.scope}"
     if one.problem:
-        return f"the device list of {one.who} could not be helped: {one.problem}"
+        return f"could not update DeviceAllow= for {one.who}: {one.problem}"
     if one.given_back:
         return f"{one.who} had lost {', '.join(one.given_back)} and has it back"
     return f"{one.who} keeps its devices at a daemon-reload"
 
 
+class _OnlyAccess:
+    """Executes what concerns device access, and leaves everything else to the agent."""
+
+    def __init__(self, checks: AccessChecks, grants: DeviceAllowUpdater) -> None:
+        self._checks, self._grants = checks, grants
+
+    def prepare_repair(self, settings: Settings, snapshot: Snapshot) -> None: ...
+
+    async def act(self, action: Action, *_: Any) -> None:
+        if isinstance(action, CheckAccess):
+            self._checks.start(action)
+            await self._checks.finished()
+        elif isinstance(action, GrantDevices):
+            self._grants.begin(action)
+            await self._grants.finished()
+
+
 async def _prevent(settings: Settings, done: list[GrantResult]) -> str:
-    """Look and act until there is nothing more to do. Why it could not be done, or ""."""
+    """Run cycles until nothing is left to do. Why it could not be done, or ""."""
 
     def take(rows: Sequence[GrantResult]) -> None:
         done.extend(row for row in rows if row.named or row.problem)
@@ -76,19 +98,24 @@ async def _prevent(settings: Settings, done: list[GrantResult]) -> str:
         if bus.problem:
             return f"systemd was not asked ({bus.problem})"
         checks = AccessChecks(lambda _: None, bus)
-        allow, host = DeviceAllowUpdater(bus, checks, take), LiveHost(bus, checks=checks)
-        for _ in range(ROUNDS):
-            diagnosis = diagnose(await collect(host, settings), settings)
-            if diagnosis.paused and diagnosis.guarded:
-                return diagnosis.paused.why
-            if diagnosis.access_check is not None:
-                checks.start(diagnosis.access_check)
-                await checks.finished()
-            elif diagnosis.allow is not None:
-                allow.begin(diagnosis.allow)
-                await allow.finished()
-            elif diagnosis.access_due is None or diagnosis.access_due - boottime() > SOON_S:
-                return ""
-            else:  # until it is: looks in between would only use up the rounds
-                await asyncio.sleep(max(0.05, diagnosis.access_due - boottime()))
-        return f"{ROUNDS} looks were not enough"
+        executor = _OnlyAccess(checks, DeviceAllowUpdater(bus, checks, take))
+        host = LiveHost(bus, checks=checks)
+        engine = Engine(settings, host, executor, NoWatches(), SilentObserver(), LiveClock())
+        return await _until_nothing_is_left(engine)
+
+
+async def _until_nothing_is_left(engine: Engine) -> str:
+    for _ in range(ROUNDS):
+        await engine.cycle({WakeReason(WakeSource.START): 1})
+        diagnosis = engine.last.diagnosis
+        if diagnosis is None:
+            return "the node did not answer in time"
+        if diagnosis.paused and diagnosis.guarded:
+            return diagnosis.paused.why
+        if diagnosis.access_check is not None or diagnosis.allow is not None:
+            continue
+        if diagnosis.access_due is None or diagnosis.access_due - boottime() > SOON_S:
+            return ""
+        # Cycles before it is due would only use up the rounds.
+        await asyncio.sleep(max(0.05, diagnosis.access_due - boottime()))
+    return f"{ROUNDS} snapshots were not enough"

@@ -6,8 +6,14 @@ import asyncio
 
 import pytest
 
+from agent.engine.wakes import WakeQueue
 from agent.host import event_sources as wake
-from agent.host.event_sources import Sources, Wakes
+from agent.host.event_sources import EventSources
+from agent.model.wake import WakeReason, WakeSource
+from agent.service.clock import LiveClock
+
+SCOPE = WakeReason(WakeSource.SCOPE)
+TIMER = {WakeReason(WakeSource.TIMER): 1}
 
 # What the kernel sends as an NVIDIA driver comes and goes, and what other hardware sends all day.
 EVENTS = [
@@ -52,36 +58,36 @@ EVENTS = [
 
 @pytest.mark.parametrize(("event", "wakes"), EVENTS, ids=[str(n) for n in range(len(EVENTS))])
 def test_uevents_that_wake(event: dict[str, str], wakes: bool) -> None:
-    async def heard() -> dict[str, int]:
-        taken = Wakes()
-        Sources(taken)._on_uevent(event)
+    async def heard() -> dict[WakeReason, int]:
+        taken = WakeQueue(LiveClock())
+        EventSources(taken.wake)._on_uevent(event)
         return taken.take()
 
     said = asyncio.run(heard())
     assert bool(said) is wakes
-    assert all(reason.startswith("udev ") for reason in said)
+    assert all(reason.source is WakeSource.UDEV for reason in said)
 
 
 @pytest.mark.parametrize(
     ("jobs", "wakes"),
     [
-        (["cri-containerd-0a.scope", "crio-0b.scope", "docker-0c.scope"], {"scope": 1}),
+        (["cri-containerd-0a.scope", "crio-0b.scope", "docker-0c.scope"], {SCOPE: 1}),
         (["session-1.scope", "run-u7.scope", "cri-containerd-0a.service", "kubelet.service"], {}),
     ],
 )
 def test_scopes_of_containers_wake_once_for_a_burst(
-    jobs: list[str], wakes: dict[str, int], monkeypatch
+    jobs: list[str], wakes: dict[WakeReason, int], monkeypatch
 ) -> None:
     monkeypatch.setattr(wake, "SCOPE_GATHER_S", 0.01)
 
-    async def heard() -> dict[str, int]:
-        taken = Wakes()
-        sources = Sources(taken)
+    async def heard() -> dict[WakeReason, int]:
+        taken = WakeQueue(LiveClock())
+        sources = EventSources(taken.wake)
         for unit in jobs:
             sources._on_systemd("job", unit)
         return await taken.wait(60.0 if wakes else 0.05)
 
-    assert asyncio.run(heard()) == (wakes or {"timer": 1})
+    assert asyncio.run(heard()) == (wakes or TIMER)
 
 
 def test_a_container_that_is_long_in_its_hooks_is_seen_by_a_second_look(monkeypatch) -> None:
@@ -89,13 +95,13 @@ def test_a_container_that_is_long_in_its_hooks_is_seen_by_a_second_look(monkeypa
     monkeypatch.setattr(wake, "SCOPE_GATHER_S", 0.01)
     monkeypatch.setattr(wake, "SCOPE_AGAIN_S", 0.02)
 
-    async def heard() -> dict[str, int]:
-        taken, looks = Wakes(), 0
-        sources = Sources(taken)
+    async def heard() -> dict[WakeReason, int]:
+        taken, looks = WakeQueue(LiveClock()), 0
+        sources = EventSources(taken.wake)
         for _ in range(3):
             sources._on_systemd("job", "crio-0b.scope")
         while looks < 2:
-            looks += (await taken.wait(60.0))["scope"]
+            looks += (await taken.wait(60.0))[SCOPE]
         return await taken.wait(0.05)
 
-    assert asyncio.run(heard()) == {"timer": 1}
+    assert asyncio.run(heard()) == TIMER

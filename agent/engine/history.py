@@ -1,5 +1,4 @@
-"""What this agent did, as far as people ask for it: the last actions that changed the node, and
-what came of them."""
+"""The last actions of this agent that changed the node, and their outcomes, for people."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 
 from ..core.doctor.collect import collect_diagnostics
-from ..host.diagnostics import LiveDiagnosticHost
-from ..host.tape import FullRecorder, Tape
 from ..model.diagnostics import DiagnosticData
 from ..model.settings import Settings
 from ..model.snapshot import Snapshot
+from .diagnostics import LiveDiagnosticHost
+from .tape import FullRecorder, Tape
 
 WAIT_S = 1.0
 """A repair waits at most so long for what is not answered yet, and goes without it."""
