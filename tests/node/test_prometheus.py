@@ -56,7 +56,7 @@ def test_the_alert_fires_in_the_incident_and_resolves_after_the_repair(make_node
     repair.with_agent(node, "[Plugin]\nRepair=report\n")  # as nobody were there who mends
     node.systemctl("start", "prometheus.service")
     gate.until(
-        lambda: {"GpuGateNodeNotReady", "GpuGateHeld"} <= firing(node),
+        lambda: {"GpuGateNodeNotReady", "GpuGateBlocked"} <= firing(node),
         lambda: str(ask(node, "alerts")),
     )
     gate.configure(node, gate.QUICK)
