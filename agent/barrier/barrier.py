@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..model.errors import ApiError
 from ..model.settings import Settings
 from ..transport.clock import boottime
-from ..transport.kube_api import ApiServer, ApiTrouble
+from ..transport.kube_api import ApiServer
 from ..transport.sd import Notify
 from . import decide, report
 from .outage import Outage
@@ -175,14 +176,14 @@ class Barrier:
             patch = todo[0]
             try:
                 self.watcher.take(self._api.patch(self._name, patch.body, patch.status))
-            except ApiTrouble as trouble:
+            except ApiError as trouble:
                 self._refused(patch, trouble, now)
                 return
             self._writing.ended(now)
             if not patch.status:
                 log.info("the node is %s for GPU work", "open" if patch.opens else "closed")
 
-    def _refused(self, patch: decide.Patch, trouble: ApiTrouble, now: float) -> None:
+    def _refused(self, patch: decide.Patch, trouble: ApiError, now: float) -> None:
         if trouble.code == FORBIDDEN and "spec" in patch.body:
             # A kubelet's credential may not change taints (NodeRestriction); the label is worth
             # having alone.
@@ -200,7 +201,7 @@ class Barrier:
     def _reread(self) -> None:
         try:
             self.watcher.take(self._api.node(self._name))
-        except ApiTrouble as trouble:
+        except ApiError as trouble:
             self._write_after = self._clock() + self._writing.failed(trouble, self._clock())
 
     def _withdraw(self) -> None:

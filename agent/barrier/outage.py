@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import random
 
-from ..transport.kube_api import ApiTrouble
+from ..model.errors import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Outage:
         self._failed_at = -FORGET_S
         self._pause_s = FIRST_S
 
-    def failed(self, trouble: ApiTrouble, now: float) -> float:
+    def failed(self, trouble: ApiError, now: float) -> float:
         """Seconds to wait. A fleet that lost its API server must not come back all at once: the
         pause is random, from half of it on."""
         if now - self._failed_at > FORGET_S:

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..transport.kube_api import ApiServer, ApiTrouble
+from ..model.errors import ApiError
+from ..transport.kube_api import ApiServer
 from .outage import Outage
 from .view import View, is_older, view
 
@@ -72,8 +73,8 @@ class Watcher:
             try:
                 self._follow()
                 if self._clock() - began < BRIEF_S:
-                    raise ApiTrouble("the watch ended as soon as it began")
-            except ApiTrouble as trouble:
+                    raise ApiError("the watch ended as soon as it began")
+            except ApiError as trouble:
                 pause_s = self.outage.failed(
                     trouble, self._clock()
                 )  # first: who is gone is gone for a reason
@@ -100,7 +101,7 @@ class Watcher:
         for kind, found in self._api.watch(self._name, self._version):
             self.outage.ended(self._clock())
             if kind == "DELETED":
-                raise ApiTrouble(f"the Node {self._name} was deleted", NOT_FOUND)
+                raise ApiError(f"the Node {self._name} was deleted", NOT_FOUND)
             if kind:
                 self._version = view(found).version or self._version
             if kind in ("ADDED", "MODIFIED"):

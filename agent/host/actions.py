@@ -154,7 +154,7 @@ async def _make_nodes(action: MakeNodes) -> None:
 
 async def _run(argv: list[str]) -> None:
     done = await run_once(argv, MODPROBE_WITHIN_S)
-    if done.word or done.code != 0:
+    if done.kind is not None or done.code != 0:
         raise ActionFailed(
-            f"{' '.join(argv)}: {done.detail or f'exit status {done.code}'} {done.err}".rstrip()
+            f"{' '.join(argv)}: {done.sentence or f'exit status {done.code}'} {done.err}".rstrip()
         )

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..model.access import Device
+from ..model.errors import ErrorKind, RpcError
 from ..model.runtime import Container, ContainerDetail, ContainerState, Runtime, Sandbox
-from ..transport.grpc_unix import Channel, RpcError, unary
+from ..transport.grpc_unix import Channel, unary
 from ..transport.protos import cri
 from .evidence.redact import KEPT_ENV
 
@@ -48,7 +49,7 @@ async def runtime(socket: str, within_s: float) -> Runtime:
 
 
 async def container(socket: str, container_id: str, within_s: float) -> ContainerDetail:
-    """One container; RpcError, with the word not-found where there is none of this id."""
+    """One container; Raises RpcError, of kind NOT_FOUND where there is none of this id."""
     with Channel(socket) as ch:
         return await _detail(ch, container_id, _now() + within_s)
 
@@ -67,7 +68,7 @@ async def containers(
             try:
                 found.append(await _detail(ch, container_id, ends_at))
             except RpcError as exc:
-                if exc.word == "not-found":
+                if exc.kind is ErrorKind.NOT_FOUND:
                     continue
                 if found:
                     break
@@ -96,7 +97,7 @@ async def _end(socket: str, method: str, fields: dict[str, Any], within_s: float
         try:
             await _ask(ch, method, fields, _now() + within_s)
         except RpcError as exc:
-            if exc.word != "not-found":
+            if exc.kind is not ErrorKind.NOT_FOUND:
                 raise
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from ..core.common import parse
 from ..core.doctor import journal
 from ..model.diagnostics import CudaReport, JournalLine, Version
+from ..model.errors import ErrorKind
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.snapshot import Clock
 from ..transport.clock import boottime
 from ..transport.process import Outcome, run_once
+from .journal import entries
 from .live import LiveHost, clock_now
 from .probes.program import find_library
 
@@ -70,21 +72,12 @@ async def _window(
     matches = ["_PID=1", "+", "_TRANSPORT=kernel"]
     for unit in units:
         matches += ["+", f"_SYSTEMD_UNIT={unit}"]
-    ended = await run_once(
-        [
-            "journalctl",
-            "-q",
-            "-b",
-            "--no-pager",
-            "-o",
-            "json",
-            "--output-fields=MESSAGE,_SYSTEMD_UNIT,_TRANSPORT,_PID",
-            "-n",
-            str(JOURNAL_LINES),
-            f"--since=@{max(since, 0.0):.0f}",
-            f"--until=@{until:.0f}",
-            *matches,
-        ],
+    ended = await entries(
+        ["MESSAGE", "_SYSTEMD_UNIT", "_TRANSPORT", "_PID"],
+        matches,
+        max(since, 0.0),
+        until,
+        JOURNAL_LINES,
         JOURNAL_WITHIN_S,
         JOURNAL_BYTES,
     )
@@ -128,11 +121,11 @@ async def _version(program: str) -> Version:
 
 def _refused(ended: Outcome, what: str) -> Refusal | None:
     """Why a program gave no answer; None where it did."""
-    if ended.word == "unstartable":
-        return Refusal(Why.MISSING, ended.detail)
-    if ended.word:
-        why = Why.TIMED_OUT if ended.word == "hung" else Why.FAILED
-        return Refusal(why, f"{what}: {ended.detail}")
+    if ended.kind is ErrorKind.NOT_STARTED:
+        return Refusal(Why.MISSING, ended.sentence)
+    if ended.kind is not None:
+        why = Why.TIMED_OUT if ended.kind is ErrorKind.TIMED_OUT else Why.FAILED
+        return Refusal(why, f"{what}: {ended.sentence}")
     if ended.code != 0:
         closed = any(said in ended.err for said in _CLOSED)
         last = (ended.err.splitlines() or [f"exit status {ended.code}"])[-1]
@@ -153,7 +146,7 @@ async def ask_cuda(driver_root: str, within_s: float) -> Reading[CudaReport]:
         return refused
     said = parse.json_object(ended.out) or {}
     if said.get("v") != 1:
-        return Refusal(Why.FAILED, f"the CUDA probe printed junk: {ended.out[:60]!r}")
+        return Refusal(Why.FAILED, f"the CUDA probe returned malformed output: {ended.out[:60]!r}")
     if said.get("problem"):
         return Refusal(Why.FAILED, str(said["problem"])[:200])
     return Seen(

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from ..core.common.paths import STATE
 from ..model.actions import LaunchUnit, PlaceManifest, RefreshCdi
-from ..model.errors import ActionFailed
+from ..model.errors import ActionFailed, BusError
 from ..transport.atomic_write import write_whole
-from ..transport.dbus import BusError
 from ..transport.systemd import SystemdBus
 from .marks import write_mark
 
@@ -57,7 +56,7 @@ class Launcher:
                 self._refresh(action) if isinstance(action, RefreshCdi) else self._launch(action)
             )
         except BusError as exc:
-            said = f"not started: {exc.detail}"
+            said = f"not started: {exc.sentence}"
         except ActionFailed as exc:
             said = exc.sentence
         self._on_done(said)

@@ -5,27 +5,28 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
+import stat
+import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from ..model.access import AccessState, Allocation, Process
+from ..model.errors import BusError, ErrorKind, RpcError
 from ..model.kernel import KernelLine
 from ..model.reading import Reading, Refusal, Seen, Why
 from ..model.runtime import Access, ContainerDetail, Runtime
 from ..model.snapshot import Clock, Devices, Entry, Manager, ProbeState, Unit
 from ..transport.clock import boottime
-from ..transport.dbus import BusError
-from ..transport.grpc_unix import RpcError, get_allocatable, list_allocated
+from ..transport.grpc_unix import get_allocatable, list_allocated
 from ..transport.systemd import SystemdBus
 from . import cri
 from .access import checks as access
 from .access.processes import Processes
 from .documents import Documents
-from .entries import entry_of
 from .kmsg import Kmsg
-from .listener import listener_pid
 from .probes.runner import Probes
 from .refusal import refusal
 from .tape import Recorder
@@ -47,18 +48,17 @@ ALLOCATABLE_FRESH_S = 0.5
 """pod-resources is limited to 100 questions a second for all its clients (kubelet 1.28 and
 later)."""
 
-_WORDS = {
-    "missing": Why.MISSING,
-    "not-found": Why.MISSING,
-    "unimplemented": Why.MISSING,
-    "timed-out": Why.TIMED_OUT,
-    "not-permitted": Why.NOT_PERMITTED,
-    "not-asked": Why.NOT_ASKED,
+_UCRED = struct.Struct("3i")
+"struct ucred: pid (in our pid namespace), uid and gid of the process that called listen(2)"
+_KINDS = {
+    stat.S_IFCHR: "char",
+    stat.S_IFBLK: "block",
+    stat.S_IFDIR: "dir",
+    stat.S_IFREG: "file",
+    stat.S_IFLNK: "link",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFIFO: "fifo",
 }
-
-
-class _NotAsked(Exception):
-    """Nobody is there whom this host could ask; says why."""
 
 
 def clock_now() -> Clock:
@@ -118,7 +118,7 @@ class LiveHost:
             with os.scandir(self._path(path)) as names:
                 for name in names:
                     if fnmatchcase(name.name, match) and len(entries) < FOLDER_LIMIT:
-                        entry = entry_of(name)
+                        entry = _entry_of(name)
                         if entry is not None:
                             entries.append(entry)
         except OSError as exc:
@@ -154,7 +154,7 @@ class LiveHost:
 
     def _systemd(self) -> SystemdBus:
         if self._bus is None:
-            raise _NotAsked("no connection to D-Bus was made")
+            raise BusError("no connection to D-Bus was made", ErrorKind.NOT_ASKED)
         return self._bus
 
     async def probe(self) -> Reading[ProbeState]:
@@ -215,7 +215,7 @@ class LiveHost:
 
     async def listener(self, path: str) -> Reading[int]:
         try:
-            return Seen(listener_pid(self._path(path)), boottime())
+            return Seen(_listener_pid(self._path(path)), boottime())
         except OSError as exc:
             return refusal(exc)
 
@@ -237,7 +237,7 @@ class LiveHost:
         try:
             return Seen(await self._processes.read(self._path(socket), container_ids), boottime())
         except RpcError as exc:
-            return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
+            return refusal(exc)
 
     async def access_state(self) -> Reading[AccessState]:
         if self._checks is None:
@@ -273,14 +273,8 @@ class LiveHost:
         asked_at = boottime()
         try:
             answer = self._recent[question] = Seen(await ask(), asked_at)
-        except _NotAsked as exc:
-            return Refusal(Why.NOT_ASKED, str(exc))
-        except OSError as exc:
+        except (OSError, RpcError, BusError) as exc:
             return refusal(exc)
-        except RpcError as exc:
-            return Refusal(_WORDS.get(exc.word, Why.FAILED), exc.detail)
-        except BusError as exc:
-            return _bus_refusal(exc)
         return answer
 
     def _there(self, socket: str) -> str:
@@ -316,10 +310,37 @@ def _read(fd: int, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def _bus_refusal(exc: BusError) -> Refusal:
-    """A bus that is away is a fact about our connection, not about the node's units."""
-    why = Why.FAILED if exc.word in ("missing", "failed") else _WORDS[exc.word]
-    return Refusal(why, exc.detail)
+def _entry_of(name: os.DirEntry[str]) -> Entry | None:
+    """One name in a folder, as lstat(2) describes it; None where it is gone already."""
+    try:
+        found = name.stat(follow_symlinks=False)
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "other")
+        target = os.readlink(name.path) if kind == "link" else ""
+    except OSError:
+        return None
+    return Entry(
+        name.name,
+        kind,
+        os.major(found.st_rdev),
+        os.minor(found.st_rdev),
+        stat.S_IMODE(found.st_mode),
+        found.st_mtime,
+        target,
+    )
+
+
+def _listener_pid(path: str) -> int:
+    """By SO_PEERCRED of a connection that is closed at once (unix(7)). /proc/net/unix would show
+    the sockets of one network namespace only, keeps names that were unlinked, and does not name the
+    process. Raises OSError."""
+    with socket.socket(
+        socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    ) as peer:
+        peer.connect(path)
+        pid: int = _UCRED.unpack(
+            peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        )[0]
+    return pid
 
 
 def _boottime_of(monotonic_usec: int, clock: Clock) -> float:

@@ -19,15 +19,12 @@ from ..core.common.layouts import KUBELET_UNITS, PLUGIN_UNITS
 from ..core.common.watched import DRIVER_UNITS, RUNTIME_UNITS
 from ..core.plugin.ledger import DID_NOT_TAKE, HUP, NVML_FAILED, OUTCOME
 from ..model.actions import Disruptive, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
-from ..model.errors import ActionFailed
+from ..model.errors import ActionFailed, BusError, RpcError
 from ..model.host import Host
 from ..model.reading import Seen, unreachable
 from ..model.runtime import LedgerEntry
-from ..transport.dbus import BusError
-from ..transport.grpc_unix import RpcError
-from ..transport.process import run_once
 from ..transport.systemd import SystemdBus
-from . import cri, ledger
+from . import cri, journal, ledger
 from .live import clock_now
 from .tape import Replay, Tape
 
@@ -37,8 +34,14 @@ manifest)."""
 STOP_WITHIN_S = 15.0
 REMOVE_WITHIN_S = 5.0
 UNIT_WITHIN_S = 30.0
-JOURNAL_WITHIN_S = 3.0
-JOURNAL_BYTES = 2 << 20
+JOURNAL_UNITS = (
+    *KUBELET_UNITS,
+    *RUNTIME_UNITS,
+    *DRIVER_UNITS,
+    *PLUGIN_UNITS,
+    "gpu-gate.service",
+    "init.scope",
+)
 
 
 class PluginRepairer:
@@ -67,7 +70,9 @@ class PluginRepairer:
             )
         boot_id = await self._boot_id()
         name = f"{int(clock_now().realtime)}-{action.number}"
-        kept = ledger.keep_evidence(self._root, tape, name, await _journal())
+        kept = ledger.keep_evidence(
+            self._root, tape, name, {"journal.txt": await journal.as_evidence(JOURNAL_UNITS)}
+        )
         shown = "/" + str(kept.relative_to(self._root))
         what, target = _named(action)
         try:
@@ -122,9 +127,7 @@ class PluginRepairer:
                     said = await _rebuild(action, socket)
                 case _:
                     unreachable(action)
-        except (RpcError, BusError) as exc:
-            said = await self._did_not_take(action, exc.detail, evidence)
-        except ActionFailed as exc:
+        except (RpcError, BusError, ActionFailed) as exc:
             said = await self._did_not_take(action, exc.sentence, evidence)
         except OSError as exc:
             said = await self._did_not_take(action, exc.strerror or str(exc), evidence)
@@ -197,34 +200,8 @@ async def _rebuild(action: Rebuild, socket: str) -> str:
     try:
         await cri.remove_container(socket, action.container_id, REMOVE_WITHIN_S)
     except RpcError as exc:
-        return f"container {short} stopped, and not removed ({exc.detail})"
+        return f"container {short} stopped, and not removed ({exc.sentence})"
     return f"container {short} removed"
-
-
-async def _journal() -> dict[str, bytes]:
-    """The window of the journal that tells how it came to this; its absence is evidence too, and no
-    obstacle."""
-    words = [
-        "journalctl",
-        "--no-pager",
-        "-b",
-        "-n",
-        "3000",
-        "-o",
-        "short-iso-precise",
-        "_TRANSPORT=kernel",
-    ]
-    for unit in (
-        *KUBELET_UNITS,
-        *RUNTIME_UNITS,
-        *DRIVER_UNITS,
-        *PLUGIN_UNITS,
-        "gpu-gate.service",
-        "init.scope",
-    ):
-        words += ["+", f"_SYSTEMD_UNIT={unit}"]
-    done = await run_once(words, JOURNAL_WITHIN_S, JOURNAL_BYTES)
-    return {"journal.txt": done.out or f"no journal: {done.detail or done.err}\n".encode()}
 
 
 def _named(action: Disruptive) -> tuple[str, str]:

@@ -29,6 +29,8 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
+from ..model.errors import BusError, ErrorKind
+
 
 def _import_library() -> tuple[Any, Any]:
     """dbus_next, else dbus_fast, with its asyncio half; a None in sys.modules hides `gi`
@@ -58,24 +60,13 @@ STRUCT: Any = list if LIBRARY == "dbus_next" else tuple
 _DBUS, _DBUS_PATH = "org.freedesktop.DBus", "/org/freedesktop/DBus"
 _CONNECT_WITHIN_S = 1.0
 
-_WORDS = {
-    "missing": "ServiceUnknown NameHasNoOwner NoServer Disconnected UnknownObject UnknownInterface "
-    "UnknownMethod UnknownProperty NoSuchUnit NoSuchJob",
-    "not-permitted": "AccessDenied AuthFailed InteractiveAuthorizationRequired",
-    "timed-out": "NoReply Timeout TimedOut",
+_KINDS = {
+    ErrorKind.MISSING: "ServiceUnknown NameHasNoOwner NoServer Disconnected UnknownObject "
+    "UnknownInterface UnknownMethod UnknownProperty NoSuchUnit NoSuchJob",
+    ErrorKind.NOT_PERMITTED: "AccessDenied AuthFailed InteractiveAuthorizationRequired",
+    ErrorKind.TIMED_OUT: "NoReply Timeout TimedOut",
 }
-"""Last parts of D-Bus error names, by our word; all others are "failed"."""
-
-
-class BusError(Exception):
-    """A call that gave no answer; `word` is missing, failed, timed-out or not-permitted."""
-
-    def __init__(self, word: str, detail: str, error_name: str = "") -> None:
-        super().__init__(detail)
-        self.word = word
-        self.detail = detail
-        self.error_name = error_name
-        """The D-Bus error name as the peer sent it, or "" when the trouble is on our side."""
+"last parts of D-Bus error names, by kind; every other name is FAILED"
 
 
 def signal_rule(sender: str, interface: str, member: str, more: str = "") -> str:
@@ -134,7 +125,9 @@ class Link:
             await asyncio.wait_for(link._bus.connect(), within_s)
         except asyncio.TimeoutError:
             await link.close()
-            raise BusError("timed-out", f"the bus did not greet us within {within_s:g} s") from None
+            raise BusError(
+                f"D-Bus did not complete the handshake within {within_s:g} s", ErrorKind.TIMED_OUT
+            ) from None
         except (OSError, EOFError, ValueError, _lib.AuthError, _lib.DBusError) as exc:
             await link.close()
             raise _no_bus(exc) from exc
@@ -146,7 +139,7 @@ class Link:
     async def call(self, message: Any, within_s: float) -> list[Any]:
         """The body of the reply. BusError: an error reply, the deadline, or a bus that is gone."""
         if self.lost.done():
-            raise BusError("missing", f"the bus was lost: {self.lost.result()}")
+            raise self._lost_error()
         message.serial = self._bus.next_serial()
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._replies[message.serial] = reply
@@ -155,7 +148,7 @@ class Link:
             answer = await asyncio.wait_for(reply, within_s)
         except asyncio.TimeoutError:
             raise BusError(
-                "timed-out", f"{message.member}: no answer within {within_s:g} s"
+                f"{message.member}: no reply within {within_s:g} s", ErrorKind.TIMED_OUT
             ) from None
         finally:
             self._replies.pop(message.serial, None)
@@ -178,7 +171,10 @@ class Link:
             self.lost.set_result(why)
         for reply in self._replies.values():
             if not reply.done():
-                reply.set_exception(BusError("missing", f"the bus was lost: {self.lost.result()}"))
+                reply.set_exception(self._lost_error())
+
+    def _lost_error(self) -> BusError:
+        return BusError(f"the D-Bus connection was lost: {self.lost.result()}", ErrorKind.MISSING)
 
     async def close(self) -> None:
         """Disconnect and leave nothing behind, whatever state the connection is in."""
@@ -255,12 +251,15 @@ def _look_at(sent: asyncio.Future[Any]) -> None:
 
 
 def _no_bus(exc: Exception) -> BusError:
-    word = "not-permitted" if isinstance(exc, (PermissionError, _lib.AuthError)) else "missing"
-    return BusError(word, f"no bus: {str(exc) or type(exc).__name__}")
+    is_refused = isinstance(exc, (PermissionError, _lib.AuthError))
+    return BusError(
+        f"no connection to D-Bus: {str(exc) or type(exc).__name__}",
+        ErrorKind.NOT_PERMITTED if is_refused else ErrorKind.MISSING,
+    )
 
 
 def _from_error(member: str, answer: Any) -> BusError:
-    name, said = answer.error_name, answer.body[0] if answer.body else ""
+    name, text = answer.error_name, answer.body[0] if answer.body else ""
     last = name.rpartition(".")[2]
-    word = next((word for word, lasts in _WORDS.items() if last in lasts.split()), "failed")
-    return BusError(word, f"{member}: {said or name}", name)
+    kind = next((k for k, names in _KINDS.items() if last in names.split()), ErrorKind.FAILED)
+    return BusError(f"{member}: {text or name}", kind, name)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from ..model.errors import ErrorKind, RpcError
 from .protos import pod_resources
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -27,31 +28,16 @@ BACKSTOP_S = 1.0
 """What is waited beyond gRPC's own deadline: it only counts where the loop's pool has no thread
 left."""
 
-_WORDS = {
-    "UNAVAILABLE": "missing",
-    "NOT_FOUND": "not-found",
-    "RESOURCE_EXHAUSTED": "busy",
-    "UNIMPLEMENTED": "unimplemented",
-    "DEADLINE_EXCEEDED": "timed-out",
-    "PERMISSION_DENIED": "not-permitted",
-    "UNAUTHENTICATED": "not-permitted",
+_KINDS = {
+    "UNAVAILABLE": ErrorKind.MISSING,
+    "NOT_FOUND": ErrorKind.NOT_FOUND,
+    "RESOURCE_EXHAUSTED": ErrorKind.BUSY,
+    "UNIMPLEMENTED": ErrorKind.UNIMPLEMENTED,
+    "DEADLINE_EXCEEDED": ErrorKind.TIMED_OUT,
+    "PERMISSION_DENIED": ErrorKind.NOT_PERMITTED,
+    "UNAUTHENTICATED": ErrorKind.NOT_PERMITTED,
 }
-
-
-class RpcError(Exception):
-    """A call that gave no answer.
-
-    `word` is missing (nobody serves this socket), not-found (the thing asked about is not there),
-    busy (rate limit), unimplemented, timed-out, not-permitted, failed, or not-asked (no thread of
-    ours was left to ask with).
-    """
-
-    def __init__(self, word: str, detail: str, code: str = "") -> None:
-        super().__init__(detail)
-        self.word = word
-        self.detail = detail
-        self.code = code
-        """gRPC's name of the status code, "" where the trouble is on our side."""
+"by gRPC status code; every other code is FAILED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +102,7 @@ class Channel:
             ValueError,
             RuntimeError,
         ) as exc:  # a channel that was closed meanwhile; no thread for grpc
-            raise RpcError("failed", f"{method}: {exc}"[:300]) from exc
+            raise RpcError(f"{method}: {exc}"[:300], ErrorKind.FAILED) from exc
         return answer
 
     def _open(self, grpc: Any) -> Any:
@@ -157,13 +143,15 @@ async def unary(
         # the next one, so the channel is closed: nothing is done later, behind our back.
         over.close()
         raise RpcError(
-            "not-asked", f"{method}: {exc}: sysctl kernel.pid_max; systemctl status gpu-gate"
+            f"{method}: {exc}: sysctl kernel.pid_max; systemctl status gpu-gate",
+            ErrorKind.NOT_ASKED,
         ) from exc
     try:
         data = await asyncio.wait_for(running, within_s + BACKSTOP_S)
     except asyncio.TimeoutError as exc:
         raise RpcError(
-            "timed-out", f"{method}: no thread was free for it in {within_s + BACKSTOP_S:g} s"
+            f"{method}: no thread was free for it within {within_s + BACKSTOP_S:g} s",
+            ErrorKind.TIMED_OUT,
         ) from exc
     return _parsed(method, response_class, data)
 
@@ -217,17 +205,18 @@ def _parsed(method: str, response_class: Any, data: bytes) -> Any:
         UnicodeDecodeError,
     ) as exc:  # the pure Python implementation lets the latter through
         what = response_class.DESCRIPTOR.name
-        raise RpcError("failed", f"{method}: {len(data)} bytes that are no {what}") from exc
+        raise RpcError(
+            f"{method}: the {len(data)} bytes of the reply are not a valid {what}",
+            ErrorKind.FAILED,
+        ) from exc
     return message
 
 
 def _error(method: str, exc: Any) -> RpcError:
     code, details = exc.code().name, str(exc.details() or "")
-    word = _WORDS.get(code, "failed")
-    if (
-        word == "busy" and "larger than max" in details
-    ):  # our own limit speaks with the server's code
-        word = "failed"
-    if word == "missing" and "Permission denied" in details:  # connect(2) answered EACCES
-        word = "not-permitted"
-    return RpcError(word, f"{method}: {code}: {details}"[:300], code)
+    kind = _KINDS.get(code, ErrorKind.FAILED)
+    if kind is ErrorKind.BUSY and "larger than max" in details:
+        kind = ErrorKind.FAILED  # gRPC reports our own message limit with the server's code
+    if kind is ErrorKind.MISSING and "Permission denied" in details:
+        kind = ErrorKind.NOT_PERMITTED  # connect(2) returned EACCES
+    return RpcError(f"{method}: {code}: {details}"[:300], kind, code)

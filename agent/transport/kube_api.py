@@ -29,6 +29,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
+from ..model.errors import ApiError
 from .yaml import as_json
 
 WITHIN_S = (5.0, 10.0)
@@ -40,23 +41,13 @@ LINE_BYTES = 8 << 20
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 
 
-class ApiTrouble(Exception):
-    """The API server did not do what was asked."""
-
-    def __init__(self, sentence: str, code: int = 0, retry_after_s: float = 0.0) -> None:
-        super().__init__(sentence)
-        self.code = code
-        "of HTTP; 0 where there was no answer"
-        self.retry_after_s = retry_after_s
-
-
 def _kubeconfig_loader() -> tuple[Any, Any, type[Exception]]:
     """(KubeConfigLoader, Configuration, ConfigException) of the library, and no more of it than
     they need."""
     if "kubernetes" not in sys.modules:
         found = importlib.util.find_spec("kubernetes")
         if found is None or not found.submodule_search_locations:
-            raise ApiTrouble(
+            raise ApiError(
                 "the Kubernetes client library is not there: apt-get install gpu-gate-node"
             )
         places = list(found.submodule_search_locations)
@@ -116,14 +107,14 @@ class ApiServer:
                 if not isinstance(found, dict):
                     raise TypeError("an event of no object")
                 if kind == "ERROR":
-                    raise ApiTrouble(
+                    raise ApiError(
                         f"the watch ended: {found.get('message', '?')}", int(found.get("code", 0))
                     )
                 yield kind, found
         except (urllib3.exceptions.HTTPError, OSError) as exc:
-            raise ApiTrouble(f"the watch was cut: {_cause(exc)}") from exc
+            raise ApiError(f"the watch was cut: {_cause(exc)}") from exc
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise ApiTrouble("the watch held something else than events") from exc
+            raise ApiError("the watch held something else than events") from exc
         finally:
             answer.close()
 
@@ -165,15 +156,15 @@ class ApiServer:
             said = answer.read(1 << 16)
             answer.release_conn()
         except urllib3.exceptions.SSLError as exc:
-            raise ApiTrouble(
+            raise ApiError(
                 f"no TLS with {configuration.host}: {_cause(exc)}; "
                 f"see certificate-authority in {self._kubeconfig}"
             ) from exc
         except (urllib3.exceptions.HTTPError, OSError) as exc:
-            raise ApiTrouble(f"{configuration.host} does not answer: {_cause(exc)}") from exc
+            raise ApiError(f"{configuration.host} does not answer: {_cause(exc)}") from exc
         raise self._refused(answer, said)
 
-    def _refused(self, answer: urllib3.BaseHTTPResponse, said: bytes) -> ApiTrouble:
+    def _refused(self, answer: urllib3.BaseHTTPResponse, said: bytes) -> ApiError:
         if answer.status == 401:
             self.close()
         try:
@@ -181,7 +172,7 @@ class ApiServer:
         except (ValueError, KeyError, TypeError):
             message = str(answer.reason)
         after = answer.headers.get("Retry-After", "")
-        return ApiTrouble(
+        return ApiError(
             f"the API server said {answer.status}: {' '.join(message.split())[:200]}",
             answer.status,
             float(after) if after.isdecimal() else 0.0,
@@ -198,12 +189,12 @@ class ApiServer:
             self.close()
             written = json.loads(as_json(Path(self._kubeconfig).read_bytes(), is_json=False))
         except OSError as exc:
-            raise ApiTrouble(
+            raise ApiError(
                 f"{self._kubeconfig} cannot be read ({exc.strerror}): "
                 "/usr/share/doc/gpu-gate-node/barrier.md makes it"
             ) from exc
         except ValueError as exc:
-            raise ApiTrouble(f"{self._kubeconfig}: {exc}") from exc
+            raise ApiError(f"{self._kubeconfig}: {exc}") from exc
         loader, configuration_type, config_error = _kubeconfig_loader()
         configuration = configuration_type()
         try:
@@ -212,7 +203,7 @@ class ApiServer:
             ).load_and_set(configuration)
             self._pool = _pool(configuration)
         except (config_error, OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise ApiTrouble(f"{self._kubeconfig} cannot be used: {_cause(exc)}") from exc
+            raise ApiError(f"{self._kubeconfig} cannot be used: {_cause(exc)}") from exc
         self._configuration, self._read_at = configuration, stamp
         return self._pool, configuration
 
@@ -221,11 +212,11 @@ class ApiServer:
         try:
             found = json.loads(answer.read(LINE_BYTES))
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as exc:
-            raise ApiTrouble(f"the API server's answer broke off: {_cause(exc)}") from exc
+            raise ApiError(f"the API server's answer broke off: {_cause(exc)}") from exc
         finally:
             answer.release_conn()
         if not isinstance(found, dict) or found.get("kind") != "Node":
-            raise ApiTrouble(
+            raise ApiError(
                 "the API server answered with something else than a Node: is that its address?"
             )
         return found

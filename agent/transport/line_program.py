@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from ..model.errors import ErrorKind
 from .process import Child, Remains, _Pipe
 
 LINE_BYTES, TALK_BYTES = 1 << 20, 1 << 26
@@ -18,7 +19,8 @@ class Dialogue(Child):
     _talk: _Pipe | None = None
 
     async def ask(self, question: bytes, within_s: float) -> bytes:
-        """Its answer to this line, without the newline. ChildProblem (hung, too-much, exited)."""
+        """Its answer to this line, without the newline. Raises ProgramError (TIMED_OUT,
+        TOO_LARGE, EXITED)."""
         if self._talk is None:
             self._talk = _Pipe(self._out, LINE_BYTES, TALK_BYTES, self._on_news)
         talk, stdin = self._talk, self._popen.stdin
@@ -29,14 +31,12 @@ class Dialogue(Child):
         line, newline, _ = talk.data.partition(b"\n")
         if not newline:
             if not in_time:
-                raise self._problem("hung", f"pid {self.pid} gave no answer within {within_s:g} s")
-            raise self._problem(
-                *(
-                    ("too-much", f"it wrote over {TALK_BYTES} bytes")
-                    if talk.is_flooded
-                    else ("exited", "it ended without an answer")
+                raise self._problem(
+                    f"pid {self.pid} did not answer within {within_s:g} s", ErrorKind.TIMED_OUT
                 )
-            )
+            if talk.is_flooded:
+                raise self._problem(f"it wrote over {TALK_BYTES} bytes", ErrorKind.TOO_LARGE)
+            raise self._problem("it ended without an answer", ErrorKind.EXITED)
         del talk.data[: len(line) + 1]
         return bytes(line)
 

@@ -23,22 +23,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
+from ..model.errors import ErrorKind, ProgramError
 from .spawn import spawn
 
 LIMIT_BYTES = 1 << 20  # of output; more counts as a flood
 ERR_TAIL_BYTES = 2048
 _KILL_WITHIN_S = 1.0
 _CHUNK_BYTES = 1 << 16
-
-
-class ChildProblem(Exception):
-    """`word` is hung, junk, too-much, exited or unstartable; `detail` a sentence with the end of
-    stderr."""
-
-    def __init__(self, word: str, detail: str) -> None:
-        super().__init__(detail)
-        self.word = word
-        self.detail = detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +52,10 @@ class Outcome:
     out: bytes
     err: str
     """The end of its stderr, 2 KiB at most."""
-    word: str = ""
-    """Empty when it ended by itself (whatever its status); else hung, too-much or unstartable."""
-    detail: str = ""
+    kind: ErrorKind | None = None
+    """TIMED_OUT, TOO_LARGE or NOT_STARTED; None when it ended by itself, whatever its status."""
+    sentence: str = ""
+    """Why there is a `kind`; empty where there is none."""
 
 
 class _Pipe:
@@ -132,12 +124,12 @@ class Child:
         """The program, started in a session of its own and in "/"; its stdin stays open until
         `release`.
 
-        ChildProblem (unstartable).
+        Raises ProgramError (NOT_STARTED).
         """
         try:
             popen = spawn(argv, env, hold_stdin)
         except (OSError, ValueError) as exc:
-            raise ChildProblem("unstartable", f"{argv[0]} could not be started: {exc}") from exc
+            raise ProgramError(f"could not start {argv[0]}: {exc}", ErrorKind.NOT_STARTED) from exc
         try:
             return cls.adopt(popen)
         except OSError as exc:  # no descriptor is left for its pidfd
@@ -146,8 +138,9 @@ class Child:
                 pipe.close()
             with suppress(subprocess.TimeoutExpired):
                 popen.wait(_KILL_WITHIN_S)
-            raise ChildProblem(
-                "unstartable", f"{argv[0]} could not be followed, and was killed: {exc}"
+            raise ProgramError(
+                f"killed {argv[0]}, because no pidfd could be opened for it: {exc}",
+                ErrorKind.NOT_STARTED,
             ) from exc
 
     @classmethod
@@ -162,21 +155,25 @@ class Child:
         return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
 
     async def first_line(self, within_s: float, limit_bytes: int = LIMIT_BYTES) -> bytes:
-        """Its first line, newline included; the program may go on. ChildProblem (all but
-        unstartable)."""
+        """Its first line, newline included; the program may go on. Raises ProgramError."""
         data = await self._take(within_s, limit_bytes, lambda out: b"\n" in out.data or out.is_over)
         line, newline, _ = data.partition(b"\n")
         if newline:
             if not _is_text(line):
-                raise self._problem("junk", f"it wrote {len(line)} bytes that are no text")
+                raise self._problem(
+                    f"its {len(line)} bytes of output are not text", ErrorKind.MALFORMED
+                )
             return line + newline
         await self.wait_exited(_KILL_WITHIN_S)
         if line:
-            raise self._problem("junk", f"its output ended within a line after {len(line)} bytes")
-        raise self._problem("exited", f"it {_how(self.code)} without a line")
+            raise self._problem(
+                f"its output ended within a line, after {len(line)} bytes", ErrorKind.MALFORMED
+            )
+        raise self._problem(f"it {_how(self.code)} without output", ErrorKind.EXITED)
 
     async def output(self, within_s: float, limit_bytes: int = LIMIT_BYTES) -> bytes:
-        """All that it writes until it exits. ChildProblem (hung, too-much)."""
+        """All that it writes until it exits. Raises ProgramError (TIMED_OUT,
+        TOO_LARGE)."""
         return await self._take(within_s, limit_bytes, lambda _: self.code is not None)
 
     async def wait_exited(self, within_s: float) -> bool:
@@ -254,9 +251,11 @@ class Child:
         finally:
             out.stop()
         if out.is_flooded or err.is_flooded:
-            raise self._problem("too-much", f"it wrote over {limit_bytes} bytes")
+            raise self._problem(f"it wrote over {limit_bytes} bytes", ErrorKind.TOO_LARGE)
         if not in_time:
-            raise self._problem("hung", f"pid {self.pid} gave no answer within {within_s:g} s")
+            raise self._problem(
+                f"pid {self.pid} did not answer within {within_s:g} s", ErrorKind.TIMED_OUT
+            )
         return bytes(out.data)
 
     async def _wait(self, is_so: Callable[[], bool], within_s: float) -> bool:
@@ -270,9 +269,9 @@ class Child:
             await asyncio.wait({self._news}, timeout=left_s)
         return True
 
-    def _problem(self, word: str, detail: str) -> ChildProblem:
+    def _problem(self, sentence: str, kind: ErrorKind) -> ProgramError:
         self._err.read()
-        return ChildProblem(word, f"{detail}: {self.err_tail}" if self.err_tail else detail)
+        return ProgramError(f"{sentence}: {self.err_tail}" if self.err_tail else sentence, kind)
 
 
 async def run_once(
@@ -287,16 +286,16 @@ async def run_once(
     raises."""
     try:
         child = await Child.start(argv, env=env, hold_stdin=False)
-    except ChildProblem as problem:
-        return Outcome(None, b"", "", problem.word, problem.detail)
-    out, word, detail = b"", "", ""
+    except ProgramError as problem:
+        return Outcome(None, b"", "", problem.kind, problem.sentence)
+    out, kind, sentence = b"", None, ""
     try:
         out = await child.output(within_s, limit_bytes)
-    except ChildProblem as problem:
-        word, detail = problem.word, problem.detail
+    except ProgramError as problem:
+        kind, sentence = problem.kind, problem.sentence
     finally:
         await child.end(grace_s)
-    return Outcome(child.code, out, child.err_tail, word, detail)
+    return Outcome(child.code, out, child.err_tail, kind, sentence)
 
 
 def state_of(pid: int) -> str:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .dbus import BusError, Link, Message, all_of, escape_label, signal_rule
+from ..model.errors import BusError, ErrorKind
+from .dbus import Link, Message, all_of, escape_label, signal_rule
 
 SYSTEMD = "org.freedesktop.systemd1"
 MANAGER_PATH = "/org/freedesktop/systemd1"
@@ -167,7 +168,7 @@ class SystemdBus:
         (listed,) = await self.call("ListUnitsByNames", "as", [asked])
         if len(listed) != len(asked):
             raise BusError(
-                "failed", f"ListUnitsByNames: {len(listed)} answers for {len(asked)} units"
+                f"ListUnitsByNames: {len(listed)} rows for {len(asked)} units", ErrorKind.FAILED
             )
         rows = (self._unit_row(name, row) for name, row in zip(asked, listed, strict=True))
         return await all_of(rows, at_once=_UNITS_AT_ONCE)
@@ -201,7 +202,7 @@ class SystemdBus:
         try:
             link = await Link.open(self._address, self._on_message, self._call_timeout_s)
         except BusError as exc:
-            self.problem = exc.detail
+            self.problem = exc.sentence
             return
         self._link = link
         self._owner_changed = asyncio.get_running_loop().create_future()
@@ -212,7 +213,7 @@ class SystemdBus:
             self._signal("connected", self._owner)
             await self._follow_owner(link)
         except BusError as exc:
-            link.give_up(exc.detail)
+            link.give_up(exc.sentence)
         finally:
             self._link = None
             await link.close()
@@ -225,7 +226,7 @@ class SystemdBus:
 
     def _connected(self) -> Link:
         if self._link is None:
-            raise BusError("missing", self.problem or "not connected to D-Bus")
+            raise BusError(self.problem or "not connected to D-Bus", ErrorKind.MISSING)
         return self._link
 
     async def _subscribe(self, link: Link) -> None:
@@ -263,7 +264,7 @@ class SystemdBus:
                     [link.ask_bus(member, rule, self._call_timeout_s) for member, rule in steps]
                 )
             except BusError as exc:
-                link.give_up(exc.detail)
+                link.give_up(exc.sentence)
             else:
                 link.rules = rules
 
@@ -294,8 +295,10 @@ class SystemdBus:
         if done.done():
             return done.result()
         if link.lost.done():
-            raise BusError("missing", f"{name}: the bus was lost while its job ran")
-        raise BusError("timed-out", f"{name}: its job is still running")
+            raise BusError(
+                f"{name}: the D-Bus connection was lost while its job ran", ErrorKind.MISSING
+            )
+        raise BusError(f"{name}: its job is still running", ErrorKind.TIMED_OUT)
 
     def _job(self, path: str) -> asyncio.Future[str]:
         return self._jobs.setdefault(path, asyncio.get_running_loop().create_future())

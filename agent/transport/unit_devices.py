@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .dbus import STRUCT, BusError, Variant, all_of
+from ..model.errors import BusError, ErrorKind
+from .dbus import STRUCT, Variant, all_of
 from .systemd import SYSTEMD, SystemdBus, unit_path
 
 
@@ -31,14 +32,14 @@ class DevicePolicyRow:
 
 
 async def device_policy(bus: SystemdBus, unit: str) -> DevicePolicyRow:
-    """The device list of a scope, service or slice. BusError; "missing" where there is no such
-    unit."""
+    """The device list of a scope, service or slice. Raises BusError, of kind MISSING
+    where there is no such unit."""
     path, interface = unit_path(unit), f"{SYSTEMD}.{unit.rpartition('.')[2].capitalize()}"
     policy, allow = await all_of(
         [bus.get(path, interface, name) for name in ("DevicePolicy", "DeviceAllow")]
     )
     if policy == "auto" and not allow and not await bus.get(path, interface, "ControlGroup"):
-        raise BusError("missing", f"{unit} is not there")
+        raise BusError(f"{unit} does not exist", ErrorKind.MISSING)
     return DevicePolicyRow(str(policy), tuple((str(path), str(rights)) for path, rights in allow))
 
 

@@ -158,7 +158,7 @@ def test_the_agent_without_systemd(node: Node) -> None:
 # --- the probe
 
 JUNK = {
-    "junk": ("print('NVIDIA-SMI has failed because')", "the probe printed junk"),
+    "junk": ("print('NVIDIA-SMI has failed because')", "the probe returned malformed output"),
     "a line that lacks a part": ('print(\'{"v": 1, "gpus": [{}]}\')', "lacks a part"),
     "nothing": ("", "the probe failed: "),
     "1 GB": (

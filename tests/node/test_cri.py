@@ -22,14 +22,14 @@ sys.path.insert(0, "/opt/cri")
 from gpu_gate.host import cri
 from gpu_gate.host.codec import encode
 from gpu_gate.host.live import LiveHost
-from gpu_gate.transport.grpc_unix import RpcError
+from gpu_gate.model.errors import RpcError
 SOCKET = "/run/containerd/containerd.sock"
 async def main():
     print(json.dumps(encode(await eval(sys.argv[1]))))
 try:
     asyncio.run(main())
 except RpcError as exc:
-    print(json.dumps({"word": exc.word, "code": exc.code, "detail": exc.detail}))
+    print(json.dumps({"kind": exc.kind.value, "code": exc.code, "detail": exc.sentence}))
 """
 
 
@@ -105,7 +105,7 @@ def test_the_live_host_answers_the_same(node: Node) -> None:
 
 
 def test_what_is_not_there(node: Node) -> None:
-    assert ask(node, "cri.container(SOCKET, 'f' * 64, 5)")["word"] == "not-found"
+    assert ask(node, "cri.container(SOCKET, 'f' * 64, 5)")["kind"] == "not-found"
     assert ask(node, "LiveHost().container(SOCKET, 'f' * 64)")["why"] == "missing"
     assert ask(node, "LiveHost().runtime('/run/crio/crio.sock')")["why"] == "missing"
     assert ask(node, "cri.stop_container(SOCKET, 'f' * 64, 10, 15)") is None
@@ -124,7 +124,7 @@ def test_stop_and_remove_make_the_kubelet_build_it_again(node: Node) -> None:
         "again: nothing to do"
     )
     assert ask(node, f"cri.remove_container(SOCKET, {before['id']!r}, 5)") is None
-    assert ask(node, f"cri.container(SOCKET, {before['id']!r}, 5)")["word"] == "not-found"
+    assert ask(node, f"cri.container(SOCKET, {before['id']!r}, 5)")["kind"] == "not-found"
     assert poll(lambda: running(node), 90)
     after = plugin(node)
     assert after["id"] != before["id"]
@@ -135,7 +135,7 @@ def test_a_containerd_that_stands_still(node: Node) -> None:
     pid = node.show("containerd.service", "MainPID")
     node.run(f"kill -STOP {pid}")
     try:
-        assert ask(node, "cri.runtime(SOCKET, 1)")["word"] == "timed-out"
+        assert ask(node, "cri.runtime(SOCKET, 1)")["kind"] == "timed-out"
         assert ask(node, "LiveHost().runtime(SOCKET)")["why"] == "timed-out"
     finally:
         node.run(f"kill -CONT {pid}")
@@ -145,7 +145,7 @@ def test_a_containerd_that_stands_still(node: Node) -> None:
 def test_a_containerd_that_is_down(node: Node) -> None:
     node.systemctl("stop", "containerd")
     try:
-        assert ask(node, "cri.runtime(SOCKET, 5)")["word"] == "missing"
+        assert ask(node, "cri.runtime(SOCKET, 5)")["kind"] == "missing"
     finally:
         node.systemctl("start", "containerd")
     node.wait_for(["python3", "/opt/cri/ask.py", "cri.runtime(SOCKET, 5)"])

@@ -14,9 +14,10 @@ import pytest
 from agent.core.access.containers import UNUSED_DEVICE
 from agent.host.access.checks import AccessChecks, ask_many, verdict_of, verdicts_of
 from agent.host.access.processes import Processes
-from agent.host.reload_log import newest
+from agent.host.journal import newest_request
 from agent.model.access import CurrentAccess, Device, Question
 from agent.model.actions import CheckAccess
+from agent.model.errors import ErrorKind
 from agent.service.access import table
 from agent.transport.process import Outcome
 
@@ -114,7 +115,7 @@ def test_torn_lines_never_become_an_answer() -> None:
 @pytest.mark.parametrize(
     "ended",
     [
-        Outcome(None, b"", "", "hung", "it did not end"),
+        Outcome(None, b"", "", ErrorKind.TIMED_OUT, "it did not end"),
         Outcome(1, line() + b"\n", "Traceback"),
         Outcome(0, b"", ""),
         Outcome(0, line() + b"\n", ""),
@@ -185,12 +186,12 @@ def test_who_asked_for_a_reload() -> None:
         "Reloading requested from client PID 4711 ('systemctl') (unit session-1.scope)..."
     )
     assert (
-        newest([entry("Reloading..."), asked, b"junk", entry(["bytes"]), entry(None)])
+        newest_request([entry("Reloading..."), asked, b"junk", entry(["bytes"]), entry(None)])
         == "client PID 4711 ('systemctl') (unit session-1.scope)"
     )
     later = entry("Reexecution requested from client PID 1 ('x')...")
-    assert newest([asked, later]) == "client PID 1 ('x')"
-    assert newest([]) == ""
+    assert newest_request([asked, later]) == "client PID 1 ('x')"
+    assert newest_request([]) == ""
 
 
 def test_the_table() -> None:

@@ -13,9 +13,8 @@ import pytest
 from agent.host.launcher import MANIFEST_BYTES, Launcher
 from agent.host.live import LiveHost
 from agent.model.actions import LaunchUnit, PlaceManifest, RefreshCdi
-from agent.model.errors import ActionFailed
+from agent.model.errors import ActionFailed, BusError, ErrorKind
 from agent.model.reading import Refusal, Seen, Why
-from agent.transport.dbus import BusError
 
 PLACE = PlaceManifest("/etc/plugin.yaml", "/m/gpu-gate-plugin.yaml")
 POD = b"kind: Pod\n"
@@ -30,7 +29,7 @@ class Bus:
 
     async def call(self, member: str, signature: str, body: list[str]) -> list[Any]:
         self.asked.append(f"{member} {body[0]}")
-        raise BusError("failed", "Unit is not loaded.")
+        raise BusError("Unit is not loaded.", ErrorKind.FAILED)
 
     async def start_unit(
         self, name: str, mode: str = "replace", within_s: float = 30.0, member: str = "StartUnit"
@@ -80,7 +79,7 @@ def test_a_unit_is_started_and_then_marked(tmp_path: Path, result: str) -> None:
 
 def test_a_unit_that_nobody_could_be_asked_for_is_not_marked(tmp_path: Path) -> None:
     assert (
-        done(tmp_path, LaunchUnit("dp.service"), Bus(BusError("missing", "no D-Bus")))
+        done(tmp_path, LaunchUnit("dp.service"), Bus(BusError("no D-Bus", ErrorKind.MISSING)))
         == "not started: no D-Bus"
     )
     assert mark(tmp_path) is None

@@ -404,10 +404,10 @@ def test_the_agents_end_ends_a_probe_that_is_under_way(env: Driver) -> None:
 
 # name, the program in the probe's place, a part of the detail
 PROGRAMS: list[tuple[str, str, str]] = [
-    ("junk", "print('Segmentation fault')", "junk"),
-    ("bytes", "import os; os.write(1, b'\\x00\\xff' * 99 + b'\\n')", "no text"),
+    ("junk", "print('Segmentation fault')", "malformed output"),
+    ("bytes", "import os; os.write(1, b'\\x00\\xff' * 99 + b'\\n')", "not text"),
     ("half a line", "import os; os.write(1, b'{\"v\": 1')", "within a line"),
-    ("nothing", "pass", "exited with status 0 without a line"),
+    ("nothing", "pass", "exited with status 0 without output"),
     ("a crash", "import os; os.kill(os.getpid(), 11)", "signal 11"),
     ("a traceback", "import pynvml_is_not_there", "ModuleNotFoundError"),
     ("a flood", "import os\nwhile True: os.write(1, b'x' * 65536)", "over 1048576 bytes"),

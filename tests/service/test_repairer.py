@@ -21,12 +21,11 @@ from agent.host.live import LiveHost
 from agent.host.repairer import PluginRepairer
 from agent.host.tape import Replay, Tape
 from agent.model.actions import NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
-from agent.model.errors import ActionFailed
+from agent.model.errors import ActionFailed, BusError, ErrorKind
 from agent.model.reading import Refusal, Seen, Why
 from agent.model.runtime import LedgerEntry
 from agent.model.settings import Settings
 from agent.model.snapshot import Devices
-from agent.transport.dbus import BusError
 from tests.unit.snapshots import snapshot
 
 STATE = "var/lib/gpu-gate"
@@ -108,7 +107,7 @@ def test_evidence_then_ledger_then_the_act(tmp_path: Path) -> None:
     [
         (Bus(result="failed"), "dp.service: failed", []),
         (
-            Bus(result=BusError("timed-out", "systemd did not answer")),
+            Bus(result=BusError("systemd did not answer", ErrorKind.TIMED_OUT)),
             "repair 4 did not take: systemd did not answer",
             ["did not take: systemd did not answer"],
         ),

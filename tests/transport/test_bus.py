@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.model.errors import BusError, ErrorKind
 from agent.transport.dbus import LIBRARY
-from agent.transport.systemd import BusError, SystemdBus, UnitRow, unit_path
+from agent.transport.systemd import SystemdBus, UnitRow, unit_path
 
 from .conftest import PATIENCE_S, until
 from .peers import Daemon, Systemd
@@ -182,7 +183,7 @@ def test_a_slow_answer_is_a_timeout_and_the_bus_lives_on(run, tmp_path):
             world.systemd.deaf_to = {"ListUnitsByNames"}
             with pytest.raises(BusError) as caught:
                 await world.bus.call("ListUnitsByNames", "as", [[]], within_s=0.05)
-            assert caught.value.word == "timed-out"
+            assert caught.value.kind is ErrorKind.TIMED_OUT
             assert caught.value.error_name == ""
             assert (await world.bus.manager()).version == "252.1"
 
@@ -203,10 +204,10 @@ def test_after_the_loss_calls_fail_at_once_and_the_next_bus_is_as_the_first(run,
             await world.heard("lost")
             with pytest.raises(BusError) as caught:
                 await in_flight
-            assert caught.value.word == "missing"
+            assert caught.value.kind is ErrorKind.MISSING
             with pytest.raises(BusError) as caught:
                 await world.bus.units(["kubelet.service"])
-            assert caught.value.word == "missing"
+            assert caught.value.kind is ErrorKind.MISSING
             assert world.bus.problem
             await world.bus.watch(["kubelet.service", "containerd.service"])
             await world.restart()
@@ -224,7 +225,7 @@ def test_a_call_in_the_moment_of_the_loss_fails_too(run, tmp_path):
             world.daemon.kill()  # and the loop has not noticed yet
             with pytest.raises(BusError) as caught:
                 await world.bus.manager()
-            assert caught.value.word == "missing"
+            assert caught.value.kind is ErrorKind.MISSING
 
     run(main())
 
@@ -233,7 +234,7 @@ def test_a_bus_that_comes_late_is_found(run, tmp_path):
     async def main():
         world = World(tmp_path)
         running = asyncio.ensure_future(world.bus.run())
-        await until(lambda: "no bus" in (world.bus.problem or ""))
+        await until(lambda: "no connection to D-Bus" in (world.bus.problem or ""))
         with pytest.raises(BusError):
             await world.bus.manager()
         await world.daemon.start()
@@ -270,7 +271,7 @@ def test_a_job_that_does_not_end_is_a_timeout(run, tmp_path):
             world.systemd.job_result = ""
             with pytest.raises(BusError) as caught:
                 await world.bus.start_unit("kubelet.service", within_s=0.1)
-            assert caught.value.word == "timed-out"
+            assert caught.value.kind is ErrorKind.TIMED_OUT
 
     run(main())
 
@@ -281,9 +282,9 @@ def test_an_error_keeps_its_name(run, tmp_path):
             await world.heard("connected")
             with pytest.raises(BusError) as caught:
                 await world.bus.start_unit("nope.service")
-            assert caught.value.word == "missing"
+            assert caught.value.kind is ErrorKind.MISSING
             assert caught.value.error_name == "org.freedesktop.systemd1.NoSuchUnit"
-            assert "nope.service" in caught.value.detail
+            assert "nope.service" in caught.value.sentence
 
     run(main())
 
@@ -342,7 +343,9 @@ def test_a_bus_that_accepts_nobody_does_not_block_us(run, tmp_path):
     async def main():
         with _bad_bus(tmp_path / "bus", 0), socket.socket(socket.AF_UNIX) as other:
             other.connect(str(tmp_path / "bus"))  # the backlog is full now
-            assert "no bus" in await _problem_with(f"unix:path={tmp_path}/bus", 0.05)
+            assert "no connection to D-Bus" in await _problem_with(
+                f"unix:path={tmp_path}/bus", 0.05
+            )
 
     run(main())
 
@@ -351,7 +354,7 @@ def test_a_bus_that_accepts_nobody_does_not_block_us(run, tmp_path):
     "address", ["unix:path=/nonexistent/bus", "nonsense", "carrier-pigeon:coop=1"]
 )
 def test_an_address_that_leads_nowhere_is_a_problem(run, address):
-    assert "no bus" in run(_problem_with(address))
+    assert "no connection to D-Bus" in run(_problem_with(address))
 
 
 def test_unit_paths_are_escaped_as_systemd_does():

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.transport.process import Child, ChildProblem, run_once
+from agent.model.errors import ErrorKind, ProgramError
+from agent.transport.process import Child, run_once
 
 from .conftest import PATIENCE_S, until
 
@@ -23,10 +24,10 @@ def shell(program: str) -> list[str]:
     return ["/bin/sh", "-c", program]
 
 
-async def problem_of(program: str, within_s: float = PATIENCE_S) -> ChildProblem:
+async def problem_of(program: str, within_s: float = PATIENCE_S) -> ProgramError:
     child = await Child.start(shell(program))
     try:
-        with pytest.raises(ChildProblem) as caught:
+        with pytest.raises(ProgramError) as caught:
             await child.first_line(within_s)
         return caught.value
     finally:
@@ -47,29 +48,29 @@ def test_a_line_then_held_open_then_released_to_its_own_end(run):
 
 
 @pytest.mark.parametrize(
-    ("program", "word", "said"),
+    ("program", "kind", "said"),
     [
-        (r"printf '\377\376\n'", "junk", "2 bytes that are no text"),
-        ("printf half", "junk", "within a line after 4 bytes"),
+        (r"printf '\377\376\n'", ErrorKind.MALFORMED, "2 bytes of output are not text"),
+        ("printf half", ErrorKind.MALFORMED, "within a line, after 4 bytes"),
         (
             "echo why it failed >&2; exit 3",
-            "exited",
-            "exited with status 3 without a line: why it failed",
+            ErrorKind.EXITED,
+            "exited with status 3 without output: why it failed",
         ),
-        ("kill -SEGV $$", "exited", "killed by signal 11"),
-        ("exec >&-; exec sleep 60", "exited", "closed its output"),
+        ("kill -SEGV $$", ErrorKind.EXITED, "killed by signal 11"),
+        ("exec >&-; exec sleep 60", ErrorKind.EXITED, "closed its output"),
     ],
 )
-def test_what_came_instead_of_a_line_is_named(run, program, word, said):
+def test_what_came_instead_of_a_line_is_named(run, program, kind, said):
     problem = run(problem_of(program))
-    assert problem.word == word
-    assert said in problem.detail
+    assert problem.kind is kind
+    assert said in problem.sentence
 
 
 def test_silence_is_a_hang(run):
     problem = run(problem_of("echo starting >&2; exec sleep 60", within_s=1.5))
-    assert problem.word == "hung"
-    assert "within 1.5 s: starting" in problem.detail
+    assert problem.kind is ErrorKind.TIMED_OUT
+    assert "within 1.5 s: starting" in problem.sentence
 
 
 @pytest.mark.parametrize("where", [1, 2])
@@ -79,10 +80,10 @@ def test_a_flood_is_stopped_at_the_limit_and_costs_no_memory(run, where):
     async def main():
         before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         child = await Child.start([sys.executable, "-c", flood])
-        with pytest.raises(ChildProblem) as caught:
+        with pytest.raises(ProgramError) as caught:
             await child.first_line(PATIENCE_S)
-        assert caught.value.word == "too-much"
-        assert len(caught.value.detail) < 3000
+        assert caught.value.kind is ErrorKind.TOO_LARGE
+        assert len(caught.value.sentence) < 3000
         assert await child.end(PATIENCE_S) is None
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 16 * 1024
 
@@ -91,10 +92,10 @@ def test_a_flood_is_stopped_at_the_limit_and_costs_no_memory(run, where):
 
 def test_a_program_that_is_not_there_is_unstartable(run):
     async def main():
-        with pytest.raises(ChildProblem) as caught:
+        with pytest.raises(ProgramError) as caught:
             await Child.start(["/nonexistent/nvidia-modprobe"])
-        assert caught.value.word == "unstartable"
-        assert "/nonexistent/nvidia-modprobe" in caught.value.detail
+        assert caught.value.kind is ErrorKind.NOT_STARTED
+        assert "/nonexistent/nvidia-modprobe" in caught.value.sentence
 
     run(main())
 
@@ -173,23 +174,23 @@ def test_a_child_in_uninterruptible_sleep_is_abandoned_and_reaped_in_the_end(run
 
 def test_an_ordinary_program_is_run_to_its_end(run):
     outcome = run(run_once(shell("echo out; echo err >&2; exit 4"), PATIENCE_S))
-    assert (outcome.code, outcome.out, outcome.err, outcome.word) == (4, b"out\n", "err", "")
+    assert (outcome.code, outcome.out, outcome.err, outcome.kind) == (4, b"out\n", "err", None)
 
 
 def test_a_grandchild_that_keeps_the_pipe_open_does_not_hold_us(run):
     outcome = run(run_once(shell("sleep 60 & echo done; echo $! >&2"), PATIENCE_S))
     os.kill(int(outcome.err), 9)
-    assert (outcome.code, outcome.out, outcome.word) == (0, b"done\n", "")
+    assert (outcome.code, outcome.out, outcome.kind) == (0, b"done\n", None)
 
 
 def test_an_ordinary_program_that_does_not_end_is_ended(run):
     outcome = run(run_once(shell("exec sleep 60"), 0.05))
-    assert (outcome.word, outcome.code) == ("hung", -15)
+    assert (outcome.kind, outcome.code) == (ErrorKind.TIMED_OUT, -15)
 
 
 def test_what_cannot_be_started_is_an_outcome_too(run):
     outcome = run(run_once(["/nonexistent"], PATIENCE_S))
-    assert (outcome.word, outcome.code) == ("unstartable", None)
+    assert (outcome.kind, outcome.code) == (ErrorKind.NOT_STARTED, None)
 
 
 def _is_running(pid: int) -> bool:
@@ -209,7 +210,7 @@ def test_one_that_cannot_be_followed_is_killed_and_told(run, monkeypatch):
 
     monkeypatch.setattr(os, "pidfd_open", none_left)
     ended = run(run_once(shell("exec sleep 600"), PATIENCE_S))
-    assert ended.word == "unstartable"
-    assert "Too many open files" in ended.detail
+    assert ended.kind is ErrorKind.NOT_STARTED
+    assert "Too many open files" in ended.sentence
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from agent.host import cri
+from agent.model.errors import ErrorKind, RpcError
 from agent.model.runtime import Container, ContainerDetail, ContainerState, Sandbox
-from agent.transport.grpc_unix import RpcError
 
 from .grpc_peers import CRI, message, serving
 
@@ -168,7 +168,7 @@ def test_both_questions_share_one_deadline(run: Any, path: Path) -> None:
         server.answers["ListContainers"] = server.wait
         with pytest.raises(RpcError) as caught:
             run(cri.runtime(str(path), 0.3))
-    assert caught.value.word == "timed-out"
+    assert caught.value.kind is ErrorKind.TIMED_OUT
 
 
 def detail(run: Any, path: Path, info: str | None, status: bytes = STATUS) -> ContainerDetail:
@@ -291,7 +291,7 @@ def test_a_container_that_is_gone(run: Any, path: Path) -> None:
         pytest.raises(RpcError) as caught,
     ):
         run(cri.container(str(path), "c1", PATIENCE_S))
-    assert caught.value.word == "not-found"
+    assert caught.value.kind is ErrorKind.NOT_FOUND
 
 
 @pytest.mark.parametrize("answer", [b"", grpc.StatusCode.NOT_FOUND])
@@ -321,4 +321,4 @@ def test_a_stop_that_hangs(run: Any, path: Path) -> None:
         server.answers["StopContainer"] = server.wait
         with pytest.raises(RpcError) as caught:
             run(cri.stop_container(str(path), "c1", 0, 0.2))
-    assert caught.value.word == "timed-out"
+    assert caught.value.kind is ErrorKind.TIMED_OUT

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.transport.kube_api import ApiServer, ApiTrouble, _timeout
+from agent.model.errors import ApiError
+from agent.transport.kube_api import ApiServer, _timeout
 
 from .kube_peers import Api, certificates, kubeconfig
 
@@ -45,8 +46,8 @@ def client(api: Api, pki: Path, tmp_path: Path) -> Iterator[ApiServer]:
     found.close()
 
 
-def trouble(call: Any) -> ApiTrouble:
-    with pytest.raises(ApiTrouble) as found:
+def trouble(call: Any) -> ApiError:
+    with pytest.raises(ApiError) as found:
         call()
     return found.value
 

@@ -15,12 +15,12 @@ from typing import Any
 import grpc
 import pytest
 
+from agent.model.errors import ErrorKind, RpcError
 from agent.transport import protos
 from agent.transport.grpc_unix import (
     MAX_MESSAGE_BYTES,
     AllocatableRow,
     Channel,
-    RpcError,
     get_allocatable,
     unary,
 )
@@ -74,43 +74,43 @@ def test_an_answer(run: Any, path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "word"),
+    ("code", "kind"),
     [
-        ("UNAVAILABLE", "missing"),
-        ("NOT_FOUND", "not-found"),
-        ("RESOURCE_EXHAUSTED", "busy"),
-        ("UNIMPLEMENTED", "unimplemented"),
-        ("DEADLINE_EXCEEDED", "timed-out"),
-        ("PERMISSION_DENIED", "not-permitted"),
-        ("UNAUTHENTICATED", "not-permitted"),
-        ("INTERNAL", "failed"),
-        ("UNKNOWN", "failed"),
-        ("FAILED_PRECONDITION", "failed"),
+        ("UNAVAILABLE", ErrorKind.MISSING),
+        ("NOT_FOUND", ErrorKind.NOT_FOUND),
+        ("RESOURCE_EXHAUSTED", ErrorKind.BUSY),
+        ("UNIMPLEMENTED", ErrorKind.UNIMPLEMENTED),
+        ("DEADLINE_EXCEEDED", ErrorKind.TIMED_OUT),
+        ("PERMISSION_DENIED", ErrorKind.NOT_PERMITTED),
+        ("UNAUTHENTICATED", ErrorKind.NOT_PERMITTED),
+        ("INTERNAL", ErrorKind.FAILED),
+        ("UNKNOWN", ErrorKind.FAILED),
+        ("FAILED_PRECONDITION", ErrorKind.FAILED),
     ],
 )
-def test_words_of_the_status_codes(run: Any, path: Path, code: str, word: str) -> None:
+def test_the_kind_of_each_status_code(run: Any, path: Path, code: str, kind: ErrorKind) -> None:
     with pod_resources(path, grpc.StatusCode[code]) as server:
         error = refused(run, path)
-    assert (error.word, error.code) == (word, code)
-    assert METHOD in error.detail
+    assert (error.kind, error.code) == (kind, code)
+    assert METHOD in error.sentence
     assert len(server.asked) == 1, "nothing is tried twice"
 
 
 def test_a_method_that_is_not_there(run: Any, path: Path) -> None:
     with serving(path, POD_RESOURCES, {}):
-        assert refused(run, path).word == "unimplemented"
+        assert refused(run, path).kind is ErrorKind.UNIMPLEMENTED
 
 
 def test_bytes_that_are_no_message(run: Any, path: Path) -> None:
     with pod_resources(path, b"\xff\xff\xff\xff"):
         error = refused(run, path)
-    assert error.word == "failed"
-    assert "4 bytes that are no AllocatableResourcesResponse" in error.detail
+    assert error.kind is ErrorKind.FAILED
+    assert "4 bytes of the reply are not a valid AllocatableResourcesResponse" in error.sentence
 
 
 def test_text_that_is_no_utf8(run: Any, path: Path) -> None:
     with pod_resources(path, message((1, message((1, b"\xff\xfe"))))):
-        assert refused(run, path).word == "failed"
+        assert refused(run, path).kind is ErrorKind.FAILED
 
 
 def test_a_large_answer_and_one_that_is_too_large(run: Any, path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_large_answer_and_one_that_is_too_large(run: Any, path: Path) -> None:
     path.unlink(missing_ok=True)
     with pod_resources(path, b"\0" * (MAX_MESSAGE_BYTES + 1)):
         error = refused(run, path)
-    assert (error.word, error.code) == ("failed", "RESOURCE_EXHAUSTED"), (
+    assert (error.kind, error.code) == (ErrorKind.FAILED, "RESOURCE_EXHAUSTED"), (
         "our limit is not the kubelet's"
     )
 
@@ -128,7 +128,7 @@ def test_a_large_answer_and_one_that_is_too_large(run: Any, path: Path) -> None:
 def test_a_slow_server(run: Any, path: Path) -> None:
     with pod_resources(path, b"") as server:
         server.answers[METHOD] = server.wait
-        assert refused(run, path, 0.2).word == "timed-out"
+        assert refused(run, path, 0.2).kind is ErrorKind.TIMED_OUT
 
 
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -136,7 +136,7 @@ SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 
 def nothing(_: socket.socket) -> None:
-    """Accept, and never say a word."""
+    """Accept, and never send a byte."""
 
 
 def garbage(connection: socket.socket) -> None:
@@ -151,34 +151,36 @@ def half_an_answer(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    ("treat", "words"),
+    ("treat", "kinds"),
     [
-        (nothing, {"timed-out", "missing"}),
-        (garbage, {"missing", "failed", "timed-out"}),
-        (half_an_answer, {"missing", "failed", "timed-out"}),
-        (socket.socket.close, {"missing", "failed", "timed-out"}),
+        (nothing, {ErrorKind.TIMED_OUT, ErrorKind.MISSING}),
+        (garbage, {ErrorKind.MISSING, ErrorKind.FAILED, ErrorKind.TIMED_OUT}),
+        (half_an_answer, {ErrorKind.MISSING, ErrorKind.FAILED, ErrorKind.TIMED_OUT}),
+        (socket.socket.close, {ErrorKind.MISSING, ErrorKind.FAILED, ErrorKind.TIMED_OUT}),
     ],
 )
-def test_what_only_looks_like_a_server(run: Any, path: Path, treat: Any, words: set[str]) -> None:
+def test_what_only_looks_like_a_server(
+    run: Any, path: Path, treat: Any, kinds: set[ErrorKind]
+) -> None:
     with listening(path, treat):
-        assert refused(run, path, 0.5).word in words
+        assert refused(run, path, 0.5).kind in kinds
 
 
 def test_no_socket(run: Any, path: Path) -> None:
-    assert refused(run, path).word == "missing"
+    assert refused(run, path).kind is ErrorKind.MISSING
 
 
 def test_a_plain_file_and_a_dead_socket(run: Any, path: Path) -> None:
     path.write_text("not a socket")
-    assert refused(run, path).word == "missing"
+    assert refused(run, path).kind is ErrorKind.MISSING
     path.unlink()
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    assert refused(run, path).word == "missing"
+    assert refused(run, path).kind is ErrorKind.MISSING
 
 
 def test_a_path_that_is_too_long(run: Any, path: Path) -> None:
-    assert refused(run, path.parent / ("s" * 120)).word in {"missing", "failed"}
+    assert refused(run, path.parent / ("s" * 120)).kind in {ErrorKind.MISSING, ErrorKind.FAILED}
 
 
 @contextlib.contextmanager
@@ -197,8 +199,8 @@ def test_a_socket_that_is_closed_to_us(run: Any, path: Path) -> None:
         path.chmod(0)
         with as_nobody():
             # grpcio 1.41 does not say why a connection failed.
-            assert refused(run, path).word == (
-                "missing" if grpc.__version__ < "1.5" else "not-permitted"
+            assert refused(run, path).kind == (
+                ErrorKind.MISSING if grpc.__version__ < "1.5" else ErrorKind.NOT_PERMITTED
             )
 
 
@@ -234,7 +236,7 @@ def test_a_channel_that_was_closed(run: Any, path: Path) -> None:
         ch.close()
         with pytest.raises(RpcError) as caught:
             await ask(ch)
-        assert caught.value.word == "failed"
+        assert caught.value.kind is ErrorKind.FAILED
 
     run(late())
 
@@ -277,7 +279,7 @@ def test_a_pool_without_a_free_thread(
         blocked = loop.run_in_executor(None, release.wait, 30)
         with pytest.raises(RpcError) as caught:
             await ask(str(path), 0.1)
-        assert caught.value.word == "timed-out"
+        assert caught.value.kind is ErrorKind.TIMED_OUT
         release.set()
         await blocked
 
@@ -314,5 +316,5 @@ def test_no_thread_is_left_for_a_call(
 
     with pod_resources(path, ONE_GPU) as server:
         error = run(story())
-        assert (error.word, server.asked) == ("not-asked", [])
-    assert "can't start new thread" in error.detail
+        assert (error.kind, server.asked) == (ErrorKind.NOT_ASKED, [])
+    assert "can't start new thread" in error.sentence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.transport.systemd import BusError
+from agent.model.errors import BusError, ErrorKind
 from agent.transport.unit_devices import DevicePolicyRow, allow_devices, device_policy
 
 from .test_bus import World
@@ -38,6 +38,6 @@ def test_a_scope_that_is_gone_is_no_scope_without_restrictions(run, tmp_path):
             ):
                 with pytest.raises(BusError) as caught:
                     await question
-                assert caught.value.word == "missing"
+                assert caught.value.kind is ErrorKind.MISSING
 
     run(main())

@@ -23,15 +23,15 @@ from ...model.access import (
     Verdict,
 )
 from ...model.actions import CheckAccess
+from ...model.errors import BusError, ErrorKind
 from ...model.reading import Reading, Refusal, Seen, Why
 from ...model.runtime import Access
 from ...transport.clock import boottime
-from ...transport.dbus import BusError
 from ...transport.device_cgroups import started
 from ...transport.process import Outcome, run_once
 from ...transport.systemd import SystemdBus
 from ...transport.unit_devices import device_policy
-from .. import reload_log
+from ..journal import reload_requested_by
 
 PROGRAM = Path(__file__).with_name("access_program.py")
 WITHIN_S = 3.0
@@ -51,12 +51,12 @@ async def ask(pid: int, path: str) -> Reading[Access]:
     """May this process open this device node now? 4.5 s at the latest."""
     argv = [sys.executable, "-I", "-S", str(PROGRAM), "--pid", str(pid), path]
     ended = await run_once(argv, WITHIN_S, ANSWER_BYTES, grace_s=GRACE_S)
-    if ended.word == "hung":
-        return Refusal(Why.TIMED_OUT, ended.detail)
-    if ended.word or ended.code != 0:
+    if ended.kind is ErrorKind.TIMED_OUT:
+        return Refusal(Why.TIMED_OUT, ended.sentence)
+    if ended.kind is not None or ended.code != 0:
         # A broken program of ours says nothing about the node.
         return Refusal(
-            Why.NOT_ASKED, f"the access probe broke: {ended.detail or ended.err or ended.code}"
+            Why.NOT_ASKED, f"the access probe broke: {ended.sentence or ended.err or ended.code}"
         )
     return access_of(ended.out, pid, path, boottime())
 
@@ -108,8 +108,8 @@ async def ask_many(questions: Sequence[Question]) -> tuple[Verdict, ...]:
 def verdicts_of(ended: Outcome, questions: Sequence[Question], at: float) -> list[Verdict]:
     """What a run says of each. Only whole lines of a run that ended well count, each only of its
     own question."""
-    if ended.word or ended.code != 0:
-        why = f"the access program broke: {ended.detail or ended.err or ended.code}"
+    if ended.kind is not None or ended.code != 0:
+        why = f"the access program broke: {ended.sentence or ended.err or ended.code}"
         return [unknown(question, at, why) for question in questions]
     lines = ended.out.splitlines()
     if len(lines) != len(questions):
@@ -226,7 +226,7 @@ class AccessChecks:
             f"access of {len(action.questions)} containers" if not rest else "access: device lists"
         )
         if lost:
-            who = await reload_log.asked_by(action.reload_at)
+            who = await reload_requested_by(action.reload_at)
             if who:
                 self.state = replace(
                     self.state, asked_by=(*self.state.asked_by[-7:], (action.reload_at, who))
@@ -279,5 +279,5 @@ class AccessChecks:
         try:
             row = await device_policy(self._bus, unit)
         except BusError as exc:
-            return ScopeDevices(unit, rules, boottime(), problem=exc.detail)
+            return ScopeDevices(unit, rules, boottime(), problem=exc.sentence)
         return ScopeDevices(unit, rules, boottime(), row.policy, row.allow)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ...model.access import Device, Process
+from ...model.errors import RpcError
 from ...transport.clock import boottime
 from ...transport.device_cgroups import (
     AccessUndetermined,
@@ -21,7 +22,6 @@ from ...transport.device_cgroups import (
     said,
     started,
 )
-from ...transport.grpc_unix import RpcError
 from .. import cri
 
 STATUS_WITHIN_S = 0.7

@@ -22,12 +22,10 @@ from ...core.common import parse
 from ...core.common.paths import ALLOW_STOPPED, RUN
 from ...model.access import Device, GrantResult
 from ...model.actions import GrantDevices, ScopeGrant
-from ...model.errors import ActionFailed
+from ...model.errors import ActionFailed, BusError, ProgramError
 from ...transport.clock import boottime
-from ...transport.dbus import BusError
 from ...transport.device_cgroups import started
 from ...transport.line_program import Dialogue
-from ...transport.process import ChildProblem
 from ...transport.systemd import SystemdBus
 from ...transport.unit_devices import allow_devices, device_policy
 from ..marks import write_mark
@@ -122,8 +120,8 @@ class DeviceAllowUpdater:
                     problem=f"/proc/devices could not be read ({exc.strerror})",
                 ),
             )
-        except ChildProblem as problem:
-            return (_said(action.allowances[0], problem=problem.detail),)
+        except ProgramError as problem:
+            return (_said(action.allowances[0], problem=problem.sentence),)
         assert isinstance(program, Dialogue)
         try:
             for allowance in action.allowances:
@@ -184,7 +182,7 @@ class DeviceAllowUpdater:
                 )
             await allow_devices(self._bus, of.scope, named, CALL_WITHIN_S)
             after, rules = await _sweep(program, of)
-        except (AccessUndetermined, ChildProblem, BusError) as problem:
+        except (AccessUndetermined, ProgramError, BusError) as problem:
             if started(of.pid) != of.started:  # it has ended meanwhile
                 return None
             return _said(of, named=_words(named), problem=str(problem))

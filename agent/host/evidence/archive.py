@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...model.errors import BundleError
+from ...model.errors import BundleError, ErrorKind
 from ...transport.process import run_once
 
 LIMIT_BYTES = 64 << 20
@@ -98,12 +98,12 @@ def _zstd(flags: str, path: Path) -> bytes:
     done = asyncio.run(
         run_once(["zstd", flags, "-M64MB", "--", str(path.resolve())], ZSTD_WITHIN_S, LIMIT_BYTES)
     )
-    if done.word == "too-much":
+    if done.kind is ErrorKind.TOO_LARGE:
         raise _too_large()
-    if done.word == "unstartable":
+    if done.kind is ErrorKind.NOT_STARTED:
         raise BundleError("the program zstd is not here: apt-get install zstd, or use .tar.gz")
-    if done.code != 0 or done.word:
-        raise BundleError(f"zstd {flags} {path} failed: {done.detail or done.err.strip()[-200:]}")
+    if done.code != 0 or done.kind is not None:
+        raise BundleError(f"zstd {flags} {path} failed: {done.sentence or done.err.strip()[-200:]}")
     return done.out
 
 

@@ -23,7 +23,7 @@ def report_of(line: bytes, number: int, started_at: float, ended_at: float) -> P
             started_at,
             ended_at,
             ProbeEnd.BROKEN,
-            detail=f"the probe printed junk: {line[:80]!r}",
+            detail=f"the probe returned malformed output: {line[:80]!r}",
         )
     try:
         errors = tuple(

@@ -13,9 +13,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 from ...core.common.paths import DRIVER_VERSION
+from ...model.errors import ErrorKind, ProgramError
 from ...model.snapshot import ProbeEnd, ProbeReport, ProbeState, Remains
 from ...transport.clock import boottime
-from ...transport.process import Child, ChildProblem, state_of
+from ...transport.process import Child, state_of
 from .program import Started, leftovers, probe_argv
 from .report import report_of
 
@@ -126,7 +127,7 @@ class Probes:
             child = child or await Child.start(probe_argv(self.driver_root, self._needs, overlap))
             line = await child.first_line(self.timeout_s, ANSWER_BYTES)
             report = report_of(line, self._number, since, boottime())
-        except ChildProblem as problem:
+        except ProgramError as problem:
             report = await self._problem(problem, child, since)
             overlap = False
         except asyncio.CancelledError:
@@ -144,10 +145,10 @@ class Probes:
         self._on_done(f"probe {self._number} {report.end.value}")
 
     async def _problem(
-        self, problem: ChildProblem, child: Child | None, since: float
+        self, problem: ProgramError, child: Child | None, since: float
     ) -> ProbeReport:
         seen = child.remains() if child is not None else None
-        end = ProbeEnd.HUNG if problem.word == "hung" else ProbeEnd.BROKEN
+        end = ProbeEnd.HUNG if problem.kind is ErrorKind.TIMED_OUT else ProbeEnd.BROKEN
         detail = str(problem)
         if end is ProbeEnd.HUNG and seen is not None:
             detail = (
