@@ -15,7 +15,7 @@ from ..model.errors import ApiError
 from ..model.settings import Settings
 from ..transport.clock import boottime
 from ..transport.kube_api import ApiServer
-from ..transport.sd import Notify
+from ..transport.sd_notify import Notify
 from . import decide, report
 from .outage import Outage
 from .readiness import Word, from_status, silent

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from ..core.common.watched import watched_folders, watched_units
 from ..model.settings import Settings
 from ..model.wake import WakeReason, WakeSource
-from ..transport.kernel import Inotify, Uevents
+from ..transport.inotify import Inotify
 from ..transport.systemd import SystemdBus
+from ..transport.uevents import Uevents
 
 _SYSTEMD = {
     "connected": WakeSource.BUS,

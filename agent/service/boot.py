@@ -42,7 +42,7 @@ def keep_quiet(settings: Settings) -> bool:
     the boot goes on."""
     if settings.expected_gpus or _is_no_boot() or not has_no_gpu():
         return False
-    from ..transport.sd import (
+    from ..transport.sd_notify import (
         Notify,  # where NVML is asked, nothing that it does not need stands before it
     )
 

@@ -28,7 +28,7 @@ from ..model.finding import Diagnosis
 from ..model.snapshot import Snapshot
 from ..model.wake import WakeReason, WakeSource
 from ..transport.clock import boottime
-from ..transport.sd import Notify
+from ..transport.sd_notify import Notify
 from . import config as configuration
 from . import cycle_log
 from .clock import LiveClock

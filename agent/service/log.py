@@ -55,7 +55,7 @@ def set_up(verbose: bool = False, identifier: str = "gpu-gate") -> None:
     root.setLevel(10 if verbose else level)
     handler: logging.Handler
     if os.environ.get("JOURNAL_STREAM") and not sys.stderr.isatty():
-        from ..transport.sd import JournalHandler
+        from ..transport.journald import JournalHandler
 
         handler = JournalHandler(identifier=identifier)
         handler.setFormatter(Plain("%(message)s"))

@@ -1,28 +1,15 @@
-"""What the kernel tells by itself: uevents, and changes in folders. Both only say "look again".
+"""Changes in folders. An event says only that something changed: the host reads it again.
 
-uevent hard facts:
+Facts about inotify(7):
 
-* Of the two netlink groups, "udev" speaks after udevd's rules, and not at all without udevd;
-  "kernel" always
-  does. Since we re-read anyway, we take the one that cannot be missing. Its filter works in
-  libudev, not in
-  the kernel.
-* After an overrun (ENOBUFS) pyudev 0.24 raises OSError without an errno, again and again, until
-  SO_ERROR has
-  been read from the socket: a busy loop under add_reader. What was lost is not known: look again.
-
-inotify hard facts:
-
-* A watch is on an inode, not on a path: a folder made anew is another one, one moved away keeps its
-  watch.
-* add_watch on an inode already watched returns the same number, so it may be repeated; it replaces
-  the mask
-  (or widens it, with IN_MASK_ADD).
-* No event tells of a mount on top of a watched folder or of a moved grandparent: mountinfo and a
-  MOVE_SELF
-  watch on every parent do. A deleted folder that somebody still has open says nothing: `refresh`
-  finds out.
-* What happens between looking for a folder and watching its parent is lost: watch first, then look.
+* A watch is on an inode, not on a path: a folder that was created again is another inode, and one
+  that was moved away keeps its watch.
+* add_watch on an inode that is watched already returns the same number, so it may be repeated; it
+  replaces the mask, or widens it with IN_MASK_ADD.
+* No event reports a mount over a watched folder, or a moved grandparent: mountinfo and a MOVE_SELF
+  watch on every parent do. A deleted folder that a process still has open sends nothing: `refresh`
+  finds it.
+* What happens between reading a folder and watching its parent is lost: watch first, then read.
 """
 
 from __future__ import annotations
@@ -32,79 +19,12 @@ import ctypes
 import errno
 import os
 import select
-import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
 
-import pyudev
-
-_RECEIVE_BUFFER_BYTES = 4 << 20
-_DRAIN_AT_MOST, _READS_AT_MOST = 1000, 16
-
-
-class Uevents:
-    """The kernel's uevents of a few subsystems; deaf, with a `problem`, where there is no
-    netlink."""
-
-    def __init__(
-        self,
-        on_event: Callable[[dict[str, str]], None],
-        on_overflow: Callable[[], None],
-        *,
-        subsystems: Sequence[str] = ("module", "drivers", "pci"),
-    ) -> None:
-        """`on_event` gets ACTION, DEVPATH, SUBSYSTEM, DRIVER, …; `on_overflow`: some were lost."""
-        self.problem: str | None = "uevents are not being received yet"
-        """Why nothing is heard, as a sentence; None while listening."""
-        self._on_event, self._on_overflow, self._subsystems = on_event, on_overflow, subsystems
-        self._monitor: pyudev.Monitor | None = None
-
-    def start(self) -> None:
-        """Hear from now on, in the running loop. May be called again after a problem."""
-        self.close()
-        try:
-            monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
-            for subsystem in self._subsystems:
-                monitor.filter_by(subsystem)
-            with suppress(OSError):  # without CAP_NET_ADMIN the kernel's default has to do
-                monitor.set_receive_buffer_size(_RECEIVE_BUFFER_BYTES)
-            monitor.start()
-        except (OSError, ImportError) as exc:
-            self.problem = f"the kernel's uevents cannot be received: {exc}"
-            return
-        self._monitor, self.problem = monitor, None
-        asyncio.get_running_loop().add_reader(monitor.fileno(), self._drain)
-
-    def close(self) -> None:
-        if self._monitor is not None:
-            asyncio.get_running_loop().remove_reader(self._monitor.fileno())
-            self._monitor, self.problem = None, "uevents are no longer received"
-
-    def _drain(self) -> None:
-        for _ in range(_DRAIN_AT_MOST):
-            if self._monitor is None:
-                return
-            try:
-                device = self._monitor.poll(timeout=0)
-            except OSError as exc:
-                self._on_error(exc)
-                return
-            if device is None:
-                return
-            self._on_event(dict(device.properties))
-
-    def _on_error(self, exc: OSError) -> None:
-        assert self._monitor is not None
-        with socket.socket(fileno=os.dup(self._monitor.fileno())) as twin:
-            cleared = twin.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if not cleared and exc.errno != errno.ENOBUFS:  # nothing that reading on would cure
-            self.close()
-            self.problem = f"the kernel's uevents are no longer received: {exc}"
-        self._on_overflow()
-
-
+_READS_AT_MOST = 16
 _libc = ctypes.CDLL(None, use_errno=True)
 
 # linux/inotify.h
