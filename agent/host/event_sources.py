@@ -10,17 +10,16 @@ from ..core.common.watched import watched_folders, watched_units
 from ..model.settings import Settings
 from ..model.wake import WakeReason, WakeSource
 from ..transport.inotify import Inotify
-from ..transport.systemd import SystemdBus
+from ..transport.systemd import BusSignal, SystemdBus
 from ..transport.uevents import Uevents
 
 _SYSTEMD = {
-    "connected": WakeSource.BUS,
-    "lost": WakeSource.BUS,
-    "reloading": WakeSource.RELOAD,
-    "owner": WakeSource.REEXEC,
-    "unit": WakeSource.UNIT,
+    BusSignal.CONNECTED: WakeSource.BUS,
+    BusSignal.LOST: WakeSource.BUS,
+    BusSignal.RELOADED: WakeSource.RELOAD,
+    BusSignal.OWNER_CHANGED: WakeSource.REEXEC,
+    BusSignal.UNIT_CHANGED: WakeSource.UNIT,
 }
-"""Kinds of transport/systemd.py to sources."""
 CONTAINER_SCOPES = ("cri-containerd-", "crio-", "docker-")
 "scopes of containers, as containerd, CRI-O and Docker name them"
 SCOPE_GATHER_S = 1.0
@@ -72,14 +71,14 @@ class EventSources:
         self.uevents.close()
         self.inotify.close()
 
-    def _on_systemd(self, kind: str, detail: str) -> None:
-        if kind == "job":
+    def _on_systemd(self, signal: BusSignal, detail: str) -> None:
+        if signal is BusSignal.JOB_ENDED:
             # Of every unit: a match rule cannot tell a scope by the beginning of its name.
             if detail.startswith(CONTAINER_SCOPES) and detail.endswith(".scope"):
                 self._on_scope()
-        elif (kind, detail) != ("reloading", "true"):
+        elif signal is not BusSignal.RELOADING:
             # Before a reload there is nothing new to read, and systemd would not answer anyway.
-            self._wake(WakeReason(_SYSTEMD[kind], "" if kind == "reloading" else detail))
+            self._wake(WakeReason(_SYSTEMD[signal], detail))
 
     def _on_scope(self) -> None:
         loop = asyncio.get_running_loop()

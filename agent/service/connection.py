@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from ..transport.systemd import SystemdBus
+from ..transport.systemd import BusSignal, SystemdBus
 
 CONNECT_S, CONNECT_TRIES = 0.1, 20
 
@@ -16,7 +16,7 @@ async def systemd() -> AsyncIterator[SystemdBus]:
     """A connection; where there is none, its `problem` says why. Tried once: where no bus is, none
     will be while a person waits."""
     connected = asyncio.Event()
-    bus = SystemdBus(lambda kind, _: connected.set() if kind == "connected" else None)
+    bus = SystemdBus(lambda signal, _: connected.set() if signal is BusSignal.CONNECTED else None)
     untried = bus.problem
     supervisor = asyncio.get_running_loop().create_task(bus.run())
     try:

@@ -1,10 +1,9 @@
-"""A listening socket whose clients are let in one by one, also where the system has nothing left
-for one.
+"""A listening socket that accepts clients one by one, and survives running out of file descriptors.
 
-asyncio's own servers cannot do the latter (Python 3.11, Lib/asyncio/selector_events.py,
-_accept_connection): where accept(2) answers EMFILE or ENFILE, they write a traceback, try as often
-as the backlog is long, and from each try again a second later. A client that waits then costs a
-whole processor and a million lines in two minutes: the journal forgets everything else.
+asyncio's own servers do not (Python 3.11, Lib/asyncio/selector_events.py, _accept_connection):
+where accept(2) returns EMFILE or ENFILE, they log a traceback, try as often as the backlog is long,
+and from each try again a second later. One waiting client then costs a whole processor and a
+million log lines in two minutes, and the journal drops everything else.
 """
 
 from __future__ import annotations
@@ -14,70 +13,70 @@ import socket
 from collections.abc import Callable
 
 BACKLOG = 64
-AGAIN_S = 1.0
-"""So long nobody is let in where the system had nothing left for a client."""
+RETRY_S = 1.0
+"""The pause after accept(2) failed."""
 
 
-class Door:
-    """One listening socket, in the running loop."""
+class Acceptor:
+    """One listening socket in the running loop."""
 
     def __init__(self, listening: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
-        """`listening` is bound already, and ours from now on. OSError."""
+        """Takes over `listening`, which is bound. Raises OSError if it cannot listen."""
         self.problem: str | None = None
-        """Why nobody is let in, as a sentence; None while everybody is."""
+        """Why no client is accepted, as a sentence; None while clients are."""
         self._loop = asyncio.get_running_loop()
         self._listening, self._protocol = listening, protocol
-        self._guests: set[asyncio.Task[None]] = set()
-        self._again: asyncio.TimerHandle | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
         try:
             listening.setblocking(False)
             listening.listen(BACKLOG)
         except OSError:
             listening.close()
             raise
-        self._open()
+        self._start()
 
     def close(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         self._loop.remove_reader(self._listening)
         self._listening.close()
 
-    def _open(self) -> None:
-        self._loop.add_reader(self._listening, self._let_in)
+    def _start(self) -> None:
+        self._loop.add_reader(self._listening, self._accept)
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         try:
             client, _ = self._listening.accept()
-        except (BlockingIOError, ConnectionError):  # it has left again
+        except (BlockingIOError, ConnectionError):  # the client has left already
             return
         except OSError as exc:
-            self._trouble(exc)
+            self._failed(exc)
             self._loop.remove_reader(self._listening)
-            self._again = self._loop.call_later(AGAIN_S, self._open)
+            self._retry = self._loop.call_later(RETRY_S, self._start)
             return
         self.problem = None
         client.setblocking(False)
-        guest = self._loop.create_task(self._greet(client))
-        self._guests.add(guest)
-        guest.add_done_callback(self._guests.discard)
+        task = self._loop.create_task(self._connect(client))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
-    async def _greet(self, client: socket.socket) -> None:
+    async def _connect(self, client: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._protocol, client)
         except OSError as exc:
-            self._trouble(exc)
+            self._failed(exc)
             client.close()
 
-    def _trouble(self, exc: OSError) -> None:
+    def _failed(self, exc: OSError) -> None:
         self.problem = (
-            f"nobody is let in ({exc.strerror}): sysctl fs.file-nr; ls "
-            "/proc/$(pgrep -o gpu-gate)/fd"
+            f"no new connection can be accepted ({exc.strerror}): sysctl fs.file-nr; "
+            "ls /proc/$(pgrep -o gpu-gate)/fd"
         )
 
 
 async def tcp(host: str, port: int) -> list[socket.socket]:
-    """Bound sockets, one for each address of the host. OSError."""
+    """Bound sockets, one for each address of the host. Raises OSError."""
     bound = await asyncio.get_running_loop().create_server(
         asyncio.Protocol, host, port, start_serving=False
     )
@@ -88,7 +87,7 @@ async def tcp(host: str, port: int) -> list[socket.socket]:
 
 
 def unix(path: str) -> socket.socket:
-    """A bound socket. OSError."""
+    """A bound socket. Raises OSError."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(path)

@@ -1,4 +1,4 @@
-"""Files that are written whole."""
+"""Files that readers see either whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from contextlib import suppress
 
 
 def write_whole(path: str, data: bytes, mode: int = 0o644) -> None:
-    """The whole file or the old one, never half of it, on disk when this returns; `mode` holds
-    whatever the umask says. OSError, and nothing left behind."""
+    """Replace the file at once: a reader sees the old content or the new. The new content is on
+    disk when this returns. The umask does not change `mode`. Raises OSError, and leaves nothing
+    behind."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
     try:

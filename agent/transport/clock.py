@@ -1,4 +1,4 @@
-"""The one clock of deadlines."""
+"""The clock of every deadline."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def boottime() -> float:
-    """Seconds since the boot, suspend included; nobody can set it."""
+    """Seconds since boot, time in suspend included. Setting the clock does not change it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

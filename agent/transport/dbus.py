@@ -1,19 +1,16 @@
-"""One connection to a D-Bus message bus: every call has a deadline, and the loss of the bus is an
-answer.
+"""One connection to a D-Bus message bus. Every call has a deadline, and ends when the bus is lost.
 
 Only the low-level half of dbus-next is used (or of dbus-fast, which has the same names): no
-proxies, no introspection. Facts about dbus-next 0.2.3 that this file lives with:
+proxies, no introspection. Facts about dbus-next 0.2.3:
 
-* Its own call() never returns when made after the bus was lost, so replies are matched by serial
-  here.
-* A failed write leaves "exception was never retrieved" behind unless the write's future is looked
-  at.
-* A bus that closes the connection during authentication sends it into an endless loop without a
-  yield.
+* Its own call() never returns if the bus was lost before: so replies are matched by serial here.
+* A failed write logs "exception was never retrieved", unless somebody reads the write's future.
+* A bus that closes the connection during authentication sends it into an endless loop that never
+  yields.
 * It connects with a blocking socket, which waits for ever on a full backlog (a stopped
   dbus-daemon).
 * It never closes its socket.
-* It imports `gi` where that is installed: 3 MiB that nobody here uses.
+* It imports `gi` where that is installed: 3 MiB without use here.
 """
 
 from __future__ import annotations
@@ -33,8 +30,8 @@ from ..model.errors import BusError, ErrorKind
 
 
 def _import_library() -> tuple[Any, Any]:
-    """dbus_next, else dbus_fast, with its asyncio half; a None in sys.modules hides `gi`
-    meanwhile."""
+    """dbus_next, or else dbus_fast, and its asyncio half. A None in sys.modules hides `gi` from
+    it."""
     modules = cast("dict[str, Any]", sys.modules)
     hide = "gi" not in modules
     if hide:
@@ -55,7 +52,7 @@ LIBRARY: str = _lib.__name__
 Message: Any = _lib.Message
 Variant: Any = _lib.Variant
 STRUCT: Any = list if LIBRARY == "dbus_next" else tuple
-"""What a struct is given as: dbus-fast 5 takes tuples only."""
+"""The Python type of a struct: dbus-fast 5 takes only tuples."""
 
 _DBUS, _DBUS_PATH = "org.freedesktop.DBus", "/org/freedesktop/DBus"
 _CONNECT_WITHIN_S = 1.0
@@ -70,7 +67,7 @@ _KINDS = {
 
 
 def signal_rule(sender: str, interface: str, member: str, more: str = "") -> str:
-    """A match rule for one kind of signal; `more` is further keys, each with a comma before it."""
+    """A match rule for one kind of signal; `more` holds further keys, each after a comma."""
     return f"type='signal',sender='{sender}',interface='{interface}',member='{member}'{more}"
 
 
@@ -78,14 +75,14 @@ _ESCAPED = re.compile(rb"^[0-9]|[^0-9A-Za-z]")
 
 
 def escape_label(text: str) -> str:
-    """Text as one element of an object path, as sd-bus escapes it (bus_label_escape, systemd
+    """Text as one element of an object path, escaped as sd-bus does (bus_label_escape, systemd
     v252)."""
     return _ESCAPED.sub(lambda byte: b"_%02x" % byte[0][0], text.encode()).decode() or "_"
 
 
 async def all_of(waits: Iterable[Awaitable[Any]], *, at_once: int = 100) -> list[Any]:
-    """Every result in order; an error is raised when its batch is done, so that no call is left
-    behind."""
+    """Every result in order, `at_once` at a time. Raises the first error of a batch when the whole
+    batch is done, so that no call is left running."""
     results: list[Any] = []
     todo = iter(waits)
     while batch := list(itertools.islice(todo, at_once)):
@@ -96,17 +93,17 @@ async def all_of(waits: Iterable[Awaitable[Any]], *, at_once: int = 100) -> list
     return results
 
 
-class Link:
-    """One connection, from its greeting until it is lost; never reconnects."""
+class Connection:
+    """One connection, from its handshake until it is lost. It never reconnects."""
 
     def __init__(self, bus: Any, on_signal: Callable[[Any], None]) -> None:
         self._bus = bus
         self._on_signal = on_signal
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done, with the reason, as soon as the bus is gone."""
+        """Done as soon as the bus is lost; the result is the reason."""
         self.rules: set[str] = set()
-        """For the owner's use: the match rules that this bus has confirmed."""
+        """The match rules that this bus has confirmed; kept by the owner of the connection."""
         bus.add_message_handler(self._on_message)
         self._end = asyncio.ensure_future(bus.wait_for_disconnect())
         self._end.add_done_callback(self._on_end)
@@ -114,30 +111,30 @@ class Link:
     @classmethod
     async def open(
         cls, address: str | None, on_signal: Callable[[Any], None], within_s: float
-    ) -> Link:
-        """A greeted connection; `address` None is the system bus. BusError when there is no bus to
-        be had."""
+    ) -> Connection:
+        """Connect within `within_s` seconds; `address` None is the system bus. Raises BusError."""
         try:
-            link = cls(_new_bus(address), on_signal)
+            connection = cls(_new_bus(address), on_signal)
         except (OSError, ValueError) as exc:
             raise _no_bus(exc) from exc
         try:
-            await asyncio.wait_for(link._bus.connect(), within_s)
+            await asyncio.wait_for(connection._bus.connect(), within_s)
         except asyncio.TimeoutError:
-            await link.close()
+            await connection.close()
             raise BusError(
                 f"D-Bus did not complete the handshake within {within_s:g} s", ErrorKind.TIMED_OUT
             ) from None
         except (OSError, EOFError, ValueError, _lib.AuthError, _lib.DBusError) as exc:
-            await link.close()
+            await connection.close()
             raise _no_bus(exc) from exc
         except BaseException:
-            await link.close()
+            await connection.close()
             raise
-        return link
+        return connection
 
     async def call(self, message: Any, within_s: float) -> list[Any]:
-        """The body of the reply. BusError: an error reply, the deadline, or a bus that is gone."""
+        """The body of the reply. Raises BusError for an error reply, after `within_s` seconds, or
+        when the bus is lost."""
         if self.lost.done():
             raise self._lost_error()
         message.serial = self._bus.next_serial()
@@ -157,16 +154,16 @@ class Link:
         return list(answer.body)
 
     async def ask_bus(self, member: str, argument: str, within_s: float) -> list[Any]:
-        """A call with one string to the message bus itself (AddMatch, RemoveMatch,
-        GetNameOwner)."""
+        """Call the message bus itself with one string (AddMatch, RemoveMatch, GetNameOwner). Raises
+        BusError."""
         to = {"destination": _DBUS, "path": _DBUS_PATH, "interface": _DBUS}
         return await self.call(
             Message(**to, member=member, signature="s", body=[argument]), within_s
         )
 
     def give_up(self, why: str) -> None:
-        """Count the bus as lost from now on; calls in flight end at once. Whoever waits on `lost`
-        closes."""
+        """Treat the bus as lost: every call under way fails at once. The code that awaits `lost`
+        then closes the connection."""
         if not self.lost.done():
             self.lost.set_result(why)
         for reply in self._replies.values():
@@ -177,7 +174,7 @@ class Link:
         return BusError(f"the D-Bus connection was lost: {self.lost.result()}", ErrorKind.MISSING)
 
     async def close(self) -> None:
-        """Disconnect and leave nothing behind, whatever state the connection is in."""
+        """Disconnect and leave nothing open, whatever state the connection is in."""
         try:
             if not self._end.done():
                 self._bus.disconnect()
@@ -190,7 +187,7 @@ class Link:
 
     def _send(self, message: Any) -> None:
         try:
-            self._bus.send(message).add_done_callback(_look_at)
+            self._bus.send(message).add_done_callback(_retrieve_exception)
         except OSError as exc:  # dbus-fast 5 writes at once
             self.give_up(str(exc))
 
@@ -211,8 +208,8 @@ class Link:
 
 
 def _new_bus(address: str | None) -> Any:
-    """The library's bus object. In dbus-next and older dbus-fast this connects: kept from
-    blocking."""
+    """The library's bus object. dbus-next and older dbus-fast connect here: a timeout keeps that
+    from blocking."""
     bus = _aio.MessageBus.__new__(_aio.MessageBus)
     usual_s = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_CONNECT_WITHIN_S)
@@ -245,7 +242,7 @@ def _close_socket(bus: Any) -> None:
                 part.close()
 
 
-def _look_at(sent: asyncio.Future[Any]) -> None:
+def _retrieve_exception(sent: asyncio.Future[Any]) -> None:
     if not sent.cancelled():
         sent.exception()
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import cast
 
-from . import acceptor as door
-from .acceptor import Door
+from . import acceptor
+from .acceptor import Acceptor
 
 MOST_CONNECTIONS = 128
 IDLE_S = 10.0
@@ -84,35 +84,35 @@ class Server:
     def __init__(self, answer: Answerer) -> None:
         self.answer = answer
         self._loop = asyncio.get_running_loop()
-        self._doors: list[Door] = []
+        self._acceptors: list[Acceptor] = []
         self._connections: dict[Connection, None] = {}
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str, port: int) -> None:
         """OSError, and nothing listens."""
         try:
-            for bound in await door.tcp(host, port):
+            for bound in await acceptor.tcp(host, port):
                 bound.setsockopt(
                     socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES
                 )  # what it accepts inherits it
-                self._doors.append(Door(bound, lambda: Connection(self)))
+                self._acceptors.append(Acceptor(bound, lambda: Connection(self)))
         except OSError:
             self.close()
             raise
 
     async def listen_unix(self, path: str) -> None:
         """OSError."""
-        self._doors.append(Door(door.unix(path), lambda: Connection(self)))
+        self._acceptors.append(Acceptor(acceptor.unix(path), lambda: Connection(self)))
 
     @property
     def problem(self) -> str | None:
-        """Why nobody is let in, as a sentence; None while everybody is."""
-        return next((found.problem for found in self._doors if found.problem), None)
+        """Why no client is accepted, as a sentence; None while clients are."""
+        return next((found.problem for found in self._acceptors if found.problem), None)
 
     def close(self) -> None:
-        for opened in self._doors:
-            opened.close()
-        self._doors.clear()
+        for one in self._acceptors:
+            one.close()
+        self._acceptors.clear()
         if self._sweeper is not None:
             self._sweeper.cancel()
         for connection in list(self._connections):

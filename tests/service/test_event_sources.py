@@ -11,6 +11,7 @@ from agent.host import event_sources as wake
 from agent.host.event_sources import EventSources
 from agent.model.wake import WakeReason, WakeSource
 from agent.service.clock import LiveClock
+from agent.transport.systemd import BusSignal
 
 SCOPE = WakeReason(WakeSource.SCOPE)
 TIMER = {WakeReason(WakeSource.TIMER): 1}
@@ -84,7 +85,7 @@ def test_scopes_of_containers_wake_once_for_a_burst(
         taken = WakeQueue(LiveClock())
         sources = EventSources(taken.wake)
         for unit in jobs:
-            sources._on_systemd("job", unit)
+            sources._on_systemd(BusSignal.JOB_ENDED, unit)
         return await taken.wait(60.0 if wakes else 0.05)
 
     assert asyncio.run(heard()) == (wakes or TIMER)
@@ -99,7 +100,7 @@ def test_a_container_that_is_long_in_its_hooks_is_seen_by_a_second_look(monkeypa
         taken, looks = WakeQueue(LiveClock()), 0
         sources = EventSources(taken.wake)
         for _ in range(3):
-            sources._on_systemd("job", "crio-0b.scope")
+            sources._on_systemd(BusSignal.JOB_ENDED, "crio-0b.scope")
         while looks < 2:
             looks += (await taken.wait(60.0))[SCOPE]
         return await taken.wait(0.05)

@@ -268,12 +268,14 @@ def test_a_face_that_lets_nobody_in_is_a_trouble() -> None:
         async with served(Seen(f"127.0.0.1:{free_port()}")) as (face, _):
             before, found = face.problem, face._tcp
             assert found is not None
-            found._doors[0].problem = "nobody is let in (Too many open files): sysctl fs.file-nr"
+            found._acceptors[
+                0
+            ].problem = "no new connection can be accepted (Too many open files): sysctl fs.file-nr"
             return [before, face.problem]
 
     before, now = asyncio.run(story())
     assert before is None
-    assert now == "HTTP: nobody is let in (Too many open files): sysctl fs.file-nr"
+    assert now == "HTTP: no new connection can be accepted (Too many open files): sysctl fs.file-nr"
 
 
 def test_a_port_that_the_sandbox_refuses_is_not_said_to_be_taken(

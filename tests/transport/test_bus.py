@@ -13,7 +13,7 @@ import pytest
 
 from agent.model.errors import BusError, ErrorKind
 from agent.transport.dbus import LIBRARY
-from agent.transport.systemd import SystemdBus, UnitRow, unit_path
+from agent.transport.systemd import BusSignal, SystemdBus, UnitRow, unit_path
 
 from .conftest import PATIENCE_S, until
 from .peers import Daemon, Systemd
@@ -25,7 +25,7 @@ class World:
     def __init__(self, folder: Path, **options) -> None:
         self.daemon = Daemon(folder)
         self.systemd = Systemd()
-        self.signals: list[tuple[str, str]] = []
+        self.signals: list[tuple[BusSignal, str]] = []
         options.setdefault("call_timeout_s", PATIENCE_S)
         self.bus = SystemdBus(
             lambda *signal: self.signals.append(signal), address=self.daemon.address, **options
@@ -44,7 +44,7 @@ class World:
         await self.systemd.close()
         self.daemon.kill()
 
-    async def heard(self, kind: str) -> str:
+    async def heard(self, kind: BusSignal) -> str:
         """The detail of the first signal of this kind; it and what came before are forgotten."""
         await until(lambda: any(k == kind for k, _ in self.signals))
         at = [k for k, _ in self.signals].index(kind)
@@ -62,7 +62,7 @@ class World:
 def test_units_and_manager_are_read_in_order(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             assert world.bus.problem is None
             rows = await world.bus.units(["nope.service", "not a name", "kubelet.service"])
             assert [(row.name, row.load_state) for row in rows] == [
@@ -93,7 +93,7 @@ def test_hundreds_of_units_stay_below_the_daemons_limit_of_open_calls(run, tmp_p
     async def main():
         async with World(tmp_path) as world:
             world.systemd.units = {f"u{n}.service": "ab" * 16 for n in range(300)}
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             assert len(await world.bus.units(world.systemd.units)) == 300
 
     run(main())
@@ -102,7 +102,7 @@ def test_hundreds_of_units_stay_below_the_daemons_limit_of_open_calls(run, tmp_p
 def test_only_what_is_watched_is_heard(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             await world.bus.watch(["kubelet.service", "containerd.service"])
             await world.bus.watch(["snap.microk8s.daemon-kubelite.service"])
             for unit in (
@@ -115,11 +115,11 @@ def test_only_what_is_watched_is_heard(run, tmp_path):
             world.systemd.emit("UnitNew", "so", ["x.scope", "/u"])
             world.systemd.emit("Reloading", "b", [True])
             world.systemd.emit("Reloading", "b", [False])
-            await until(lambda: ("reloading", "false") in world.signals)
+            await until(lambda: (BusSignal.RELOADED, "") in world.signals)
             assert world.signals == [
-                ("unit", "snap.microk8s.daemon-kubelite.service"),
-                ("reloading", "true"),
-                ("reloading", "false"),
+                (BusSignal.UNIT_CHANGED, "snap.microk8s.daemon-kubelite.service"),
+                (BusSignal.RELOADING, ""),
+                (BusSignal.RELOADED, ""),
             ]
 
     run(main())
@@ -128,9 +128,9 @@ def test_only_what_is_watched_is_heard(run, tmp_path):
 def test_jobs_are_heard_when_asked_for(run, tmp_path):
     async def main():
         async with World(tmp_path, watch_jobs=True) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             world.systemd.emit("JobRemoved", "uoss", [1, "/j", "cri-containerd-x.scope", "done"])
-            assert await world.heard("job") == "cri-containerd-x.scope"
+            assert await world.heard(BusSignal.JOB_ENDED) == "cri-containerd-x.scope"
 
     run(main())
 
@@ -138,15 +138,16 @@ def test_jobs_are_heard_when_asked_for(run, tmp_path):
 def test_a_signal_from_anybody_else_is_not_believed(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             stranger = Systemd()
             await stranger.start(world.daemon.address)
-            us = world.bus._link._bus.unique_name
+            us = world.bus._connection._bus.unique_name
             stranger.emit("Reloading", "b", [True], to=us)
             with pytest.raises(BusError):  # a round trip, so that the signal has arrived
                 await world.bus.start_unit("nope.service")
             world.systemd.emit("Reloading", "b", [False])
-            assert await world.heard("reloading") == "false"
+            await until(lambda: world.signals)
+            assert [kind for kind, _ in world.signals] == [BusSignal.RELOADED]
             await stranger.close()
 
     run(main())
@@ -157,7 +158,7 @@ def test_already_subscribed_is_success(run, tmp_path):
         world = World(tmp_path)
         world.systemd.subscribed = True
         async with world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
 
     run(main())
 
@@ -165,13 +166,13 @@ def test_already_subscribed_is_success(run, tmp_path):
 def test_a_new_owner_is_subscribed_to_before_it_is_told_of(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
-            old = await world.heard("connected")
+            old = await world.heard(BusSignal.CONNECTED)
             await world.systemd.close()
             world.systemd = await Systemd().start(world.daemon.address)
-            assert await world.heard("owner") != old
+            assert await world.heard(BusSignal.OWNER_CHANGED) != old
             assert world.systemd.subscribed
             world.systemd.emit("Reloading", "b", [False])
-            await world.heard("reloading")
+            await world.heard(BusSignal.RELOADED)
 
     run(main())
 
@@ -179,7 +180,7 @@ def test_a_new_owner_is_subscribed_to_before_it_is_told_of(run, tmp_path):
 def test_a_slow_answer_is_a_timeout_and_the_bus_lives_on(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             world.systemd.deaf_to = {"ListUnitsByNames"}
             with pytest.raises(BusError) as caught:
                 await world.bus.call("ListUnitsByNames", "as", [[]], within_s=0.05)
@@ -193,7 +194,7 @@ def test_a_slow_answer_is_a_timeout_and_the_bus_lives_on(run, tmp_path):
 def test_after_the_loss_calls_fail_at_once_and_the_next_bus_is_as_the_first(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             await world.bus.watch(["kubelet.service"])
             world.systemd.deaf_to = {"StartUnit"}
             in_flight = asyncio.ensure_future(
@@ -201,7 +202,7 @@ def test_after_the_loss_calls_fail_at_once_and_the_next_bus_is_as_the_first(run,
             )
             await until(lambda: "StartUnit" in world.systemd.asked)
             world.daemon.kill()
-            await world.heard("lost")
+            await world.heard(BusSignal.LOST)
             with pytest.raises(BusError) as caught:
                 await in_flight
             assert caught.value.kind is ErrorKind.MISSING
@@ -211,9 +212,9 @@ def test_after_the_loss_calls_fail_at_once_and_the_next_bus_is_as_the_first(run,
             assert world.bus.problem
             await world.bus.watch(["kubelet.service", "containerd.service"])
             await world.restart()
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             world.systemd.change("containerd.service")
-            assert await world.heard("unit") == "containerd.service"
+            assert await world.heard(BusSignal.UNIT_CHANGED) == "containerd.service"
 
     run(main())
 
@@ -221,7 +222,7 @@ def test_after_the_loss_calls_fail_at_once_and_the_next_bus_is_as_the_first(run,
 def test_a_call_in_the_moment_of_the_loss_fails_too(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             world.daemon.kill()  # and the loop has not noticed yet
             with pytest.raises(BusError) as caught:
                 await world.bus.manager()
@@ -242,7 +243,7 @@ def test_a_bus_that_comes_late_is_found(run, tmp_path):
             lambda: "systemd1" in (world.bus.problem or "")
         )  # a bus without systemd is no bus yet
         await world.systemd.start(world.daemon.address)
-        await world.heard("connected")
+        await world.heard(BusSignal.CONNECTED)
         running.cancel()
         await asyncio.wait({running})
         await world.systemd.close()
@@ -255,11 +256,11 @@ def test_a_bus_that_comes_late_is_found(run, tmp_path):
 def test_a_started_units_job_is_waited_for(run, tmp_path, job_first):
     async def main():
         async with World(tmp_path) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             world.systemd.job_first = job_first
             world.systemd.job_result = "dependency"
             assert await world.bus.start_unit("kubelet.service") == "dependency"
-            assert not any("JobRemoved" in rule for rule in world.bus._link.rules)
+            assert not any("JobRemoved" in rule for rule in world.bus._connection.rules)
 
     run(main())
 
@@ -267,7 +268,7 @@ def test_a_started_units_job_is_waited_for(run, tmp_path, job_first):
 def test_a_job_that_does_not_end_is_a_timeout(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             world.systemd.job_result = ""
             with pytest.raises(BusError) as caught:
                 await world.bus.start_unit("kubelet.service", within_s=0.1)
@@ -279,7 +280,7 @@ def test_a_job_that_does_not_end_is_a_timeout(run, tmp_path):
 def test_an_error_keeps_its_name(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             with pytest.raises(BusError) as caught:
                 await world.bus.start_unit("nope.service")
             assert caught.value.kind is ErrorKind.MISSING

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent.service.connection import systemd
+from agent.transport.systemd import BusSignal
 
 from .test_bus import World
 
@@ -15,7 +16,7 @@ from .test_bus import World
 def test_a_verb_has_its_answers(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with World(tmp_path) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", world.daemon.address)
             async with systemd() as bus:
                 assert bus.problem is None

@@ -16,6 +16,7 @@ from agent.host.access.checks import AccessChecks
 from agent.model.access import Device, GrantResult
 from agent.model.actions import GrantDevices, ScopeGrant
 from agent.transport.device_cgroups import started
+from agent.transport.systemd import BusSignal
 
 from .test_bus import World
 
@@ -91,7 +92,7 @@ def with_rig(run, tmp_path, monkeypatch):
     def runs(story) -> None:
         async def main() -> None:
             async with World(tmp_path) as world:
-                await world.heard("connected")
+                await world.heard(BusSignal.CONNECTED)
                 await story(Rig(world, tmp_path))
 
         run(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.model.errors import BusError, ErrorKind
+from agent.transport.systemd import BusSignal
 from agent.transport.unit_devices import DevicePolicyRow, allow_devices, device_policy
 
 from .test_bus import World
@@ -16,7 +17,7 @@ def test_the_list_is_read_and_added_to(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
             world.systemd.devices[SCOPE] = ("strict", {"/dev/char/1:3": "rwm", "char-*": "m"})
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             await allow_devices(
                 world.bus, SCOPE, [("/dev/char/195:0", "rw"), ("/dev/char/1:3", "rw")]
             )
@@ -31,7 +32,7 @@ def test_the_list_is_read_and_added_to(run, tmp_path):
 def test_a_scope_that_is_gone_is_no_scope_without_restrictions(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
-            await world.heard("connected")
+            await world.heard(BusSignal.CONNECTED)
             for question in (
                 device_policy(world.bus, SCOPE),
                 allow_devices(world.bus, SCOPE, [("/dev/null", "r")]),

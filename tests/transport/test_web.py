@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.transport import acceptor as door
+from agent.transport import acceptor
 from agent.transport import http as web
 from agent.transport.http import Answer, Connection, Server
 
@@ -289,7 +289,7 @@ def test_without_a_descriptor_left_clients_wait_and_the_log_is_not_flooded(
 ) -> None:
     """accept(2) answers EMFILE for as long as one waits. It is told once, and who waited is
     answered afterwards."""
-    monkeypatch.setattr(door, "AGAIN_S", 0.01)
+    monkeypatch.setattr(acceptor, "RETRY_S", 0.01)
 
     async def story(found: Site) -> None:
         loop = asyncio.get_running_loop()
@@ -306,7 +306,7 @@ def test_without_a_descriptor_left_clients_wait_and_the_log_is_not_flooded(
             await loop.sock_sendall(client, LAST)
             while not (said := found.server.problem):
                 await asyncio.sleep(0.01)
-            assert "nobody is let in (Too many open files)" in said
+            assert "no new connection can be accepted (Too many open files)" in said
             await asyncio.sleep(0.1)
             all_of_them.close()
             assert code(await asyncio.wait_for(loop.sock_recv(client, 1 << 16), 60)) == 200
