@@ -126,7 +126,7 @@ class ActionExecutor:
 
 def _release(action: Release) -> None:
     if not os.path.exists(f"{RUN}/released"):  # whoever came first had the reason
-        write_released(action.reason, action.word)
+        write_released(action.reason, action.kind.value)
 
 
 def _link_dev_char(action: LinkDevChar) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from .access import Device, Question
+from .reason import ReleaseReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Release:
     """Say that the kubelet may start (/run/gpu-gate/released)."""
 
     reason: str
-    word: str
+    kind: ReleaseReason
 
     @property
     def sentence(self) -> str:

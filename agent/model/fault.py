@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .reason import Reason
 from .runtime import LedgerEntry, PluginSight
 
 
@@ -25,7 +26,7 @@ class Cure(str, Enum):
 class Fault:
     """Why a plugin's devices are not listed, as far as it can be seen."""
 
-    reason: str
+    reason: Reason
     because: str
     cure: Cure
     next_step: str = ""

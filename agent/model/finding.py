@@ -8,7 +8,9 @@ from enum import Enum
 from .access import GpuContainer
 from .actions import Action, CheckAccess, GrantDevices, LaunchUnit, PlaceManifest, ScopeGrant
 from .cdi import Refresh
+from .condition import Condition, Link
 from .fault import RepairFacts
+from .reason import Reason
 from .snapshot import ProbeReport
 
 
@@ -33,15 +35,12 @@ class Heals(str, Enum):
 class Finding:
     """One condition of one link."""
 
-    link: int
-    "1 to 14, docs/terms.md"
-    condition: str
-    "CamelCase, as Kubernetes names conditions"
+    link: Link
+    condition: Condition
     verdict: Verdict
     because: str
     "what was seen, in one line"
-    reason: str = ""
-    "a stable CamelCase word for machines; documented in docs/reasons.md"
+    reason: Reason = Reason.NONE
     missing: tuple[str, ...] = ()
     "what would have to be there: bus ids, device nodes, readings"
     heals: Heals = Heals.SOON
@@ -75,7 +74,7 @@ class Pause:
     "`gpu-gate pause`, which releases the kubelet; else work on the GPUs, which ends soon"
 
 
-ELSEWHERE = (11, 13, 14)
+ELSEWHERE = (Link.NODE, Link.METRICS, Link.ALERT)
 """Links whose word the API server and the monitoring have: the node's own readiness does not hang
 on them."""
 
@@ -137,6 +136,22 @@ class Diagnosis:
     "CDI specs that their unit may mend"
     launch: LaunchUnit | PlaceManifest | None = None
     "how the plugin is launched, once the gate is open"
+
+    def get(self, *conditions: Condition) -> Finding | None:
+        """The first finding about one of these conditions."""
+        return next((f for f in self.findings if f.condition in conditions), None)
+
+    def blocking(self, *links: Link) -> Finding | None:
+        """The first finding of these links that does not hold, and without which GPU work may not
+        start."""
+        return next(
+            (
+                f
+                for f in self.findings
+                if f.link in links and f.blocks and f.verdict is not Verdict.HOLDS
+            ),
+            None,
+        )
 
     def first_broken(self, own: bool = False) -> Finding | None:
         """The first link that blocks: everything after it follows from it. `own`: of those this

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from .condition import Link
+
 
 class Strength(str, Enum):
     """How well what was seen carries a cause."""
@@ -20,7 +22,7 @@ class Suspect:
     """One cause that fits."""
 
     id: str
-    link: int
+    link: Link
     title: str
     strength: Strength
     seen: str

@@ -11,6 +11,7 @@ from ..core.gate.states import Gate, Phase, Step
 from ..engine.ports import LastCycle, Wakes
 from ..model.access import GrantResult
 from ..model.finding import Diagnosis
+from ..model.reason import Reason
 from . import config as configuration
 from .log import (
     ACCESS_BACK,
@@ -86,7 +87,7 @@ def _log_access(before: Diagnosis | None, now: Diagnosis) -> None:
                 ", ".join(d.name for d in holder.denied),
                 holder.loss_why,
                 holder.cure,
-                extra=facts(ACCESS_LOST, reason="AccessDenied", **values),
+                extra=facts(ACCESS_LOST, reason=Reason.ACCESS_DENIED, **values),
             )
         elif holder.id in lost and holder.verdict and not holder.denied:
             log.info(
@@ -116,7 +117,7 @@ def log_grants(done: tuple[GrantResult, ...]) -> None:
                 one.who,
                 ", ".join(one.lost),
                 f"; {one.problem}" if one.problem else "",
-                extra=facts(ALLOW_SURPRISE, reason="AllowStopped", **values),
+                extra=facts(ALLOW_SURPRISE, reason=Reason.ALLOW_STOPPED, **values),
             )
         elif one.problem:
             log.warning(
@@ -124,7 +125,8 @@ def log_grants(done: tuple[GrantResult, ...]) -> None:
                 one.who,
                 one.problem,
                 extra=facts(
-                    reason="AccessDenied" if one.still_denied else "AccessUnknown", **values
+                    reason=Reason.ACCESS_DENIED if one.still_denied else Reason.ACCESS_UNKNOWN,
+                    **values,
                 ),
             )
         elif one.given_back:
@@ -133,14 +135,14 @@ def log_grants(done: tuple[GrantResult, ...]) -> None:
                 one.who,
                 ", ".join(one.given_back),
                 one.took_s,
-                extra=facts(ACCESS_BACK, reason="AccessDenied", **values),
+                extra=facts(ACCESS_BACK, reason=Reason.ACCESS_DENIED, **values),
             )
         elif one.named:
             log.info(
                 "%s keeps its devices at a daemon-reload: %s named in its scope's DeviceAllow=",
                 one.who,
                 ", ".join(one.named),
-                extra=facts(reason="AccessAtRisk", **values),
+                extra=facts(reason=Reason.ACCESS_AT_RISK, **values),
             )
 
 
@@ -179,4 +181,4 @@ def _message_id(gate: Gate) -> str:
         return GATE_OPENED
     if gate.phase is Phase.BLOCKED:
         return GATE_HELD
-    return PROBE_HUNG if gate.reason == "ProbeHung" else GATE_CLOSED
+    return PROBE_HUNG if gate.reason == Reason.PROBE_HUNG else GATE_CLOSED

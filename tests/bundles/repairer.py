@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.core.plugin import repair as repair
+from agent.core.plugin import repair
 from agent.model.actions import Rebuild, RestartUnit, SendHup
 from agent.model.finding import Diagnosis
 from agent.model.settings import Settings

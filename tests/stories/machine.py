@@ -320,7 +320,7 @@ class Machine:
             if self.released_at is None:
                 self.released_at = self.world.now
                 self.released_word = next(
-                    (a.word for a in step.actions if isinstance(a, Release)), "Before"
+                    (a.kind.value for a in step.actions if isinstance(a, Release)), "Before"
                 )
             self.say(f"  kubelet released: {gate.released}")
         if not gate.ready:

@@ -412,7 +412,7 @@ def test_release(
     assert says in done.gate.released
     marks = [a for a in done.actions if isinstance(a, Release)]
     assert len(marks) == (1 if says and "released" not in changes else 0)
-    assert all(mark.reason == done.gate.released and mark.word for mark in marks)
+    assert all(mark.reason == done.gate.released and mark.kind for mark in marks)
 
 
 def test_once_released_released_for_this_boot() -> None:

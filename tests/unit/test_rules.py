@@ -13,6 +13,7 @@ from agent.model.actions import LinkDevChar, LoadModule, MakeNodes
 from agent.model.finding import Heals, Scope, Verdict
 from agent.model.mark import Mark
 from agent.model.reading import Refusal
+from agent.model.reason import Reason
 from agent.model.settings import Settings
 from agent.model.snapshot import (
     DeviceNode,
@@ -980,4 +981,5 @@ def test_the_owners_number_overrules_a_dead_gpu_at_whatever_call_it_fails() -> N
 
 
 def test_a_code_without_a_name_has_a_readable_reason() -> None:
-    assert finding(diagnosed(probe=failing(77)), "NvmlComplete").reason == "Nvml77"
+    found = finding(diagnosed(probe=failing(77)), "NvmlComplete")
+    assert found.reason is Reason.NVML_OTHER and "77" in found.because

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 
 from ...model.access import Driver, GpuContainer, LossCause
+from ...model.condition import Link
 from ...model.diagnostics import JournalEvent
 from ...model.reading import Seen
+from ...model.reason import Reason
 from ...model.runtime import PluginLogState
 from ..common.known_fault import Evidence, Judge, KnownFault, Mark, cited, either, said, when
 from ..plugin import candidates as plugin
@@ -34,7 +36,9 @@ def _reload_took_it(evidence: Evidence) -> Mark | None:
             f"not now; {lost.loss_why}",
         )
     denied = (
-        None if _no_reload_touches_the_plugin(evidence) else evidence.finding("PluginAccessDenied")
+        None
+        if _no_reload_touches_the_plugin(evidence)
+        else evidence.finding(Reason.PLUGIN_ACCESS_DENIED)
     )
     sight, manager = evidence.plugin, evidence.snapshot.manager
     reload_at = manager.value.last_reload_at if isinstance(manager, Seen) else None
@@ -56,7 +60,7 @@ def _reload_took_it(evidence: Evidence) -> Mark | None:
     if (
         never
         and never.driver is not Driver.CGROUPFS
-        and not (never.is_plugin and evidence.finding("PluginGivenNothing"))
+        and not (never.is_plugin and evidence.finding(Reason.PLUGIN_GIVEN_NOTHING))
     ):
         return Mark(False, _may_not(never))
     if denied:
@@ -81,7 +85,7 @@ def _no_reload_touches_the_plugin(evidence: Evidence) -> bool:
 def _unknown_error_inside(evidence: Evidence) -> Mark | None:
     """The plugin's NVML failed, and whether it may open its devices is not known: 999 is what EPERM
     looks like."""
-    failed, sight = evidence.finding("PluginInitFailed"), evidence.plugin
+    failed, sight = evidence.finding(Reason.PLUGIN_INIT_FAILED), evidence.plugin
     log = evidence.plugin_log
     if (
         not failed
@@ -119,17 +123,17 @@ def _updated(evidence: Evidence) -> Mark | None:
 
 
 def _no_handler(evidence: Evidence) -> Mark | None:
-    hint = evidence.finding("NoRuntimeHandler")
+    hint = evidence.finding(Reason.NO_RUNTIME_HANDLER)
     return (
         Mark(False, hint.because)
-        if hint and evidence.finding("NotRegistered", "PluginLacksLibrary")
+        if hint and evidence.finding(Reason.NOT_REGISTERED, Reason.PLUGIN_LACKS_LIBRARY)
         else None
     )
 
 
 def _ended_without(evidence: Evidence) -> Mark | None:
     """With fail-on-init-error, which is the default, it does not run on without the library."""
-    found, log = evidence.finding("PluginExited"), evidence.plugin_log
+    found, log = evidence.finding(Reason.PLUGIN_EXITED), evidence.plugin_log
     return (
         Mark(True, found.because) if found and log and plugin_log.lacks_the_library(log) else None
     )
@@ -200,7 +204,7 @@ def _unresolved(evidence: Evidence) -> Mark | None:
 FAULTS = (
     KnownFault(
         "NoNvidiaHandler",
-        6,
+        Link.RUNTIME,
         "The container runtime has no handler nvidia",
         "NVIDIA/nvidia-container-toolkit, nvidia-ctk runtime configure",
         "the runtime's or the kubelet's line that it has no such handler",
@@ -215,11 +219,11 @@ FAULTS = (
     ),
     KnownFault(
         "PluginWithoutLibrary",
-        6,
+        Link.RUNTIME,
         "The plugin's container was made without the driver's libraries",
         "NVIDIA/k8s-device-plugin README, prerequisites",
         "its log says that NVML's library is not to be found",
-        judge=either((when("PluginLacksLibrary"), _ended_without, _hook(is_library=True))),
+        judge=either((when(Reason.PLUGIN_LACKS_LIBRARY), _ended_without, _hook(is_library=True))),
         remedy="its pod wants the nvidia runtime: RuntimeClass nvidia, the default runtime, or "
         "a CDI spec",
         do="crictl inspect {plugin} | grep -E 'runtimeType|NVIDIA_'",
@@ -227,7 +231,7 @@ FAULTS = (
     ),
     KnownFault(
         "HookRefused",
-        6,
+        Link.RUNTIME,
         "The NVIDIA runtime's hook refused a container",
         "NVIDIA/libnvidia-container #151, #154, #176",
         "nvidia-container-cli's own error, as the runtime or the kubelet passed it on",
@@ -238,11 +242,11 @@ FAULTS = (
     ),
     KnownFault(
         "CdiSpecMissing",
-        6,
+        Link.RUNTIME,
         "There is no CDI spec, and containers are to be given GPUs by one",
         CDI,
         "no spec of kind nvidia.com/gpu in /etc/cdi and /run/cdi",
-        judge=either((when("CdiMissing"), _unresolved)),
+        judge=either((when(Reason.CDI_MISSING), _unresolved)),
         consistent="the runtime knows no device of a name that was handed out",
         decide="the specs it reads",
         capture="nvidia-ctk cdi list",
@@ -251,38 +255,38 @@ FAULTS = (
     ),
     KnownFault(
         "CdiSpecOld",
-        6,
+        Link.RUNTIME,
         "The CDI spec is of another driver, or of other GPUs",
         CDI,
         "it names libraries of another version, lacks a GPU, or fixes other device numbers",
-        judge=when("CdiOlderDriver", "CdiLacksGpu", "CdiOtherNumbers"),
+        judge=when(Reason.CDI_OLDER_DRIVER, Reason.CDI_LACKS_GPU, Reason.CDI_OTHER_NUMBERS),
         remedy="have it written again",
         do=GENERATE,
         is_not=NOT_ITS_AGE,
     ),
     KnownFault(
         "CdiSpecPointsNowhere",
-        6,
+        Link.RUNTIME,
         "The CDI spec names files that are not there",
         CDI,
         "a path of the spec is missing on the host",
-        judge=when("CdiPathsMissing"),
+        judge=when(Reason.CDI_PATHS_MISSING),
         remedy="have it written again; containers with it fail to be created until then",
         do=GENERATE,
     ),
     KnownFault(
         "CdiSpecBroken",
-        6,
+        Link.RUNTIME,
         "A CDI spec cannot be read, or two define the same device",
         CDI,
         "a file that is no spec, or two files of one folder with one device",
-        judge=when("CdiUnreadable", "CdiConflict"),
+        judge=when(Reason.CDI_UNREADABLE, Reason.CDI_CONFLICT),
         remedy="remove the wrong file",
         do="grep -l nvidia.com/gpu /etc/cdi/* /run/cdi/*",
     ),
     KnownFault(
         "ContainerToolkit251",
-        12,
+        Link.WORKLOADS,
         "A daemon-reload took the GPUs away from running containers",
         "NVIDIA/nvidia-container-toolkit #251, #192, #1227, #1744",
         "a container that could open its device nodes, and may not since units were loaded anew",
@@ -300,11 +304,11 @@ FAULTS = (
     ),
     KnownFault(
         "ReloadWillTakeDevices",
-        12,
+        Link.WORKLOADS,
         "The next daemon-reload will take GPUs away from containers",
         "NVIDIA/nvidia-container-toolkit #1744",
         "the scope's DeviceAllow= lacks a node that its container may open",
-        judge=when("AccessAtRisk"),
+        judge=when(Reason.ACCESS_AT_RISK),
         remedy="before the next reload: drain those pods, or make them again with CDI",
         do="gpu-gate access",
         is_not="a loss yet",
@@ -312,7 +316,7 @@ FAULTS = (
     ),
     KnownFault(
         "CpuManagerUpdate",
-        12,
+        Link.WORKLOADS,
         "A container update took its GPUs away (static cpu manager, resize)",
         "kubernetes/kubernetes #77073, NVIDIA/k8s-device-plugin #145, #322",
         "device programs were replaced without a reload, and the kubelet's cpu manager is static",

@@ -7,8 +7,10 @@ from typing import Any
 
 from ...model.access import CurrentAccess, GpuContainer, ReloadRisk
 from ...model.actions import CheckAccess, GrantDevices
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen, Why
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot
 from ..common.paths import ALLOW_STOPPED, RUN
@@ -35,11 +37,11 @@ def findings(
         return (
             (
                 Finding(
-                    12,
-                    "WorkloadAccess",
+                    Link.WORKLOADS,
+                    Condition.WORKLOAD_ACCESS,
                     Verdict.UNKNOWN,
                     f"the processes of running containers could not be read ({snapshot.processes})",
-                    "AccessUnknown",
+                    Reason.ACCESS_UNKNOWN,
                     blocks=False,
                     next_step="as root: gpu-gate access",
                 ),
@@ -66,8 +68,8 @@ def _now(snapshot: Snapshot, settings: Settings, holders: Sequence[GpuContainer]
     ]
     if denied:
         return Finding(
-            12,
-            "WorkloadAccess",
+            Link.WORKLOADS,
+            Condition.WORKLOAD_ACCESS,
             Verdict.FAILS,
             f"{_count(denied, holders)} may not open what was given: "
             + "; ".join(
@@ -76,7 +78,7 @@ def _now(snapshot: Snapshot, settings: Settings, holders: Sequence[GpuContainer]
                 for h in denied[:NAMED]
             )
             + _more(denied),
-            "AccessDenied",
+            Reason.ACCESS_DENIED,
             tuple(f"{who(h)} {d.name}" for h in denied for d in h.denied)[:64],
             Heals.CONFIGURATION,
             "gpu-gate access; " + denied[0].cure,
@@ -85,15 +87,15 @@ def _now(snapshot: Snapshot, settings: Settings, holders: Sequence[GpuContainer]
     if unknown:
         first = next(d for d in unknown[0].devices if d.access is CurrentAccess.UNKNOWN)
         return Finding(
-            12,
-            "WorkloadAccess",
+            Link.WORKLOADS,
+            Condition.WORKLOAD_ACCESS,
             Verdict.UNKNOWN,
             f"of {_count(unknown, holders)} it is not known "
             "whether they may open what was given: "
             + ", ".join(who(h) for h in unknown[:NAMED])
             + _more(unknown)
             + f" ({first.detail})",
-            "AccessUnknown",
+            Reason.ACCESS_UNKNOWN,
             next_step="gpu-gate access",
             blocks=False,
         )
@@ -101,8 +103,8 @@ def _now(snapshot: Snapshot, settings: Settings, holders: Sequence[GpuContainer]
     if isinstance(snapshot.allocations, Refusal):
         unheard = f" (the kubelet did not say whom it allocated GPUs to: {snapshot.allocations})"
     return Finding(
-        12,
-        "WorkloadAccess",
+        Link.WORKLOADS,
+        Condition.WORKLOAD_ACCESS,
         Verdict.HOLDS,
         f"{containers.number(len(holders))} with GPUs may open what was given{unheard}",
         blocks=False,
@@ -121,14 +123,14 @@ def _next(settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding,
         return ()
     return (
         Finding(
-            12,
-            "AccessAfterReload",
+            Link.WORKLOADS,
+            Condition.ACCESS_AFTER_RELOAD,
             Verdict.FAILS,
             f"{_count(risky, holders)} would lose access at a daemon-reload: "
             + ", ".join(who(h) for h in risky[:NAMED])
             + _more(risky)
             + f": {risky[0].risk_why}",
-            "AccessAtRisk",
+            Reason.ACCESS_AT_RISK,
             tuple(who(h) for h in risky)[:64],
             Heals.CONFIGURATION,
             "gpu-gate access; " + risky[0].cure,
@@ -149,11 +151,11 @@ def _stopped(snapshot: Snapshot) -> tuple[Finding, ...]:
     )
     return (
         Finding(
-            12,
-            "DeviceAllowUpdatesEnabled",
+            Link.WORKLOADS,
+            Condition.DEVICE_ALLOW_UPDATES_ENABLED,
             Verdict.FAILS,
             why,
-            "AllowStopped",
+            Reason.ALLOW_STOPPED,
             blocks=False,
             heals=Heals.CONFIGURATION,
             next_step=f"start that pod anew; report it; rm {RUN}/{ALLOW_STOPPED} lets gpu-gate "
@@ -198,13 +200,13 @@ def _older(
         return ()
     return (
         Finding(
-            12,
-            "WorkloadDriver",
+            Link.WORKLOADS,
+            Condition.WORKLOAD_DRIVER,
             Verdict.FAILS,
             f"{_count(old, holders)} were created before the nvidia module was loaded at "
             f"{at(snapshot, loaded)}, and hold "
             "what was there then: " + ", ".join(who(h) for h in old[:NAMED]) + _more(old),
-            "WorkloadOlderThanDriver",
+            Reason.WORKLOAD_OLDER_THAN_DRIVER,
             tuple(who(h) for h in old)[:64],
             Heals.CONFIGURATION,
             "start these pods anew",

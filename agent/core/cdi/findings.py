@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...model.cdi import CdiFile, CdiSpec, Refresh, Toolkit
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.snapshot import Gpu, ProbeState, Snapshot, Unit
 from ..access import containers
 from ..common.watched import CDI_UNIT
@@ -35,7 +38,7 @@ class Cdi:
 
     verdict: Verdict
     because: str
-    reason: str = ""
+    reason: Reason = Reason.NONE
     missing: tuple[str, ...] = ()
     next_step: str = ""
     in_use: str = ""
@@ -55,36 +58,19 @@ def judge(snapshot: Snapshot, gpus: GpuInventory, assessment: ProbeAssessment) -
         return Cdi(
             Verdict.UNKNOWN,
             f"CDI specs were not read ({toolkit.specs})",
-            "CdiUnknown",
+            Reason.CDI_UNKNOWN,
             in_use=in_use,
             next_step=f"ls -l {' '.join(SPEC_FOLDERS)}",
         )
-    for because, reason, missing, path in _faults(
-        snapshot, toolkit, toolkit.specs.value, assessment, bool(in_use)
-    ):
-        mendable = reason != "CdiConflict"
-        remedy = (
-            GENERATE + (path or OUTPUT)
-            if mendable
-            else f"grep -l {cdi.KIND} /etc/cdi/* /run/cdi/*; remove one"
-        )
-        version = snapshot.driver_version.value_or("")
-        return Cdi(
-            Verdict.FAILS,
-            because,
-            reason,
-            missing,
-            remedy,
-            in_use,
-            mendable,
-            f"{reason} {path} {' '.join(missing)} driver {version}",
-        )
+    fault = next(_faults(snapshot, toolkit, toolkit.specs.value, assessment, bool(in_use)), None)
+    if fault is not None:
+        return _broken(fault, in_use, snapshot.driver_version.value_or(""))
     for file in toolkit.specs.value:
         if isinstance(file.spec, Refusal):  # a silent refusal: what it holds is not known
             return Cdi(
                 Verdict.UNKNOWN,
                 f"{file.path} was not read ({file.spec})",
-                "CdiUnknown",
+                Reason.CDI_UNKNOWN,
                 in_use=in_use,
             )
     specs = [
@@ -102,7 +88,7 @@ def judge(snapshot: Snapshot, gpus: GpuInventory, assessment: ProbeAssessment) -
         return Cdi(
             Verdict.UNKNOWN,
             f"whether what the CDI specs name is there was not read ({toolkit.absent})",
-            "CdiUnknown",
+            Reason.CDI_UNKNOWN,
             in_use=in_use,
         )
     return Cdi(
@@ -113,6 +99,26 @@ def judge(snapshot: Snapshot, gpus: GpuInventory, assessment: ProbeAssessment) -
             for path, s in specs
         ),
         in_use=in_use,
+    )
+
+
+def _broken(fault: CdiFault, in_use: str, driver_version: str) -> Cdi:
+    mendable = fault.reason is not Reason.CDI_CONFLICT
+    remedy = (
+        GENERATE + (fault.path or OUTPUT)
+        if mendable
+        else f"grep -l {cdi.KIND} /etc/cdi/* /run/cdi/*; remove one"
+    )
+    missing = " ".join(fault.missing)
+    return Cdi(
+        Verdict.FAILS,
+        fault.because,
+        fault.reason,
+        fault.missing,
+        remedy,
+        in_use,
+        mendable,
+        f"{fault.reason} {fault.path} {missing} driver {driver_version}",
     )
 
 
@@ -132,8 +138,14 @@ def _in_use(snapshot: Snapshot, toolkit: Toolkit) -> str:
     return ""
 
 
-Fault = tuple[str, str, tuple[str, ...], str]
-"""(what was seen, reason word, what is missing, the file)"""
+class CdiFault(NamedTuple):
+    """What is wrong with the specs."""
+
+    because: str
+    reason: Reason
+    missing: tuple[str, ...]
+    path: str
+    "the file"
 
 
 def _faults(
@@ -142,45 +154,47 @@ def _faults(
     files: tuple[CdiFile, ...],
     assessment: ProbeAssessment,
     in_use: bool,
-) -> Iterator[Fault]:
+) -> Iterator[CdiFault]:
     """The first one counts: what comes first explains what comes after it."""
-    for file in files:
-        if isinstance(file.spec, Refusal) and file.spec.is_telling and not file.spec.is_missing:
-            yield f"{file.path}: {file.spec.detail}", "CdiUnreadable", (file.path,), file.path
+    yield from _unreadable(files)
     specs = [(f.path, f.spec.value) for f in files if isinstance(f.spec, Seen) and f.spec.value]
-    is_whole = all(isinstance(f.spec, Seen) for f in files)
-    if (
-        is_whole
-        and not any(s.kind == cdi.KIND for _, s in specs)
-        and (_unit(snapshot) or (in_use and not specs))
-    ):
-        yield (
-            f"no CDI spec of kind {cdi.KIND} in {' or '.join(SPEC_FOLDERS)}",
-            "CdiMissing",
-            (OUTPUT,),
-            "",
+    gpu_specs = {path: spec for path, spec in specs if spec.kind == cdi.KIND}
+    every_file_was_read = all(isinstance(f.spec, Seen) for f in files)
+    is_expected = bool(_unit(snapshot)) or (in_use and not specs)
+    if every_file_was_read and not gpu_specs and is_expected:
+        where = " or ".join(SPEC_FOLDERS)
+        yield CdiFault(
+            f"no CDI spec of kind {cdi.KIND} in {where}", Reason.CDI_MISSING, (OUTPUT,), ""
         )
     yield from _conflicts(specs)
     for path, spec in specs:
         if not _is_shadowed(path, spec, specs):
             yield from _spec_faults(snapshot, toolkit, path, spec)
-    lacking = _lacking([s for _, s in specs if s.kind == cdi.KIND], snapshot, assessment)
+    lacking = _lacking(list(gpu_specs.values()), snapshot, assessment)
     if lacking:
-        where = ", ".join(p for p, s in specs if s.kind == cdi.KIND)
-        yield (
-            f"{where} lacks {', '.join(lacking)}, which NVML shows",
-            "CdiLacksGpu",
+        yield CdiFault(
+            f"{', '.join(gpu_specs)} lacks {', '.join(lacking)}, which NVML shows",
+            Reason.CDI_LACKS_GPU,
             lacking,
-            where.split(",")[0],
+            next(iter(gpu_specs)),
         )
 
 
-def _spec_faults(snapshot: Snapshot, toolkit: Toolkit, path: str, spec: CdiSpec) -> Iterator[Fault]:
+def _unreadable(files: tuple[CdiFile, ...]) -> Iterator[CdiFault]:
+    for file in files:
+        if isinstance(file.spec, Refusal) and file.spec.is_telling and not file.spec.is_missing:
+            because = f"{file.path}: {file.spec.detail}"
+            yield CdiFault(because, Reason.CDI_UNREADABLE, (file.path,), file.path)
+
+
+def _spec_faults(
+    snapshot: Snapshot, toolkit: Toolkit, path: str, spec: CdiSpec
+) -> Iterator[CdiFault]:
     loaded = snapshot.driver_version.value_or("")
     if spec.versions and loaded and loaded not in spec.versions:
-        yield (
+        yield CdiFault(
             f"{path} names driver {'/'.join(spec.versions)}, loaded is {loaded}",
-            "CdiOlderDriver",
+            Reason.CDI_OLDER_DRIVER,
             spec.versions,
             path,
         )
@@ -188,9 +202,9 @@ def _spec_faults(snapshot: Snapshot, toolkit: Toolkit, path: str, spec: CdiSpec)
     gone = tuple(p for p in spec.paths if p in absent)
     if gone:
         more = f" and {len(gone) - SHOWN} more" if len(gone) > SHOWN else ""
-        yield (
+        yield CdiFault(
             f"{path} names what is not there: {', '.join(gone[:SHOWN])}{more}",
-            "CdiPathsMissing",
+            Reason.CDI_PATHS_MISSING,
             gone,
             path,
         )
@@ -203,9 +217,9 @@ def _spec_faults(snapshot: Snapshot, toolkit: Toolkit, path: str, spec: CdiSpec)
         p for p, major, minor in spec.numbers if p in nodes and nodes[p] != (major, minor)
     )
     if other:
-        yield (
+        yield CdiFault(
             f"{path} names other device numbers than {', '.join(other)} has now",
-            "CdiOtherNumbers",
+            Reason.CDI_OTHER_NUMBERS,
             other,
             path,
         )
@@ -222,7 +236,7 @@ def _rank(path: str) -> int:
     return SPEC_FOLDERS.index(path.rpartition("/")[0])
 
 
-def _conflicts(specs: list[tuple[str, CdiSpec]]) -> Iterator[Fault]:
+def _conflicts(specs: list[tuple[str, CdiSpec]]) -> Iterator[CdiFault]:
     """Two files of one folder that define one device: the runtime then knows neither (cdi
     pkg/cdi/cache.go)."""
     owners = Counter((_rank(p), f"{s.kind}={d}") for p, s in specs for d in set(s.devices))
@@ -232,9 +246,9 @@ def _conflicts(specs: list[tuple[str, CdiSpec]]) -> Iterator[Fault]:
             {p for p, s in specs for d in s.devices if (_rank(p), f"{s.kind}={d}") in twice}
         )
         names = tuple(name for _, name in twice)
-        yield (
+        yield CdiFault(
             f"{' and '.join(files)} both define {names[0]}",
-            "CdiConflict",
+            Reason.CDI_CONFLICT,
             names[:SHOWN],
             files[0],
         )
@@ -291,8 +305,8 @@ def findings(snapshot: Snapshot, assessment: Cdi | None) -> tuple[Finding, ...]:
     )
     found = [
         Finding(
-            6,
-            "CdiSpec",
+            Link.RUNTIME,
+            Condition.CDI_SPEC,
             assessment.verdict,
             assessment.because + used,
             assessment.reason,
@@ -306,8 +320,8 @@ def findings(snapshot: Snapshot, assessment: Cdi | None) -> tuple[Finding, ...]:
     if isinstance(snapshot.runtime, Seen):
         found.append(
             Finding(
-                6,
-                "RuntimeAnswers",
+                Link.RUNTIME,
+                Condition.RUNTIME_ANSWERS,
                 Verdict.HOLDS,
                 f"{snapshot.runtime_socket} answers: "
                 f"{containers.number(len(snapshot.runtime.value.containers))}",
@@ -333,14 +347,14 @@ def _handler(toolkit: Toolkit | None) -> list[Finding]:
     else:
         said = ""
     if said:
-        return [Finding(6, "RuntimeHandler", Verdict.HOLDS, said, blocks=False)]
+        return [Finding(Link.RUNTIME, Condition.RUNTIME_HANDLER, Verdict.HOLDS, said, blocks=False)]
     return [
         Finding(
-            6,
-            "RuntimeHandler",
+            Link.RUNTIME,
+            Condition.RUNTIME_HANDLER,
             Verdict.FAILS,
             f"{mode}; no file of the runtime's configuration that we know names a handler nvidia",
-            "NoRuntimeHandler",
+            Reason.NO_RUNTIME_HANDLER,
             blocks=False,
             heals=Heals.CONFIGURATION,
             next_step="nvidia-ctk runtime configure --runtime=containerd; systemctl restart "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ...model.access import GpuContainer, LossCause
+from ...model.condition import Link
 from ...model.diagnostics import NO_DIAGNOSTICS, DiagnosticData, JournalEntry, JournalEvent
 from ...model.finding import Diagnosis, Finding, Verdict
 from ...model.runtime import PluginLog, PluginSight
@@ -102,7 +103,7 @@ class KnownFault:
 
     id: str
     "CamelCase, stable: also its page in docs/faults"
-    link: int
+    link: Link
     title: str
     source: str
     "whose report, and where"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ...model.condition import Condition
 from ...model.finding import Finding, Verdict
+from ...model.reason import Reason
 
-EXPLAINS = ("KubeletActive", "PluginHealthy", "WorkloadAccess")
+EXPLAINS = (Condition.KUBELET_ACTIVE, Condition.PLUGIN_HEALTHY, Condition.WORKLOAD_ACCESS)
 """Conditions that close no gate by themselves, and are broken links all the same: what comes later
 follows."""
-NOT_BROKEN = ("NoKubelet", "PluginUnread")
+NOT_BROKEN = (Reason.NO_KUBELET, Reason.PLUGIN_UNREAD)
 """A node without a kubelet, and a plugin of which nothing is known."""
 
 

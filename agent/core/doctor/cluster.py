@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from ...model.cluster import ClusterReport, Sample
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Verdict
 from ...model.reading import Reading, Refusal, Seen
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot
 from ..common.layouts import PREFERRED, matches
@@ -31,20 +33,25 @@ def label_of(resource: str) -> str:
 def _metric(samples: Reading[Sequence[Sample]], snapshot: Snapshot, settings: Settings) -> Finding:
     if isinstance(samples, Refusal):
         if not samples.is_telling:
-            return _unknown(13, "MetricAgrees", f"not asked: {samples.detail}", "MetricNotAsked")
+            return _unknown(
+                Link.METRICS,
+                Condition.METRIC_AGREES,
+                f"not asked: {samples.detail}",
+                Reason.METRIC_NOT_ASKED,
+            )
         return _unknown(
-            13,
-            "MetricAgrees",
+            Link.METRICS,
+            Condition.METRIC_AGREES,
             f"the metric store gave no answer ({samples})",
-            "MetricStoreSilent",
+            Reason.METRIC_STORE_SILENT,
             "curl the address in [Cluster] Prometheus=",
         )
     if not isinstance(snapshot.allocatable, Seen):
         return _unknown(
-            13,
-            "MetricAgrees",
+            Link.METRICS,
+            Condition.METRIC_AGREES,
             "the kubelet was not heard, so there is nothing to compare with",
-            "KubeletNotHeard",
+            Reason.KUBELET_NOT_HEARD,
         )
     listed = {
         label_of(d.resource): len(d.ids)
@@ -54,29 +61,34 @@ def _metric(samples: Reading[Sequence[Sample]], snapshot: Snapshot, settings: Se
     ours = [s for s in samples.value if s.resource in listed or s.resource == "nvidia_com_gpu"]
     if not ours:
         return _unknown(
-            13,
-            "MetricAgrees",
+            Link.METRICS,
+            Condition.METRIC_AGREES,
             "no series kube_node_status_allocatable of this node's GPUs: "
             "kube-state-metrics is not scraped, or the node has another name there ([Node] Name=)",
-            "MetricMissing",
+            Reason.METRIC_MISSING,
         )
     age_s = max(snapshot.clock.realtime - s.at for s in ours)
     said = {s.resource: int(s.value) for s in ours}
     seen = f"{_counted(said)} allocatable, scraped {max(0.0, age_s):.0f} s ago"
     if {r: n for r, n in said.items() if n} != {r: n for r, n in listed.items() if n}:
         return Finding(
-            13,
-            "MetricAgrees",
+            Link.METRICS,
+            Condition.METRIC_AGREES,
             Verdict.FAILS,
             f"the metric says {seen}; the kubelet lists {_counted(listed)}",
-            "MetricDiffers",
+            Reason.METRIC_DIFFERS,
             blocks=False,
             age_s=age_s,
             next_step="kubectl get node -o yaml: where .status.allocatable is "
             "right, it is kube-state-metrics or its scrape",
         )
     return Finding(
-        13, "MetricAgrees", Verdict.HOLDS, f"the metric says {seen}", blocks=False, age_s=age_s
+        Link.METRICS,
+        Condition.METRIC_AGREES,
+        Verdict.HOLDS,
+        f"the metric says {seen}",
+        blocks=False,
+        age_s=age_s,
     )
 
 
@@ -88,55 +100,62 @@ def _alert(word: ClusterReport, settings: Settings, registered: Finding | None) 
     alerts = word.alerts
     if isinstance(alerts, Refusal):
         if not alerts.is_telling:
-            return _unknown(14, "AlertAgrees", f"not asked: {alerts.detail}", "AlertNotAsked")
+            return _unknown(
+                Link.ALERT,
+                Condition.ALERT_AGREES,
+                f"not asked: {alerts.detail}",
+                Reason.ALERT_NOT_ASKED,
+            )
         return _unknown(
-            14,
-            "AlertAgrees",
+            Link.ALERT,
+            Condition.ALERT_AGREES,
             f"the alert manager gave no answer ({alerts})",
-            "AlertManagerSilent",
+            Reason.ALERT_MANAGER_SILENT,
             "curl the address in [Cluster] Alertmanager= or N9e=",
         )
     ours = [a for a in alerts.value if any(fnmatchcase(a.name, p) for p in settings.alert_names)]
     names = ", ".join(f"{a.name} since {a.since}" for a in ours[:5])
     if registered is None or registered.verdict is Verdict.UNKNOWN:
         return _unknown(
-            14,
-            "AlertAgrees",
+            Link.ALERT,
+            Condition.ALERT_AGREES,
             f"firing: {names or 'none'}; whether that is right is not known: "
             "the kubelet was not heard",
-            "KubeletNotHeard",
+            Reason.KUBELET_NOT_HEARD,
         )
     if registered.verdict is Verdict.HOLDS and ours:
         return Finding(
-            14,
-            "AlertAgrees",
+            Link.ALERT,
+            Condition.ALERT_AGREES,
             Verdict.FAILS,
             f"the GPUs are back, and the alert still fires: {names}",
-            "AlertNotResolved",
+            Reason.ALERT_NOT_RESOLVED,
             blocks=False,
             next_step="wait for its next evaluation; then look whether the rule's metric is "
             "link 13's",
         )
     if registered.verdict is Verdict.FAILS and not ours:
         return Finding(
-            14,
-            "AlertAgrees",
+            Link.ALERT,
+            Condition.ALERT_AGREES,
             Verdict.FAILS,
             "the GPUs are not listed, and no alert of theirs fires",
-            "AlertSilent",
+            Reason.ALERT_SILENT,
             blocks=False,
             next_step="is there a rule, and is it evaluated? /usr/share/doc/gpu-gate/alerts.md",
         )
     return Finding(
-        14,
-        "AlertAgrees",
+        Link.ALERT,
+        Condition.ALERT_AGREES,
         Verdict.HOLDS,
         f"firing, as it should: {names}" if ours else "no alert of this node's GPUs fires",
         blocks=False,
     )
 
 
-def _unknown(link: int, condition: str, because: str, reason: str, next_step: str = "") -> Finding:
+def _unknown(
+    link: Link, condition: Condition, because: str, reason: Reason, next_step: str = ""
+) -> Finding:
     return Finding(
         link, condition, Verdict.UNKNOWN, because, reason, blocks=False, next_step=next_step
     )

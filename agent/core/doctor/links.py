@@ -3,9 +3,11 @@ asked."""
 
 from __future__ import annotations
 
+from ...model.condition import Condition, Link
 from ...model.diagnostics import CudaReport, DiagnosticData
 from ...model.finding import Diagnosis, Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen, Why
+from ...model.reason import Reason
 from ...model.snapshot import Snapshot
 from ...model.suspect import Strength, Suspect
 from ..access.faults import KEPT_AWAY
@@ -17,7 +19,7 @@ ELSEWHERE = {
     13: "kube_node_status_allocatable is Prometheus's to say",
     14: "Alertmanager's to say, and recovered apart from link 13",
 }
-NEVER_RAN = ("NoPlugin", "PluginPodWaits", "PluginNeverStarted")
+NEVER_RAN = (Reason.NO_PLUGIN, Reason.PLUGIN_POD_WAITS, Reason.PLUGIN_NEVER_STARTED)
 NOBODY = {
     6: "nothing of the runtime's configuration was read",
     8: "no container and no unit looks like the plugin",
@@ -43,12 +45,12 @@ def links(
     found += [
         Finding(
             link,
-            "NotAsked",
+            Condition.NOT_ASKED,
             Verdict.UNKNOWN,
             f"not asked: {_why_not(link, snapshot, found)}",
             blocks=False,
         )
-        for link in range(1, 15)
+        for link in Link
         if link not in asked
     ]
     return tuple(sorted(found, key=lambda f: f.link))
@@ -58,20 +60,24 @@ def _no_holder(snapshot: Snapshot, diagnosis: Diagnosis) -> Finding:
     """Of a kubelet that did not say whom it allocated GPUs to, nobody knows that it was no one."""
     if isinstance(snapshot.allocations, Refusal) and diagnosis.registered is not None:
         return Finding(
-            12,
-            "WorkloadAccess",
+            Link.WORKLOADS,
+            Condition.WORKLOAD_ACCESS,
             Verdict.UNKNOWN,
             f"the kubelet did not say whom it allocated GPUs to ({snapshot.allocations})",
-            "AccessUnknown",
+            Reason.ACCESS_UNKNOWN,
             next_step="gpu-gate access",
             blocks=False,
         )
     return Finding(
-        12, "WorkloadAccess", Verdict.HOLDS, "no running container holds a GPU", blocks=False
+        Link.WORKLOADS,
+        Condition.WORKLOAD_ACCESS,
+        Verdict.HOLDS,
+        "no running container holds a GPU",
+        blocks=False,
     )
 
 
-def _why_not(link: int, snapshot: Snapshot, found: list[Finding]) -> str:
+def _why_not(link: Link, snapshot: Snapshot, found: list[Finding]) -> str:
     """Why a link has no word at all: it is others' to say, an answer is lacking, or one before it
     is broken."""
     if link in ELSEWHERE:
@@ -98,11 +104,11 @@ def _cuda(diagnostics: DiagnosticData, expected: int) -> tuple[Finding, ...]:
             return ()
         return (
             Finding(
-                5,
-                "CudaAnswers",
+                Link.NVML,
+                Condition.CUDA_ANSWERS,
                 Verdict.FAILS if cuda.why.value == "timed-out" else Verdict.UNKNOWN,
                 f"CUDA gave no answer ({cuda})",
-                "CudaSilent",
+                Reason.CUDA_SILENT,
                 blocks=cuda.why.value == "timed-out",
                 next_step="dmesg | grep -E 'NVRM|Xid'",
             ),
@@ -113,35 +119,39 @@ def _cuda(diagnostics: DiagnosticData, expected: int) -> tuple[Finding, ...]:
 def _counted(cuda: CudaReport, expected: int) -> Finding:
     if cuda.code == SYSTEM_NOT_READY:
         return Finding(
-            4,
-            "CudaAnswers",
+            Link.FABRIC,
+            Condition.CUDA_ANSWERS,
             Verdict.FAILS,
             f"{cuda.call} says 802 (system not ready): the fabric",
-            "CudaNotReady",
+            Reason.CUDA_NOT_READY,
             next_step="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric",
         )
     if cuda.code:
         return Finding(
-            5,
-            "CudaAnswers",
+            Link.NVML,
+            Condition.CUDA_ANSWERS,
             Verdict.FAILS,
             f"{cuda.call} says {cuda.code} ({cuda.library})",
-            "CudaFailed",
+            Reason.CUDA_FAILED,
             heals=Heals.CONFIGURATION,
             next_step="gpu-gate probe; dmesg | grep NVRM",
         )
     if cuda.count < expected:
         return Finding(
-            5,
-            "CudaAnswers",
+            Link.NVML,
+            Condition.CUDA_ANSWERS,
             Verdict.FAILS,
             f"CUDA counts {cuda.count} of {expected} GPUs",
-            "CudaFewer",
+            Reason.CUDA_FEWER,
             blocks=False,
             next_step="nvidia-smi -q | grep -E 'Compute Mode|MIG Mode'",
         )
     return Finding(
-        5, "CudaAnswers", Verdict.HOLDS, f"CUDA counts {cuda.count} devices", blocks=False
+        Link.NVML,
+        Condition.CUDA_ANSWERS,
+        Verdict.HOLDS,
+        f"CUDA counts {cuda.count} devices",
+        blocks=False,
     )
 
 
@@ -154,12 +164,12 @@ def _sockets(diagnostics: DiagnosticData) -> tuple[Finding, ...]:
     if dead:
         return (
             Finding(
-                9,
-                "SocketsAnswer",
+                Link.SOCKET,
+                Condition.SOCKETS_ANSWER,
                 Verdict.FAILS,
                 f"nobody listens on {', '.join(dead)}"
                 + (f"; {', '.join(heard)} answers" if heard else ""),
-                "SocketDead",
+                Reason.SOCKET_DEAD,
                 tuple(dead),
                 blocks=False,
             ),
@@ -167,7 +177,11 @@ def _sockets(diagnostics: DiagnosticData) -> tuple[Finding, ...]:
     if heard:
         return (
             Finding(
-                9, "SocketsAnswer", Verdict.HOLDS, f"connected: {', '.join(heard)}", blocks=False
+                Link.SOCKET,
+                Condition.SOCKETS_ANSWER,
+                Verdict.HOLDS,
+                f"connected: {', '.join(heard)}",
+                blocks=False,
             ),
         )
     return ()
@@ -176,17 +190,18 @@ def _sockets(diagnostics: DiagnosticData) -> tuple[Finding, ...]:
 def causes(broken: Finding, found: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
     """The faults that explain the first broken link, the likeliest first: whose mark is this very
     finding, whatever their link; its own link's; for a plugin that may not open its devices also
-    that of link 12, which says why; for a registration of which nothing is known, an earlier link's
-    that was confirmed."""
-    own = [s for s in found if s.link == broken.link and s.is_cause]
+    that of link 12, which shows why; for a registration of which nothing is known, those of earlier
+    links that were confirmed."""
+    possible = [s for s in found if s.is_cause]
+    confirmed = [s for s in found if s.strength is Strength.CONFIRMED]
+    own = [s for s in possible if s.link is broken.link]
     if broken.reason in NEVER_RAN:  # the runtime would not even make it
-        own = [s for s in found if s.id in KEPT_AWAY and s.strength is Strength.CONFIRMED] + own
-    own = [s for s in found if s not in own and s.is_cause and s.seen == broken.because] + own
-    related = [s for s in found if s.link == 12 and broken.link == 8 and s.is_cause]
-    if (
-        broken.link == 10 and not own
-    ):  # nothing is known of the plugin: what comes before it was seen to fail
-        related = [
-            s for s in found if s.link < 10 and s.is_cause and s.strength is Strength.CONFIRMED
-        ]
+        own = [s for s in confirmed if s.id in KEPT_AWAY] + own
+    own = [s for s in possible if s not in own and s.seen == broken.because] + own
+    related: list[Suspect] = []
+    if broken.link is Link.PLUGIN:
+        related = [s for s in possible if s.link is Link.WORKLOADS]
+    elif broken.link is Link.REGISTRATION and not own:
+        # Nothing is known of the plugin: what comes before it was seen to fail.
+        related = [s for s in confirmed if s.link < Link.REGISTRATION and s.is_cause]
     return tuple(sorted(own + related, key=lambda s: s.strength is not Strength.CONFIRMED))

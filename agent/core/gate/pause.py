@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Pause, Verdict
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot
 
@@ -35,11 +37,11 @@ def findings(snapshot: Snapshot, pause: Pause | None) -> tuple[Finding, ...]:
     )
     return (
         Finding(
-            5,
-            "NotPaused",
+            Link.NVML,
+            Condition.NOT_PAUSED,
             Verdict.FAILS,
             f"{pause.why}{left}: no probe, no action",
-            "Paused" if pause.by_person else "PausedForWork",
+            Reason.PAUSED if pause.by_person else Reason.PAUSED_FOR_WORK,
             blocks=False,
             next_step="gpu-gate resume" if pause.by_person else "",
         ),

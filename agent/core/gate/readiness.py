@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...model.condition import Condition
 from ...model.fault import Cure
 from ...model.finding import Diagnosis, Finding, Verdict
-from ..plugin import repair as repair_facts
+from ..plugin import repair
 from .states import Gate, Phase
 
 
@@ -33,7 +34,7 @@ def record_troubles(gate: Gate, before: Gate, diagnosis: Diagnosis, now: float) 
         _trouble(diagnosis),
         diagnosis.repair_facts.kubelet_since if diagnosis.repair_facts else 0.0,
     )
-    is_late = now >= max(since, kubelet) + repair_facts.QUICK_S
+    is_late = now >= max(since, kubelet) + repair.QUICK_S
     is_told = (before.phase, before.reason, before.ready) != (gate.phase, gate.reason, gate.ready)
     word = trouble.reason if trouble and gate.phase is Phase.OPEN and (is_late or is_told) else ""
     new = (word,) if word and word not in gate.troubles else ()
@@ -41,4 +42,4 @@ def record_troubles(gate: Gate, before: Gate, diagnosis: Diagnosis, now: float) 
 
 
 def _trouble(diagnosis: Diagnosis) -> Finding | None:
-    return next((f for f in diagnosis.findings if f.condition == "PluginHealthy"), None)
+    return next((f for f in diagnosis.findings if f.condition == Condition.PLUGIN_HEALTHY), None)

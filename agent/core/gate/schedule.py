@@ -3,10 +3,15 @@ boottime."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
+from ...model.condition import Link
 from ...model.finding import Diagnosis
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import ProbeEnd
-from ..plugin import repair as repair_facts
+from ..plugin import repair
 from .states import Gate, Phase
 
 AGREE = 2
@@ -69,67 +74,88 @@ def probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
 
 
 def _probe_due(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
-    if (
-        diagnosis.fabric
-        and gate.validated_at is not None
-        and gate.phase in (Phase.WAITING, Phase.BLOCKED)
-    ):
-        return gate.validated_at + (FABRIC_S if gate.phase is Phase.WAITING else MAX_BACKOFF_S)
-    if (
-        diagnosis.held and gate.phase is Phase.BLOCKED and diagnosis.report
-    ):  # nothing new is to be learned from NVML
+    validated_at = gate.validated_at
+    if validated_at is None:
+        return _due_before_validation(gate, diagnosis)
+    if diagnosis.fabric and gate.phase is Phase.WAITING:
+        return validated_at + FABRIC_S
+    if diagnosis.fabric and gate.phase is Phase.BLOCKED:
+        return validated_at + MAX_BACKOFF_S
+    if _is_blocked_without_nvml(gate, diagnosis):
+        return _due_before_validation(gate, diagnosis)
+    if gate.phase is Phase.REVALIDATING or diagnosis.disturbed_at > validated_at:
+        return validated_at + settings.stable_interval_s
+    return min(gate.probe_after, validated_at + _doubted_within_s(gate, diagnosis, settings))
+
+
+def _is_blocked_without_nvml(gate: Gate, diagnosis: Diagnosis) -> bool:
+    return diagnosis.held is not None and gate.phase is Phase.BLOCKED
+
+
+def _due_before_validation(gate: Gate, diagnosis: Diagnosis) -> float:
+    if _is_blocked_without_nvml(gate, diagnosis) and diagnosis.report:
+        # Nothing new is to be learned from NVML.
         return max(gate.probe_after, diagnosis.report.started_at + MAX_BACKOFF_S)
-    disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
-    if gate.validated_at is not None and (gate.phase is Phase.REVALIDATING or disturbed):
-        return gate.validated_at + settings.stable_interval_s
-    if (
-        diagnosis.mig_instances
-        and gate.asked_for not in ("", diagnosis.mig_instances)
-        and gate.validated_at
-    ):
-        return min(
-            gate.probe_after, gate.validated_at + settings.stable_interval_s
-        )  # made or destroyed by hand
-    if (
-        gate.repair.acting and gate.validated_at is not None
-    ):  # is NVML well while the plugin starts afresh?
-        return min(gate.probe_after, gate.validated_at + DOUBT_S)
-    registered = diagnosis.registered
-    partly = registered is not None and registered.reason == "PartlyRegistered"
-    if gate.phase in (Phase.OPEN, Phase.BLOCKED) and partly and gate.validated_at:
-        return min(gate.probe_after, gate.validated_at + settings.heartbeat_s)  # a GPU may be lost
     return gate.probe_after
 
 
+def _doubted_within_s(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> float:
+    """Seconds after the last validation at which something gives reason to ask again."""
+    if diagnosis.mig_instances and gate.asked_for not in ("", diagnosis.mig_instances):
+        return settings.stable_interval_s  # somebody made or destroyed MIG instances
+    if gate.repair.acting:
+        return DOUBT_S  # is NVML well while the plugin starts afresh?
+    registered = diagnosis.registered
+    is_partly = registered is not None and registered.reason is Reason.PARTLY_REGISTERED
+    if is_partly and gate.phase in (Phase.OPEN, Phase.BLOCKED):
+        return settings.heartbeat_s  # a GPU may be lost
+    return math.inf
+
+
 def wake_at(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
-    instants = [now + settings.heartbeat_s]
+    """When the next cycle is due at the latest: boottime, seconds."""
+    instants = [
+        *_release_instants(gate, diagnosis, now),
+        *_probe_instants(gate, diagnosis, settings),
+        diagnosis.access_due,
+        diagnosis.paused.until if diagnosis.paused else None,
+        now + _asks_kubelet_within_s(gate, diagnosis, now, settings),
+    ]
+    heartbeat = now + settings.heartbeat_s
+    return max(now, min([heartbeat, *(i for i in instants if i is not None and i > now)]))
+
+
+def _release_instants(gate: Gate, diagnosis: Diagnosis, now: float) -> Iterator[float]:
     if not gate.released:
-        instants.append(gate.deadline_at)
+        yield gate.deadline_at
         if not diagnosis.may_probe:
-            instants.append(now + REFUSED_S)
+            yield now + REFUSED_S
     elif not diagnosis.released_before:  # the mark is not there yet
-        instants.append(now + UNREADY_S)
-    if diagnosis.access_due is not None:
-        instants.append(diagnosis.access_due)
+        yield now + UNREADY_S
+
+
+def _probe_instants(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> Iterator[float]:
     if wants_probe(gate, diagnosis) and not diagnosis.probe_busy:
-        instants.append(probe_due(gate, diagnosis, settings))
-    if diagnosis.paused and diagnosis.paused.until is not None:
-        instants.append(diagnosis.paused.until)
+        yield probe_due(gate, diagnosis, settings)
     if gate.doubt and gate.phase is not Phase.BLOCKED:
-        instants.append(gate.doubt_since + HOLD_AFTER_S)
+        yield gate.doubt_since + HOLD_AFTER_S
     if gate.fabric_since is not None:
-        instants.append(gate.fabric_since + settings.fabric_within_s)
+        yield gate.fabric_since + settings.fabric_within_s
     if gate.phase is Phase.REVALIDATING:
-        instants.append(diagnosis.disturbed_at + stands_for_s(gate, settings) + 0.01)
+        yield diagnosis.disturbed_at + stands_for_s(gate, settings) + 0.01
+
+
+def _asks_kubelet_within_s(
+    gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings
+) -> float:
+    """Only a node that is not ready asks more often than at every heartbeat."""
     broken = diagnosis.first_broken()
-    if (
-        gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.BLOCKED)
-        and not gate.ready
-        and gate.good
-        and (broken is None or broken.link != 6 or gate.listed < AGREE)
-    ):  # a CDI spec that is written wakes us
-        instants.append(now + _listens_again_s(gate, diagnosis, now, settings))
-    return max(now, min(i for i in instants if i > now or i == instants[0]))
+    # A CDI spec that is written is a folder's event.
+    awaits_a_spec = broken is not None and broken.link is Link.RUNTIME and gate.listed >= AGREE
+    may_become_ready = gate.phase in (Phase.OPEN, Phase.REVALIDATING, Phase.BLOCKED)
+    if gate.ready or not gate.good or not may_become_ready or awaits_a_spec:
+        return math.inf
+    return _listens_again_s(gate, diagnosis, now, settings)
 
 
 def _listens_again_s(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
@@ -139,7 +165,7 @@ def _listens_again_s(gate: Gate, diagnosis: Diagnosis, now: float, settings: Set
     kubelet_since = diagnosis.repair_facts.kubelet_since if diagnosis.repair_facts else 0.0
     # An answer that was given a second time says nothing of what woke us.
     is_old = diagnosis.registered_at == gate.answered_at > 0.0
-    if 0 < gate.listed < AGREE or now < kubelet_since + repair_facts.QUICK_S or is_old:
-        return repair_facts.AGAIN_S
+    if 0 < gate.listed < AGREE or now < kubelet_since + repair.QUICK_S or is_old:
+        return repair.AGAIN_S
     least_s = HELD_S if gate.phase is Phase.BLOCKED else UNREADY_S
     return min(settings.heartbeat_s, max(least_s, (now - gate.unready_since) / 10))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ...model.actions import Action
+from ...model.reason import Reason
 from ..plugin.launch import Launch
 from ..plugin.repair import RepairState
 
@@ -36,8 +37,7 @@ class Gate:
     phase: Phase = Phase.WAITING
     since: float = 0.0
     why: str = "not looked yet"
-    reason: str = "NotLooked"
-    "a stable word, docs/reasons.md"
+    reason: Reason = Reason.NOT_LOOKED
     released: str = ""
     'why the kubelet may start, "" while it may not'
     ready: bool = False

@@ -1,7 +1,8 @@
 """The gate: phases, and the one function that moves between them.
 
-Everything that affects a phase, the release of the kubelet or readiness is in this file, and the
-rest of the program may not know it. step() is pure: `now` comes in, deadlines go out as `wake_at`.
+Everything that affects a phase, the release of the kubelet or readiness is in this room, and the
+rest of the program may not know it. phases.py is the table of phases. step() is pure: `now` comes
+in, deadlines go out as `wake_at`.
 
 Three values, never one:
 * phase     where the host's GPUs stand;
@@ -14,17 +15,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...model.actions import Action, DropProbe, Learn, Release, StartProbe
+from ...model.condition import Condition
 from ...model.finding import Diagnosis, Finding, Heals, Scope, Verdict
+from ...model.reason import Reason, ReleaseReason
 from ...model.settings import Settings
 from ...model.snapshot import ProbeEnd
 from ..plugin import launch as launching
-from ..plugin import repair as repair_facts
+from ..plugin import repair
 from .deadline import hold_limit_s
+from .phases import Outcome, Situation, phase_of
 from .readiness import explain_unready, record_troubles
 from .schedule import (
     AGREE,
     DOUBT_S,
-    HOLD_AFTER_S,
     backoff,
     keeps_probe,
     probe_due,
@@ -43,17 +46,17 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     """Judge what was seen, move, and say what is to be done."""
     moved = _count(_forget(_notice(gate, diagnosis, now), diagnosis, now), diagnosis, now, settings)
     moved = replace(moved, deadline_at=_deadline(moved, diagnosis, now, settings))
-    phase, why, reason = _phase(moved, diagnosis, settings, now)
-    moved, mended = _mend(moved, diagnosis, phase, now, settings)
+    phase, why, reason = phase_of(Situation(moved, diagnosis, settings, now))
+    moved, repaired = _repair(moved, diagnosis, phase, now, settings)
     launched = launching.step(
         moved.launch, diagnosis, moved.open_since if phase is Phase.OPEN else None, now
     )
-    phase, why, reason = _with_mend(moved, bool(gate.repair.acting), phase, why, reason)
+    phase, why, reason = _with_repair(moved, bool(gate.repair.acting), phase, why, reason)
     if phase is not moved.phase:
         moved = replace(moved, phase=phase, since=now)
     moved = replace(moved, why=why, reason=reason, launch=launched.launch)
-    word, released = _released(moved, diagnosis, now, launched.holds)
-    moved = replace(moved, released=released)
+    release = _released(moved, diagnosis, now, launched.holds)
+    moved = replace(moved, released=release.reason if release else "")
     ready, ready_why = _ready(moved, diagnosis, now, settings)
     pause = diagnosis.paused
     moved = replace(
@@ -64,71 +67,68 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
         paused_until=pause.until if pause else None,
     )
     moved = record_troubles(moved, gate, diagnosis, now)
-    actions = _actions(moved, diagnosis, now, settings, word) + launched.actions + mended.actions
+    actions = (
+        _actions(moved, diagnosis, now, settings, release) + launched.actions + repaired.actions
+    )
     wakes = [
         wake_at(moved, diagnosis, now, settings),
-        *(max(now, w) for w in (mended.wake_at, launched.wake_at) if w is not None),
+        *(max(now, w) for w in (repaired.wake_at, launched.wake_at) if w is not None),
     ]
     if any(isinstance(action, StartProbe) for action in actions):
         moved = replace(moved, asked_for=diagnosis.mig_instances)
     return Step(replace(moved, answered_at=diagnosis.registered_at), actions, min(wakes))
 
 
-def _mend(
+def _repair(
     gate: Gate, diagnosis: Diagnosis, phase: Phase, now: float, settings: Settings
-) -> tuple[Gate, repair_facts.RepairStep]:
-    """Count the kubelet's answers, then let the mender decide, who may act only while NVML is
+) -> tuple[Gate, repair.RepairStep]:
+    """Count the kubelet's answers, then decide about a repair, which may begin only while NVML is
     stable."""
     stable = gate.good >= settings.stable_probes
     gate = replace(
         gate,
         open_since=(gate.open_since if gate.open_since is not None else now) if stable else None,
     )
-    registered, fault = (
-        diagnosis.registered,
-        diagnosis.repair_facts.fault if diagnosis.repair_facts else None,
-    )
-    if (
-        fault is not None and fault.access_denied
-    ):  # what it offers is of no use, and no later look may count it
+    registered, facts = diagnosis.registered, diagnosis.repair_facts
+    fault = facts.fault if facts else None
+    if fault is not None and fault.access_denied:
+        # What it offers is of no use, and no later answer may count.
         gate = replace(gate, listed=0, listed_at=diagnosis.registered_at)
     elif registered is None or registered.verdict is not Verdict.HOLDS:
         gate = replace(gate, listed=0)
     elif diagnosis.registered_at > gate.listed_at:
         gate = replace(gate, listed=gate.listed + 1, listed_at=diagnosis.registered_at)
     open_since = gate.open_since if phase is Phase.OPEN else None
-    mended = repair_facts.step(gate.repair, diagnosis, open_since, gate.listed, now, settings)
+    repaired = repair.step(gate.repair, diagnosis, open_since, gate.listed, now, settings)
     report = diagnosis.report
     if (
-        mended.repair.acting
+        repaired.repair.acting
         and not gate.repair.acting
         and report is not None
         and report.ended_at < now - DOUBT_S
     ):
         # NVML itself may be the plugin's trouble, and was asked long ago.
-        gate, mended = (
+        gate, repaired = (
             replace(gate, probe_after=now),
-            repair_facts.RepairStep(gate.repair, wake_at=now + repair_facts.AGREE_S),
+            repair.RepairStep(gate.repair, wake_at=now + repair.AGREE_S),
         )
-    return replace(gate, repair=mended.repair), mended
+    return replace(gate, repair=repaired.repair), repaired
 
 
-def _with_mend(
-    gate: Gate, was_acting: bool, phase: Phase, why: str, reason: str
-) -> tuple[Phase, str, str]:
-    """REPAIRING is said once the hand did begin: it may refuse."""
+def _with_repair(gate: Gate, was_acting: bool, phase: Phase, why: str, reason: Reason) -> Outcome:
+    """REPAIRING is the phase once the action did begin: its executor may refuse."""
     if phase not in (Phase.OPEN, Phase.REVALIDATING):
-        return phase, why, reason
+        return Outcome(phase, why, reason)
     if gate.repair.acting and was_acting:
-        return (
+        return Outcome(
             Phase.REPAIRING,
-            f"the device plugin is being started afresh ({gate.repair.acting}); the kubelet's "
-            "word is awaited",
-            "Repairing",
+            f"the device plugin is being started afresh ({gate.repair.acting}); its registration "
+            "is awaited",
+            Reason.REPAIRING,
         )
     if gate.repair.held and phase is Phase.OPEN:
-        return Phase.BLOCKED, gate.repair.held, gate.repair.held_reason
-    return phase, why, reason
+        return Outcome(Phase.BLOCKED, gate.repair.held, gate.repair.held_reason)
+    return Outcome(phase, why, reason)
 
 
 def _notice(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
@@ -214,7 +214,7 @@ def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
     failures = gate.failures + 1
     since = gate.failing_since if gate.failing_since is not None else now
     hopeless = gate.hopeless + 1 if _is_hopeless(diagnosis) else 0
-    nvml = _of_link(diagnosis, 5)
+    nvml = diagnosis.get(Condition.NVML_COMPLETE)
     if (
         diagnosis.repair_facts is not None and nvml is not None and nvml.verdict is Verdict.FAILS
     ):  # not a /dev unread
@@ -233,14 +233,10 @@ def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
 
 
 def _is_hopeless(diagnosis: Diagnosis) -> bool:
-    finding = _of_link(diagnosis, 5)
+    finding = diagnosis.get(Condition.NVML_COMPLETE)
     return (
         finding is not None and finding.verdict is Verdict.FAILS and finding.heals is not Heals.SOON
     )
-
-
-def _of_link(diagnosis: Diagnosis, link: int) -> Finding | None:
-    return next((f for f in diagnosis.findings if f.link == link and f.blocks), None)
 
 
 def _deadline(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
@@ -251,118 +247,42 @@ def _deadline(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) 
     return origin + hold_limit_s(settings, diagnosis.control_plane)
 
 
-def _phase(
-    gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float
-) -> tuple[Phase, str, str]:
-    """The table: the first line that fits."""
-    if diagnosis.held and now >= gate.doubt_since + HOLD_AFTER_S:
-        return Phase.BLOCKED, _with_remedy(diagnosis.held), diagnosis.held.reason
-    if diagnosis.scope is Scope.NONE:
-        return Phase.NOT_APPLICABLE, diagnosis.scope_because, "NoGpuForContainers"
-    if not diagnosis.may_probe:
-        first = next(
-            (
-                f
-                for f in diagnosis.findings
-                if f.link <= 2 and f.blocks and f.verdict is not Verdict.HOLDS
-            ),
-            None,
-        )
-        return (
-            Phase.WAITING,
-            first.because if first else diagnosis.scope_because,
-            first.reason if first else "DriverUnknown",
-        )
-    earlier = next(
-        (
-            f
-            for f in diagnosis.findings
-            if f.link == 1 and f.blocks and f.verdict is not Verdict.HOLDS
-        ),
-        None,
-    )
-    if earlier and gate.hopeless < AGREE:
-        return Phase.WAITING, earlier.because, earlier.reason
-    nvml = _of_link(diagnosis, 5)
-    because, reason = (nvml.because, nvml.reason) if nvml else ("NVML was not asked", "NotProbed")
-    if gate.hopeless >= AGREE:
-        return Phase.BLOCKED, _with_remedy(nvml) if nvml else because, reason
-    if gate.good >= settings.stable_probes:
-        return _stable_phase(gate, diagnosis, settings, now)
-    if gate.good > 0:
-        return (
-            Phase.SETTLING,
-            f"{because}: {gate.good} of {settings.stable_probes} equal probes",
-            "Settling",
-        )
-    nodes = _of_link(diagnosis, 3)
-    if nvml and nvml.verdict is Verdict.HOLDS:
-        if nodes and nodes.verdict is not Verdict.HOLDS:
-            return Phase.WAITING, nodes.because, nodes.reason
-        return Phase.PROBING, f"{because}; a fresh probe is awaited", "Probing"
-    return Phase.PROBING, because, reason or "Probing"
-
-
-def _stable_phase(
-    gate: Gate, diagnosis: Diagnosis, settings: Settings, now: float
-) -> tuple[Phase, str, str]:
-    """Of a set that enough probes saw: what may still stand between it and OPEN."""
-    nvml = _of_link(diagnosis, 5)
-    because, reason = (nvml.because, nvml.reason) if nvml else ("NVML was not asked", "NotProbed")
-    disturbed = gate.validated_at is not None and diagnosis.disturbed_at > gate.validated_at
-    nodes = next(
-        (
-            f
-            for f in diagnosis.findings
-            if f.link == 3 and f.blocks and f.verdict is not Verdict.HOLDS
-        ),
-        None,
-    )
-    if nodes:
-        return Phase.WAITING, nodes.because, nodes.reason
-    if nvml and nvml.verdict is Verdict.FAILS:
-        return Phase.REVALIDATING, because, reason
-    if diagnosis.fabric and gate.fabric_since is not None:
-        if now < gate.fabric_since + settings.fabric_within_s:
-            return Phase.WAITING, diagnosis.fabric.because, diagnosis.fabric.reason
-        if diagnosis.fabric.blocks:
-            return Phase.BLOCKED, _with_remedy(diagnosis.fabric), diagnosis.fabric.reason
-    if disturbed:
-        return (
-            Phase.REVALIDATING,
-            f"{diagnosis.disturbed_by} {now - diagnosis.disturbed_at:.0f} s ago is newer "
-            "than the last validation",
-            "Revalidating",
-        )
-    return Phase.OPEN, because, ""
-
-
 def _with_remedy(finding: Finding) -> str:
     return f"{finding.because}; next step: {finding.next_step}"
 
 
-def _released(gate: Gate, diagnosis: Diagnosis, now: float, holds: str) -> tuple[str, str]:
-    """(word, sentence) of why the kubelet may start; ("", "") while it may not. `holds`: what an
+def _released(gate: Gate, diagnosis: Diagnosis, now: float, holds: str) -> Release | None:
+    """Why the kubelet may start; None while it may not. The first line that fits. `holds`: what an
     open gate still waits for, for some seconds."""
-    if gate.released:
-        return "Before", gate.released
-    if diagnosis.released_before:
-        return "Before", diagnosis.released_before
-    if diagnosis.kubelet_active:
-        return "KubeletActive", "the kubelet was already running"
-    if diagnosis.paused and diagnosis.paused.by_person:
-        return "Paused", diagnosis.paused.why
-    if gate.phase is Phase.OPEN and not holds:
-        return "Open", f"stable: {gate.why}"
-    if gate.phase is Phase.NOT_APPLICABLE:
-        return "NotApplicable", gate.why
-    if diagnosis.scope is Scope.LATE_DRIVER:
-        return "DriverNotOnHost", gate.why
-    if gate.phase is Phase.BLOCKED:
-        return "CannotHeal", f"waiting cannot heal it: {gate.why}"
-    if now >= gate.deadline_at:
-        return "Deadline", f"the deadline is over while {gate.phase.value}: {holds or gate.why}"
-    return "", ""
+    before = gate.released or diagnosis.released_before
+    pause = diagnosis.paused
+    lines = (
+        (bool(before), ReleaseReason.BEFORE, before),
+        (
+            bool(diagnosis.kubelet_active),
+            ReleaseReason.KUBELET_ACTIVE,
+            "the kubelet was already running",
+        ),
+        (
+            pause is not None and pause.by_person,
+            ReleaseReason.PAUSED,
+            pause.why if pause else "",
+        ),
+        (gate.phase is Phase.OPEN and not holds, ReleaseReason.OPEN, f"stable: {gate.why}"),
+        (gate.phase is Phase.NOT_APPLICABLE, ReleaseReason.NOT_APPLICABLE, gate.why),
+        (diagnosis.scope is Scope.LATE_DRIVER, ReleaseReason.DRIVER_NOT_ON_HOST, gate.why),
+        (
+            gate.phase is Phase.BLOCKED,
+            ReleaseReason.CANNOT_HEAL,
+            f"waiting cannot heal it: {gate.why}",
+        ),
+        (
+            now >= gate.deadline_at,
+            ReleaseReason.DEADLINE,
+            f"the deadline is over while {gate.phase.value}: {holds or gate.why}",
+        ),
+    )
+    return next((Release(why, kind) for fits, kind, why in lines if fits), None)
 
 
 def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> tuple[bool, str]:
@@ -397,7 +317,7 @@ def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
 
 
 def _actions(
-    gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings, word: str
+    gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings, release: Release | None
 ) -> tuple[Action, ...]:
     actions: list[Action] = []
     if not diagnosis.paused:
@@ -406,8 +326,8 @@ def _actions(
             actions.append(diagnosis.access_check)
         if diagnosis.allow is not None:
             actions.append(diagnosis.allow)
-    if gate.released and not diagnosis.released_before:
-        actions.append(Release(gate.released, word))
+    if release and not diagnosis.released_before:
+        actions.append(release)
     if not keeps_probe(gate, diagnosis):
         actions.append(DropProbe(forget=not diagnosis.may_probe))
     known = tuple(sorted({*diagnosis.learned, *diagnosis.expected}))

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...model.actions import Action, LinkDevChar, MakeNodes
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import DeviceNode, Gpu, Snapshot
 from ..access.containers import CONTROL_MINOR, nvidia_majors
@@ -80,11 +82,11 @@ def findings(
     if isinstance(snapshot.nodes, Refusal):
         return (
             Finding(
-                3,
-                "DeviceNodes",
+                Link.DEVICE_NODES,
+                Condition.DEVICE_NODES,
                 Verdict.UNKNOWN,
                 f"/dev was not read ({snapshot.nodes})",
-                "DevUnreadable",
+                Reason.DEV_UNREADABLE,
                 missing=("/dev/nvidia*",),
                 next_step="ls -l /dev/nvidia*",
             ),
@@ -94,11 +96,11 @@ def findings(
         seen = ", ".join(_as_found(snapshot, path) for path in lacking)
         found = [
             Finding(
-                3,
-                "DeviceNodes",
+                Link.DEVICE_NODES,
+                Condition.DEVICE_NODES,
                 Verdict.FAILS,
                 f"missing: {seen}",
-                "DeviceNodesMissing",
+                Reason.DEVICE_NODES_MISSING,
                 missing=lacking,
                 next_step="nvidia-modprobe -c 0 -u; ls -l /dev/nvidia*",
             )
@@ -106,8 +108,8 @@ def findings(
     else:
         found = [
             Finding(
-                3,
-                "DeviceNodes",
+                Link.DEVICE_NODES,
+                Condition.DEVICE_NODES,
                 Verdict.HOLDS,
                 f"{len(snapshot.nodes.value)} device nodes under /dev",
             )
@@ -117,11 +119,11 @@ def findings(
     if links:
         found.append(
             Finding(
-                3,
-                "DevCharLinks",
+                Link.DEVICE_NODES,
+                Condition.DEV_CHAR_LINKS,
                 Verdict.FAILS,
                 "no /dev/char link for " + ", ".join(name for name, _ in links),
-                "DevCharLinksMissing",
+                Reason.DEV_CHAR_LINKS_MISSING,
                 missing=tuple(f"/dev/char/{name}" for name, _ in links),
                 blocks=False,
                 next_step="runc 1.1.3-1.1.6 drops such devices at daemon-reload: nvidia-ctk system "
@@ -149,11 +151,11 @@ def _closed(nodes: Sequence[DeviceNode]) -> list[Finding]:
     more = " …" if len(shut) > SHOWN else ""
     return [
         Finding(
-            3,
-            "DeviceNodesOpen",
+            Link.DEVICE_NODES,
+            Condition.DEVICE_NODES_OPEN,
             Verdict.FAILS,
             f"only their owner and group may open {', '.join(shut[:SHOWN])}{more}",
-            "DeviceNodesClosed",
+            Reason.DEVICE_NODES_CLOSED,
             blocks=False,
             heals=Heals.CONFIGURATION,
             next_step="if that is not on purpose: grep DeviceFile /proc/driver/nvidia/params; "
@@ -167,22 +169,22 @@ def _no_uvm(snapshot: Snapshot) -> Finding:
     unfit = kernel_log.unfit(snapshot, is_uvm=True)
     if unfit:
         return Finding(
-            3,
-            "UvmLoaded",
+            Link.DEVICE_NODES,
+            Condition.UVM_LOADED,
             Verdict.FAILS,
             f"the kernel refused {unfit.client}, without which no CUDA program starts"
             + kernel_log.cited(snapshot, unfit),
-            "UvmUnfit",
+            Reason.UVM_UNFIT,
             missing=UVM,
             heals=Heals.NEVER,
             next_step=f"{driver.REBUILD}; then modprobe nvidia-uvm",
         )
     return Finding(
-        3,
-        "UvmLoaded",
+        Link.DEVICE_NODES,
+        Condition.UVM_LOADED,
         Verdict.FAILS,
         "nvidia-uvm is not loaded: CUDA loads it at its first use",
-        "UvmNotLoaded",
+        Reason.UVM_NOT_LOADED,
         missing=UVM,
         blocks=False,
         next_step="nvidia-modprobe -u -c 0",

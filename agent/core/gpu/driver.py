@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...model.actions import Action, LoadModule
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot
 from ..common.watched import DRIVER_UNITS, FABRIC_MANAGER, IMEX_UNIT
@@ -50,38 +52,41 @@ def findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, ...]:
         if not is_live(snapshot):
             return (
                 _fails(
-                    "the nvidia module is still loading (initstate is not live)", "DriverLoading"
+                    "the nvidia module is still loading (initstate is not live)",
+                    Reason.DRIVER_LOADING,
                 ),
             )
         return (
             Finding(
-                2,
-                "DriverLoaded",
+                Link.DRIVER,
+                Condition.DRIVER_LOADED,
                 Verdict.HOLDS,
                 f"driver {snapshot.driver_version.value} (/proc/driver/nvidia/version)",
             ),
         )
     if isinstance(snapshot.nvgpu, Seen):
-        return (Finding(2, "DriverLoaded", Verdict.HOLDS, f"driver nvgpu ({NVGPU})"),)
+        return (
+            Finding(Link.DRIVER, Condition.DRIVER_LOADED, Verdict.HOLDS, f"driver nvgpu ({NVGPU})"),
+        )
     if not snapshot.driver_version.is_telling:
         return (
             Finding(
-                2,
-                "DriverLoaded",
+                Link.DRIVER,
+                Condition.DRIVER_LOADED,
                 Verdict.UNKNOWN,
                 gpus.because,
-                "DriverUnreadable",
+                Reason.DRIVER_UNREADABLE,
                 missing=("/proc/driver/nvidia/version",),
                 next_step="cat /proc/driver/nvidia/version",
             ),
         )
     if not snapshot.driver_version.is_missing:
-        return (_fails(str(snapshot.driver_version), "DriverUnreadable"),)
+        return (_fails(str(snapshot.driver_version), Reason.DRIVER_UNREADABLE),)
     if isinstance(snapshot.module_state, Seen):
         return (
             _fails(
                 f"the nvidia module is still loading ({snapshot.module_state.value})",
-                "DriverLoading",
+                Reason.DRIVER_LOADING,
             ),
         )
     return (_refused(snapshot, gpus) or _not_loaded(snapshot, gpus),)
@@ -99,7 +104,7 @@ def _refused(snapshot: Snapshot, gpus: GpuInventory) -> Finding | None:
             _fails(
                 "the kernel refused a module for its "
                 f"signature{kernel_log.cited(snapshot, refused)}",
-                "ModuleRejected",
+                Reason.MODULE_REJECTED,
                 "sign the nvidia module with a key that Secure Boot knows (mokutil "
                 "--test-key), or switch Secure Boot "
                 "off; then modprobe nvidia",
@@ -112,7 +117,7 @@ def _refused(snapshot: Snapshot, gpus: GpuInventory) -> Finding | None:
             _fails(
                 f"the kernel refused {unfit.client}: it was built for another "
                 f"kernel{kernel_log.cited(snapshot, unfit)}",
-                "ModuleUnfit",
+                Reason.MODULE_UNFIT,
                 f"{REBUILD}; then modprobe nvidia",
             ),
             heals=Heals.NEVER,
@@ -123,7 +128,7 @@ def _refused(snapshot: Snapshot, gpus: GpuInventory) -> Finding | None:
         return replace(
             _fails(
                 f"the driver does not support {which}{kernel_log.cited(snapshot, foreign)}",
-                "GpuUnsupported",
+                Reason.GPU_UNSUPPORTED,
                 "install a driver that supports this GPU: another branch, or the open modules",
             ),
             heals=Heals.NEVER,
@@ -135,7 +140,7 @@ def _not_loaded(snapshot: Snapshot, gpus: GpuInventory) -> Finding:
     if gpus.scope is Scope.LATE_DRIVER:
         return _fails(
             gpus.because + kernel_log.cited(snapshot, kernel_log.rejected(snapshot)),
-            "DriverNotInstalled",
+            Reason.DRIVER_NOT_INSTALLED,
             "the GPU Operator, cloud-init or a person installs it; gpu-gate watches for it",
         )
     none_bound = kernel_log.dead(snapshot, gpus.candidates) or kernel_log.no_region(
@@ -143,15 +148,15 @@ def _not_loaded(snapshot: Snapshot, gpus: GpuInventory) -> Finding:
     )
     return _fails(
         gpus.because + kernel_log.cited(snapshot, none_bound),
-        "DriverNotLoaded",
+        Reason.DRIVER_NOT_LOADED,
         "modprobe nvidia; dmesg | grep -i -E 'nvidia|NVRM'",
     )
 
 
-def _fails(because: str, reason: str, next_step: str = "dmesg | grep -i nvidia") -> Finding:
+def _fails(because: str, reason: Reason, next_step: str = "dmesg | grep -i nvidia") -> Finding:
     return Finding(
-        2,
-        "DriverLoaded",
+        Link.DRIVER,
+        Condition.DRIVER_LOADED,
         Verdict.FAILS,
         because,
         reason,
@@ -169,11 +174,11 @@ def service_findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, .
     if isinstance(snapshot.units, Refusal):
         return (
             Finding(
-                4,
-                "PersistenceActive",
+                Link.FABRIC,
+                Condition.PERSISTENCE_ACTIVE,
                 Verdict.UNKNOWN,
                 f"systemd was not read ({snapshot.units})",
-                "SystemdUnreadable",
+                Reason.SYSTEMD_UNREADABLE,
                 missing=("nvidia-persistenced.service",),
                 blocks=False,
                 next_step="systemctl status dbus",
@@ -185,11 +190,11 @@ def service_findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, .
             holds = unit.is_active
             found.append(
                 Finding(
-                    4,
-                    "PersistenceActive",
+                    Link.FABRIC,
+                    Condition.PERSISTENCE_ACTIVE,
                     Verdict.HOLDS if holds else Verdict.FAILS,
                     f"{unit.name} is {unit.load if unit.load != 'loaded' else unit.active}",
-                    "" if holds else "PersistenceInactive",
+                    Reason.NONE if holds else Reason.PERSISTENCE_INACTIVE,
                     blocks=False,
                     next_step=""
                     if holds
@@ -200,11 +205,11 @@ def service_findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, .
         elif unit.name == FABRIC_MANAGER and unit.load == "loaded" and unit.active == "failed":
             found.append(
                 Finding(
-                    4,
-                    "FabricManagerActive",
+                    Link.FABRIC,
+                    Condition.FABRIC_MANAGER_ACTIVE,
                     Verdict.FAILS,
                     f"{unit.name} has failed",
-                    "FabricManagerFailed",
+                    Reason.FABRIC_MANAGER_FAILED,
                     blocks=False,
                     next_step="journalctl -u nvidia-fabricmanager",
                 )
@@ -212,12 +217,12 @@ def service_findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, .
         elif unit.name == IMEX_UNIT and unit.load == "loaded" and unit.active == "failed":
             found.append(
                 Finding(
-                    4,
-                    "ImexActive",
+                    Link.FABRIC,
+                    Condition.IMEX_ACTIVE,
                     Verdict.FAILS,
                     f"{unit.name} has failed: jobs over several hosts' NVLink cannot "
                     "start; this host's own GPUs do without it",
-                    "ImexFailed",
+                    Reason.IMEX_FAILED,
                     blocks=False,
                     next_step=f"journalctl -u {IMEX_UNIT}; cat /etc/nvidia-imex/nodes_config.cfg",
                 )

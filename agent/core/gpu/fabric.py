@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Seen
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import Gpu, ProbeState, Snapshot
 from ..common.watched import FABRIC_MANAGER
@@ -52,11 +54,11 @@ def unmanaged(
     is_here = unit.load == "loaded"
     lacks = f"{FABRIC_MANAGER} does not run" if is_here else f"no {FABRIC_MANAGER} is installed"
     return Finding(
-        4,
-        "FabricManagerActive",
+        Link.FABRIC,
+        Condition.FABRIC_MANAGER_ACTIVE,
         Verdict.FAILS,
         f"NVSwitches are on the PCI bus, and {lacks}: CUDA would say 802",
-        "FabricManagerInactive",
+        Reason.FABRIC_MANAGER_INACTIVE,
         blocks=False,
         heals=Heals.SOON,
         next_step=f"systemctl enable --now {FABRIC_MANAGER}"
@@ -77,7 +79,7 @@ def find(settings: Settings, assessment: ProbeAssessment) -> Finding | None:
         return _fails(
             settings,
             f"the fabric of {', '.join(failed)} failed (NVML {', '.join(map(str, sorted(codes)))})",
-            "FabricFailed",
+            Reason.FABRIC_FAILED,
             failed,
         )
     if pending:
@@ -88,18 +90,23 @@ def find(settings: Settings, assessment: ProbeAssessment) -> Finding | None:
             f"the fabric of {len(pending)} of {len(assessment.gpus)} GPUs is {states}{others}: "
             "CUDA "
             "would say 802",
-            "FabricPending",
+            Reason.FABRIC_PENDING,
             [g.bus_id for g in pending],
         )
     if done:
-        return Finding(4, "FabricReady", Verdict.HOLDS, f"the fabric of {done} GPUs is complete")
+        return Finding(
+            Link.FABRIC,
+            Condition.FABRIC_READY,
+            Verdict.HOLDS,
+            f"the fabric of {done} GPUs is complete",
+        )
     return None
 
 
-def _fails(settings: Settings, because: str, reason: str, missing: list[str]) -> Finding:
+def _fails(settings: Settings, because: str, reason: Reason, missing: list[str]) -> Finding:
     return Finding(
-        4,
-        "FabricReady",
+        Link.FABRIC,
+        Condition.FABRIC_READY,
         Verdict.FAILS,
         because,
         reason,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ...model.condition import Link
 from ...model.diagnostics import JournalEvent
 from ...model.kernel import KernelEvent
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.snapshot import ProbeEnd
 from ..common.known_fault import Evidence, KnownFault, Mark, cited, either, when
 from ..common.watched import FABRIC_MANAGER
@@ -33,7 +35,7 @@ def _vfio(evidence: Evidence) -> Mark | None:
 
 def _no_region(evidence: Evidence) -> Mark | None:
     found, pci = (
-        evidence.finding("GpuUnbound", "DriverNotLoaded"),
+        evidence.finding(Reason.GPU_UNBOUND, Reason.DRIVER_NOT_LOADED),
         evidence.snapshot.pci.value_or(()),
     )
     line = kernel_log.no_region(
@@ -43,7 +45,10 @@ def _no_region(evidence: Evidence) -> Mark | None:
 
 
 def _fabric(evidence: Evidence) -> Mark | None:
-    cuda, found = evidence.diagnostics.cuda, evidence.finding("FabricPending", "FabricFailed")
+    cuda, found = (
+        evidence.diagnostics.cuda,
+        evidence.finding(Reason.FABRIC_PENDING, Reason.FABRIC_FAILED),
+    )
     report = evidence.diagnosis.report
     may_be = fabric.may_have_one(evidence.snapshot, report.gpus if report else ())
     if isinstance(cuda, Seen) and cuda.value.code == SYSTEM_NOT_READY:
@@ -60,11 +65,12 @@ def _fabric(evidence: Evidence) -> Mark | None:
         )
     if isinstance(cuda, Seen) and cuda.value.code == 0:
         return None
-    manager = evidence.finding("FabricManagerFailed", "FabricManagerInactive")
+    manager = evidence.finding(Reason.FABRIC_MANAGER_FAILED, Reason.FABRIC_MANAGER_INACTIVE)
     if found is None:
         return Mark(False, manager.because) if manager and may_be else None
     return Mark(
-        found.reason == "FabricFailed", found.because + (f"; {manager.because}" if manager else "")
+        found.reason == Reason.FABRIC_FAILED,
+        found.because + (f"; {manager.because}" if manager else ""),
     )
 
 
@@ -86,15 +92,19 @@ def _wants_reset(evidence: Evidence) -> Mark | None:
 
 
 def _no_power(evidence: Evidence) -> Mark | None:
-    found = evidence.finding("NvmlInsufficientPower", "GpuMissing")
+    found = evidence.finding(Reason.NVML_INSUFFICIENT_POWER, Reason.GPU_MISSING)
     line = newest(evidence.snapshot, found.missing, KernelEvent.POWER) if found else None
     if found and line:
         return Mark(True, f"{line.bus_id} is on PCI and absent from NVML; {line.line[:160]}")
-    return Mark(True, found.because) if found and found.reason == "NvmlInsufficientPower" else None
+    return (
+        Mark(True, found.because)
+        if found and found.reason == Reason.NVML_INSUFFICIENT_POWER
+        else None
+    )
 
 
 def _mismatch(evidence: Evidence) -> Mark | None:
-    found = evidence.finding("NvmlLibRmVersionMismatch")
+    found = evidence.finding(Reason.NVML_LIB_RM_VERSION_MISMATCH)
     if found:
         return Mark(True, found.because)
     kernel = evidence.snapshot.kernel
@@ -114,15 +124,15 @@ def _mismatch(evidence: Evidence) -> Mark | None:
 
 
 def _fell_off(evidence: Evidence) -> Mark | None:
-    unbound, snapshot = evidence.finding("GpuUnbound"), evidence.snapshot
+    unbound, snapshot = evidence.finding(Reason.GPU_UNBOUND), evidence.snapshot
     found = (
         unbound
         if unbound and dead(snapshot, unbound.missing)
-        else evidence.finding("GpuFellOffBus")
+        else evidence.finding(Reason.GPU_FELL_OFF_BUS)
     )
     if found:
         return Mark(True, found.because)
-    lost = evidence.finding("NvmlGpuIsLost", "GpuMissing")
+    lost = evidence.finding(Reason.NVML_GPU_IS_LOST, Reason.GPU_MISSING)
     if lost is None:
         return None
     kernel = evidence.snapshot.kernel.value_or(())
@@ -131,11 +141,11 @@ def _fell_off(evidence: Evidence) -> Mark | None:
     line = evidence.journal(JournalEvent.KERNEL)
     if line and ("fallen off the bus" in line.line or "): 79," in line.line):
         return Mark(True, f"{lost.because}; {cited(evidence, line)}")
-    return Mark(False, lost.because) if lost.reason == "NvmlGpuIsLost" else None
+    return Mark(False, lost.because) if lost.reason == Reason.NVML_GPU_IS_LOST else None
 
 
 def _init_failed(evidence: Evidence) -> Mark | None:
-    missing = evidence.finding("GpuMissing", "NvmlGpuIsLost")
+    missing = evidence.finding(Reason.GPU_MISSING, Reason.NVML_GPU_IS_LOST)
     kernel = evidence.snapshot.kernel.value_or(())
     line = next((w for w in reversed(kernel) if w.event is KernelEvent.INIT_FAILED), None)
     if missing is None or line is None or line.bus_id not in missing.missing:
@@ -144,7 +154,7 @@ def _init_failed(evidence: Evidence) -> Mark | None:
 
 
 def _no_firmware(evidence: Evidence) -> Mark | None:
-    missing = evidence.finding("GpuMissing")
+    missing = evidence.finding(Reason.GPU_MISSING)
     line = newest(evidence.snapshot, missing.missing, KernelEvent.FIRMWARE) if missing else None
     return (
         Mark(True, f"{line.bus_id} is on PCI and absent from NVML; {line.line[:160]}")
@@ -155,7 +165,7 @@ def _no_firmware(evidence: Evidence) -> Mark | None:
 
 def _absent(evidence: Evidence) -> Mark | None:
     """Of a GPU that nobody has bound, NVML cannot know."""
-    missing, pci = evidence.finding("GpuMissing"), evidence.snapshot.pci
+    missing, pci = evidence.finding(Reason.GPU_MISSING), evidence.snapshot.pci
     bound = (
         {f.bus_id for f in pci.value if f.driver == "nvidia"} if isinstance(pci, Seen) else set()
     )
@@ -164,7 +174,7 @@ def _absent(evidence: Evidence) -> Mark | None:
 
 def _hang(evidence: Evidence) -> Mark | None:
     state = evidence.snapshot.probe.value_or(None)
-    found = evidence.finding("ProbeHung")
+    found = evidence.finding(Reason.PROBE_HUNG)
     if found:
         return Mark(True, found.because)
     if state and state.last and state.last.end is ProbeEnd.HUNG:
@@ -177,7 +187,10 @@ def _hang(evidence: Evidence) -> Mark | None:
 
 def _early_host(evidence: Evidence) -> Mark | None:
     found = evidence.finding(
-        "NvmlUnknown", "NvmlDriverNotLoaded", "NvmlNotReady", "NvmlUninitialized"
+        Reason.NVML_UNKNOWN,
+        Reason.NVML_DRIVER_NOT_LOADED,
+        Reason.NVML_NOT_READY,
+        Reason.NVML_UNINITIALIZED,
     )
     return (
         Mark(True, f"{found.because}; nothing that cannot heal by waiting was seen")
@@ -190,11 +203,11 @@ REBOOT = "systemctl reboot"
 FAULTS = (
     KnownFault(
         "GpuNotOnBus",
-        1,
+        Link.PCI,
         "A GPU is not on the PCI bus",
         "aws/eks-node-monitoring-agent PR 121",
         "fewer NVIDIA GPUs on PCI than ExpectedGPUs= says",
-        judge=when("PciShort"),
+        judge=when(Reason.PCI_SHORT),
         remedy="power-cycle the machine (a warm reboot often does not do it); if it stays "
         "away, its vendor",
         do="lspci -d 10de:",
@@ -202,18 +215,18 @@ FAULTS = (
     ),
     KnownFault(
         "Nouveau",
-        1,
+        Link.PCI,
         "GPUs are bound to nouveau, or another driver of the kernel's own",
         "NVIDIA/gpu-operator #8",
         "a GPU whose bound driver is nouveau, nova_core, nvidiafb or rivafb",
-        judge=when("NouveauBound"),
+        judge=when(Reason.NOUVEAU_BOUND),
         remedy="blacklist that driver, rebuild the initramfs, and reboot",
         do="printf 'blacklist nouveau\\nblacklist nova_core\\noptions nouveau modeset=0\\n' "
         ">/etc/modprobe.d/nouveau.conf && update-initramfs -u",
     ),
     KnownFault(
         "VfioBound",
-        1,
+        Link.PCI,
         "Every GPU is given to virtual machines (vfio-pci)",
         "NVIDIA/gpu-operator #551",
         "GPUs bound to vfio-pci, a variant of it, pciback or pci-stub, and none left for "
@@ -225,7 +238,7 @@ FAULTS = (
     ),
     KnownFault(
         "GpuNoRegion",
-        1,
+        Link.PCI,
         "The machine's firmware gave a GPU no memory window (BAR)",
         "NVIDIA/gpu-operator #492",
         "the kernel's line that a region assigned to a GPU is invalid, and no driver has bound it",
@@ -238,11 +251,11 @@ FAULTS = (
     ),
     KnownFault(
         "NoDriver",
-        2,
+        Link.DRIVER,
         "No NVIDIA driver is installed for this kernel",
         "NVIDIA/gpu-operator #707",
         "no nvidia module of the running kernel, none loaded, none being built",
-        judge=when("DriverNotInstalled"),
+        judge=when(Reason.DRIVER_NOT_INSTALLED),
         remedy="whoever brings the driver here (GPU Operator, image, a person) has not; a new "
         "kernel wants a new one "
         "(dkms autoinstall)",
@@ -250,31 +263,31 @@ FAULTS = (
     ),
     KnownFault(
         "DriverNotLoaded",
-        2,
+        Link.DRIVER,
         "The NVIDIA driver is installed and not loaded",
         "NVIDIA/gpu-operator #8",
         "a module file for this kernel, and no /proc/driver/nvidia/version",
-        judge=when("DriverNotLoaded"),
+        judge=when(Reason.DRIVER_NOT_LOADED),
         remedy="load it; where it refuses, the kernel's log says why",
         do="modprobe nvidia; dmesg | tail",
     ),
     KnownFault(
         "SecureBoot",
-        2,
+        Link.DRIVER,
         "The kernel refuses the module for its signature",
         "NVIDIA/gpu-operator #1726, #266",
         "the kernel's line that a module was rejected, and no load since",
-        judge=when("ModuleRejected"),
+        judge=when(Reason.MODULE_REJECTED),
         remedy="sign the module with a key that the firmware knows, or switch Secure Boot off",
         do="mokutil --sb-state; modinfo -F signer nvidia",
     ),
     KnownFault(
         "ModuleUnfit",
-        2,
+        Link.DRIVER,
         "The kernel refuses a module that was built for another kernel",
         "negativo17/nvidia-driver #97, AOSC-Dev/aosc-os-abbs #2594",
         "the kernel's line on nvidia's or nvidia-uvm's version magic or symbols, and no load since",
-        judge=when("ModuleUnfit", "UvmUnfit"),
+        judge=when(Reason.MODULE_UNFIT, Reason.UVM_UNFIT),
         remedy="build the driver's modules for the running kernel, all of one version, then "
         "load them",
         do="dkms status; modinfo -F vermagic nvidia; modinfo -F vermagic nvidia-uvm; uname -r",
@@ -282,27 +295,27 @@ FAULTS = (
     ),
     KnownFault(
         "GpuUnsupported",
-        2,
+        Link.DRIVER,
         "The driver does not support this GPU",
         "siderolabs/extensions #227",
         "the kernel's line that the GPU is not supported by this driver",
-        judge=when("GpuUnsupported"),
+        judge=when(Reason.GPU_UNSUPPORTED),
         remedy="another driver branch, or the open kernel modules; the line names which",
         do="dmesg | grep 'NVRM: The NVIDIA GPU'",
     ),
     KnownFault(
         "DeviceNodesMissing",
-        3,
+        Link.DEVICE_NODES,
         "The driver is loaded, and its device nodes are not there",
         "NVIDIA/nvidia-container-toolkit cmd/nvidia-ctk/system",
         "a device node that GPU work needs is missing",
-        judge=when("DeviceNodesMissing"),
+        judge=when(Reason.DEVICE_NODES_MISSING),
         remedy="have nvidia-modprobe make them",
         do="nvidia-modprobe -c 0 -u; ls -l /dev/nvidia*",
     ),
     KnownFault(
         "FabricManagerMismatch",
-        4,
+        Link.FABRIC,
         "The fabric manager is of another version than the driver, and does not start",
         "NVIDIA/gpu-operator #544, siderolabs/pkgs #720",
         "its line that its version does not match the driver's, and its unit does not run",
@@ -316,7 +329,7 @@ FAULTS = (
     ),
     KnownFault(
         "FabricNotReady",
-        4,
+        Link.FABRIC,
         "The NVSwitch fabric is not ready: nvidia-smi is content, CUDA says 802",
         "NVIDIA/gpu-operator #1043, pytorch #35710",
         "CUDA says 802, or NVML says that the fabric's attempt failed",
@@ -334,7 +347,7 @@ FAULTS = (
     ),
     KnownFault(
         "DriverLibraryMismatch",
-        5,
+        Link.NVML,
         "The driver was upgraded under the loaded module",
         "nvidia-ml-py, NVML_ERROR_LIB_RM_VERSION_MISMATCH",
         f"NVML says {MISMATCH} (LIB_RM_VERSION_MISMATCH)",
@@ -349,7 +362,7 @@ FAULTS = (
     ),
     KnownFault(
         "FellOffBus",
-        5,
+        Link.NVML,
         "A GPU has fallen off the bus (Xid 79)",
         "NVIDIA/k8s-device-plugin #231, leptonai/gpud #604",
         "the kernel's line (Xid 79) of a GPU that NVML does not show",
@@ -363,18 +376,18 @@ FAULTS = (
     ),
     KnownFault(
         "GspTimeout",
-        5,
+        Link.NVML,
         "A GPU's own processor no longer answers its driver (Xid 119, 120)",
         "NVIDIA's Xid catalogue, 119 and 120",
         "Xid 119 or 120 of a GPU that NVML has not shown well since",
-        judge=when("GspTimeout"),
+        judge=when(Reason.GSP_TIMEOUT),
         remedy="drain the node, then reset the GPU, or reboot",
         do="nvidia-smi --gpu-reset -i BUS_ID",
         is_not="a busy GPU; asking NVML again would hang",
     ),
     KnownFault(
         "GspFirmwareMissing",
-        5,
+        Link.NVML,
         "The firmware of the GPU's own processor is not where the driver looks for it",
         "NVIDIA/gpu-operator #1278, open-gpu-kernel-modules #639",
         "the kernel's line that it found no gsp firmware for a GPU that NVML does not show",
@@ -388,7 +401,7 @@ FAULTS = (
     ),
     KnownFault(
         "GpuLacksPower",
-        5,
+        Link.NVML,
         "A GPU's power cables are not connected",
         "open-gpu-kernel-modules, osinit.c",
         "the kernel's line of a GPU that NVML does not show, or NVML's INSUFFICIENT_POWER",
@@ -400,7 +413,7 @@ FAULTS = (
     ),
     KnownFault(
         "GpuInitFailed",
-        5,
+        Link.NVML,
         "The driver cannot bring a GPU up (RmInitAdapter failed, Xid 143)",
         "NVIDIA/gpu-operator #1146, open-gpu-kernel-modules #789",
         "the kernel's line of a GPU on PCI that NVML does not show",
@@ -411,7 +424,7 @@ FAULTS = (
     ),
     KnownFault(
         "GpuAbsentFromNvml",
-        5,
+        Link.NVML,
         "A GPU is on the PCI bus, and NVML does not show it",
         "NVIDIA/gpu-operator #2511, #1309",
         "its bus id on PCI, bound to nvidia, and in no answer of NVML's",
@@ -424,7 +437,7 @@ FAULTS = (
     ),
     KnownFault(
         "NvmlHang",
-        5,
+        Link.NVML,
         "NVML does not answer",
         "NVIDIA/go-nvml #152, NVIDIA/nvidia-docker #377",
         "a probe that outlived its deadline",
@@ -434,7 +447,7 @@ FAULTS = (
     ),
     KnownFault(
         "NvmlNotReady",
-        5,
+        Link.NVML,
         "NVML on the host does not answer well yet",
         "the founding incident",
         "NVML's error on the host itself, of those that waiting may heal",
@@ -445,11 +458,11 @@ FAULTS = (
     ),
     KnownFault(
         "GpuWantsReset",
-        5,
+        Link.NVML,
         "A GPU asks for a reset (rows to be remapped, ECC, an Xid)",
         "leptonai/gpud PR 80, PR 1133; NVIDIA's Xid catalogue",
         "NVML's own word: remapping pending, recovery action, ECC mode pending",
-        judge=either((when("GpuWantsAttention", "NvmlResetRequired"), _wants_reset)),
+        judge=either((when(Reason.GPU_WANTS_ATTENTION, Reason.NVML_RESET_REQUIRED), _wants_reset)),
         consistent="an Xid after which it is to be reset (48, 62, 64, 95, 140, …), of a driver "
         "that does not tell by "
         "NVML what it wants",

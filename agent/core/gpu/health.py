@@ -3,8 +3,10 @@ works."""
 
 from __future__ import annotations
 
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Verdict
 from ...model.gpu import GpuState
+from ...model.reason import Reason
 from .inventory import ProbeAssessment
 
 RESET_REQUIRED = 16
@@ -19,11 +21,11 @@ def findings(assessment: ProbeAssessment) -> tuple[Finding, ...]:
     words = "; ".join(f"{bus_id}: {what}" for bus_id, what, _ in found)
     return (
         Finding(
-            5,
-            "NoGpuMaintenancePending",
+            Link.NVML,
+            Condition.NO_GPU_MAINTENANCE_PENDING,
             Verdict.FAILS,
             words,
-            "GpuWantsAttention",
+            Reason.GPU_WANTS_ATTENTION,
             tuple(sorted({bus_id for bus_id, _, _ in found})),
             blocks=False,
             next_step="; ".join(dict.fromkeys(step for _, _, step in found)),

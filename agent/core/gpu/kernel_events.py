@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Scope, Verdict
 from ...model.kernel import KernelEntry, KernelEvent
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.snapshot import Gpu, ProbeReport, Snapshot
 from ..common import xids
 from .inventory import GpuInventory, ProbeAssessment
@@ -181,11 +183,11 @@ def findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, ...]:
     lines = "; ".join(_advised(w) for w in recent[-SHOWN:])
     return (
         Finding(
-            5,
-            "KernelLogQuiet",
+            Link.NVML,
+            Condition.KERNEL_LOG_QUIET,
             Verdict.FAILS,
             f"the kernel said: {lines}{more}",
-            "KernelReports",
+            Reason.KERNEL_REPORTS,
             tuple(sorted({w.bus_id for w in recent if w.bus_id})),
             blocks=False,
             next_step="dmesg -T | grep -E 'NVRM|SXid|nvidia'; NVIDIA's Xid catalogue says what "
@@ -210,11 +212,11 @@ def _unread(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, ...]:
         return ()
     return (
         Finding(
-            5,
-            "KernelLogQuiet",
+            Link.NVML,
+            Condition.KERNEL_LOG_QUIET,
             Verdict.UNKNOWN,
             f"the kernel's log was not read ({kernel})",
-            "KernelLogUnreadable",
+            Reason.KERNEL_LOG_UNREADABLE,
             missing=("/dev/kmsg",),
             blocks=False,
             next_step="as root: dmesg -T | tail",

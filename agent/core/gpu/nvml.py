@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.kernel import KernelEvent
 from ...model.reading import Seen
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import DeviceNode, Gpu, NvmlError, ProbeEnd, ProbeReport, Remains, Snapshot
 from ..common import parse
@@ -120,7 +122,7 @@ def findings(
             _fails(
                 f"the processor of {silent.bus_id} no longer answers its driver"
                 + kernel_log.cited(snapshot, silent),
-                "GspTimeout",
+                Reason.GSP_TIMEOUT,
                 Heals.NEVER,
                 "drain the node, then nvidia-smi --gpu-reset, or reboot; asking NVML would hang",
                 (silent.bus_id,),
@@ -136,11 +138,11 @@ def findings(
         )
         return (
             Finding(
-                5,
-                "NvmlComplete",
+                Link.NVML,
+                Condition.NVML_COMPLETE,
                 Verdict.UNKNOWN,
                 because,
-                "NotProbed",
+                Reason.NOT_PROBED,
                 missing=("an NVML probe",),
                 next_step="gpu-gate probe",
             ),
@@ -158,12 +160,12 @@ def findings(
 
 def _hung(remains: Remains, now: float) -> Finding:
     return Finding(
-        5,
-        "NvmlComplete",
+        Link.NVML,
+        Condition.NVML_COMPLETE,
         Verdict.FAILS,
         f"probe hung, pid {remains.pid}, state {remains.state}, wchan {remains.wchan or '?'}, "
         f"{now - remains.since:.0f} s",
-        "ProbeHung",
+        Reason.PROBE_HUNG,
         missing=("an answer from NVML",),
         next_step=f"cat /proc/{remains.pid}/stack; dmesg | grep -E 'NVRM|Xid'; a driver that "
         "hangs wants a reboot",
@@ -172,17 +174,16 @@ def _hung(remains: Remains, now: float) -> Finding:
 
 def _complete(snapshot: Snapshot, report: ProbeReport, assessment: ProbeAssessment) -> Finding:
     if report.end is ProbeEnd.HUNG:
-        return _fails(report.detail, "ProbeHung", Heals.SOON, "dmesg | grep -E 'NVRM|Xid'")
+        return _fails(report.detail, Reason.PROBE_HUNG, Heals.SOON, "dmesg | grep -E 'NVRM|Xid'")
     if report.end is ProbeEnd.BROKEN:
         return _fails(
-            f"the probe failed: {report.detail}", "ProbeBroken", Heals.SOON, "gpu-gate probe"
+            f"the probe failed: {report.detail}", Reason.PROBE_BROKEN, Heals.SOON, "gpu-gate probe"
         )
     worst = _worst(assessment.errors)
     by_uuid = any(m.startswith("GPU-") for m in assessment.missing)
     shown = assessment.wanted - len(assessment.missing) if by_uuid else len(assessment.gpus)
     count = f"{shown} of {assessment.wanted}"
     if worst is not None:
-        reason = nvml_codes.CODES.get(worst.code, (f"NVML_ERROR_{worst.code}",))[0]
         where = f" for {worst.bus_id or f'index {worst.index}'}" if worst.index >= 0 else ""
         seen = f"{count}: " if worst.index >= 0 else ""
         lost = (
@@ -201,7 +202,7 @@ def _complete(snapshot: Snapshot, report: ProbeReport, assessment: ProbeAssessme
             )
         return _fails(
             f"{seen}{worst.call}{where} said {nvml_codes.name_of(worst.code)}{lost}",
-            _camel(reason),
+            _reason_of(worst.code),
             nvml_codes.heals(worst.code),
             nvml_codes.next_step(worst.code),
             assessment.missing,
@@ -215,7 +216,7 @@ def _complete(snapshot: Snapshot, report: ProbeReport, assessment: ProbeAssessme
         if fell:
             return _fails(
                 absent + kernel_log.cited(snapshot, fell),
-                "GpuFellOffBus",
+                Reason.GPU_FELL_OFF_BUS,
                 Heals.NEVER,
                 nvml_codes.next_step(nvml_codes.GPU_IS_LOST),
                 assessment.missing,
@@ -223,23 +224,23 @@ def _complete(snapshot: Snapshot, report: ProbeReport, assessment: ProbeAssessme
         failed = kernel_log.newest(snapshot, assessment.missing, KernelEvent.INIT_FAILED)
         return _fails(
             absent + kernel_log.cited(snapshot, failed),
-            "GpuMissing",
+            Reason.GPU_MISSING,
             Heals.SOON,
             "dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L",
             assessment.missing,
         )
     if not assessment.gpus:
-        return _fails("NVML enumerates no GPU", "GpuMissing", Heals.SOON, "nvidia-smi -L")
+        return _fails("NVML enumerates no GPU", Reason.GPU_MISSING, Heals.SOON, "nvidia-smi -L")
     if assessment.gpus == (INTEGRATED,):
         return Finding(
-            5,
-            "NvmlComplete",
+            Link.NVML,
+            Condition.NVML_COMPLETE,
             Verdict.HOLDS,
             "the driver of a Tegra's GPU is there, and no NVML to ask",
         )
     return Finding(
-        5,
-        "NvmlComplete",
+        Link.NVML,
+        Condition.NVML_COMPLETE,
         Verdict.HOLDS,
         f"NVML enumerates {len(assessment.gpus)} of {assessment.wanted} GPUs",
     )
@@ -253,11 +254,11 @@ def _versions(snapshot: Snapshot, report: ProbeReport) -> str:
     return f"; the loaded module is {module}, the library {library or 'another'}"
 
 
-def _camel(nvml_name: str) -> str:
-    """NVML_ERROR_GPU_IS_LOST to NvmlGpuIsLost."""
-    return "Nvml" + "".join(
-        w.capitalize() for w in nvml_name.removeprefix("NVML_ERROR_").split("_")
-    )
+def _reason_of(code: int) -> Reason:
+    """NVML_ERROR_GPU_IS_LOST is Reason.NVML_GPU_IS_LOST."""
+    known = nvml_codes.CODES.get(code)
+    name = known[0].replace("NVML_ERROR_", "NVML_") if known else "NVML_OTHER"
+    return Reason[name]
 
 
 def _worst(errors: tuple[NvmlError, ...]) -> NvmlError | None:
@@ -267,11 +268,11 @@ def _worst(errors: tuple[NvmlError, ...]) -> NvmlError | None:
 
 
 def _fails(
-    because: str, reason: str, heals: Heals, next_step: str, missing: tuple[str, ...] = ()
+    because: str, reason: Reason, heals: Heals, next_step: str, missing: tuple[str, ...] = ()
 ) -> Finding:
     return Finding(
-        5,
-        "NvmlComplete",
+        Link.NVML,
+        Condition.NVML_COMPLETE,
         Verdict.FAILS,
         because,
         reason,
@@ -287,11 +288,11 @@ def _learned(learned: tuple[str, ...], assessment: ProbeAssessment) -> list[Find
         return []
     return [
         Finding(
-            5,
-            "GpuSetUnchanged",
+            Link.NVML,
+            Condition.GPU_SET_UNCHANGED,
             Verdict.FAILS,
             f"earlier boots of this machine showed {', '.join(gone)} as well",
-            "FewerThanBefore",
+            Reason.FEWER_THAN_BEFORE,
             missing=gone,
             blocks=False,
             next_step="if that is on purpose: gpu-gate forget",

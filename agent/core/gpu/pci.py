@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Heals, Scope, Verdict
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import PciFunction, Snapshot
 from ..common import parse
@@ -113,15 +115,22 @@ def _scope(
 
 def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tuple[Finding, ...]:
     if gpus.bound == (TEGRA,):
-        return (Finding(1, "GpusOnPci", Verdict.HOLDS, "the GPU is a part of the SoC (Tegra)"),)
+        return (
+            Finding(
+                Link.PCI,
+                Condition.GPUS_ON_PCI,
+                Verdict.HOLDS,
+                "the GPU is a part of the SoC (Tegra)",
+            ),
+        )
     if isinstance(snapshot.pci, Refusal) and gpus.scope is not Scope.NONE:
         return (
             Finding(
-                1,
-                "GpusOnPci",
+                Link.PCI,
+                Condition.GPUS_ON_PCI,
                 Verdict.UNKNOWN,
                 gpus.because,
-                "PciUnreadable",
+                Reason.PCI_UNREADABLE,
                 missing=("/sys/bus/pci/devices",),
                 next_step="lspci -d 10de:",
             ),
@@ -134,11 +143,11 @@ def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tupl
         having = tuple(bus_id for bus_id, _ in gpus.on_display)
         found.append(
             Finding(
-                1,
-                "GpusBound",
+                Link.PCI,
+                Condition.GPUS_BOUND,
                 Verdict.FAILS,
                 f"bound to {names}: {', '.join(having)}",
-                "NouveauBound",
+                Reason.NOUVEAU_BOUND,
                 missing=having,
                 heals=Heals.CONFIGURATION,
                 next_step=f"blacklist {names} and rebuild the initramfs, or [Gate] ExcludeGPUs=",
@@ -163,12 +172,12 @@ def _unbound(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> Find
     )
     cause = foreign or dead or region
     return Finding(
-        1,
-        "GpusBound",
+        Link.PCI,
+        Condition.GPUS_BOUND,
         Verdict.FAILS,
         f"{len(gpus.unbound)} of {len(gpus.candidates)} GPUs bound to no driver: "
         f"{', '.join(gpus.unbound)}" + kernel_log.cited(snapshot, cause),
-        "GpuUnsupported" if foreign else "GpuUnbound",
+        Reason.GPU_UNSUPPORTED if foreign else Reason.GPU_UNBOUND,
         missing=gpus.unbound,
         heals=Heals.NEVER if cause else Heals.SOON,
         blocks=(expected_number(settings) or len(gpus.candidates)) > len(gpus.bound),
@@ -182,17 +191,25 @@ def _on_pci(settings: Settings, gpus: GpuInventory) -> Finding:
     number = expected_number(settings)
     wanted = number if number is not None else len(settings.expected_gpus)
     if gpus.scope is Scope.NONE:
-        return Finding(1, "GpusOnPci", Verdict.HOLDS, gpus.because, "NoGpuForContainers")
+        return Finding(
+            Link.PCI,
+            Condition.GPUS_ON_PCI,
+            Verdict.HOLDS,
+            gpus.because,
+            Reason.NO_GPU_FOR_CONTAINERS,
+        )
     if seen < wanted:
         return Finding(
-            1,
-            "GpusOnPci",
+            Link.PCI,
+            Condition.GPUS_ON_PCI,
             Verdict.FAILS,
             f"{seen} of {wanted} expected GPUs on the PCI bus{apart}",
-            "PciShort",
+            Reason.PCI_SHORT,
             missing=(f"{wanted - seen} GPUs",),
             heals=Heals.SOON,
             next_step="lspci -d 10de: ; a GPU that is not on the bus wants a power cycle or a "
             "technician",
         )
-    return Finding(1, "GpusOnPci", Verdict.HOLDS, f"{seen} GPUs on the PCI bus{apart}")
+    return Finding(
+        Link.PCI, Condition.GPUS_ON_PCI, Verdict.HOLDS, f"{seen} GPUs on the PCI bus{apart}"
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...model.finding import Finding, Verdict
 from ...model.reading import Seen
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot
 from . import fabric
@@ -14,7 +15,13 @@ from . import health as state
 from . import kernel_events as kernel_log
 from .inventory import GpuInventory, ProbeAssessment
 
-WITHOUT_NVML = ("ModuleRejected", "ModuleUnfit", "GpuUnsupported", "GspTimeout", "NouveauBound")
+WITHOUT_NVML = (
+    Reason.MODULE_REJECTED,
+    Reason.MODULE_UNFIT,
+    Reason.GPU_UNSUPPORTED,
+    Reason.GSP_TIMEOUT,
+    Reason.NOUVEAU_BOUND,
+)
 
 
 def findings(
@@ -64,7 +71,7 @@ def _held(shown: tuple[Finding, ...], gpus: GpuInventory) -> Finding | None:
             if f.blocks
             and f.verdict is Verdict.FAILS
             and f.reason in WITHOUT_NVML
-            and not (f.reason == "NouveauBound" and gpus.candidates)
+            and not (f.reason == Reason.NOUVEAU_BOUND and gpus.candidates)
         ),
         None,
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+from ...model.condition import Link
 from ...model.diagnostics import JournalEvent
 from ...model.reading import Refusal, Seen, Why
+from ...model.reason import Reason
 from ..common import parse
 from ..common.known_fault import Evidence, KnownFault, Mark, cited, either, said, when
 
@@ -17,7 +19,7 @@ minute."""
 
 def _stale_checkpoint(evidence: Evidence) -> Mark | None:
     """It names GPUs and the kubelet lists none: nobody may take it for a registration."""
-    found, snapshot = evidence.finding("NotRegistered"), evidence.snapshot
+    found, snapshot = evidence.finding(Reason.NOT_REGISTERED), evidence.snapshot
     named = (
         sum(n for r, n in snapshot.checkpoint.value.items() if r.startswith("nvidia.com/"))
         if isinstance(snapshot.checkpoint, Seen)
@@ -108,21 +110,21 @@ NEVER_THE_FILE = "cured by deleting kubelet_internal_checkpoint: pods would then
 FAULTS = (
     KnownFault(
         "KubeletDown",
-        7,
+        Link.KUBELET,
         "The kubelet does not run",
         "kubernetes/kubernetes, kubelet",
         "its unit is not active",
-        judge=when("KubeletInactive"),
+        judge=when(Reason.KUBELET_INACTIVE),
         remedy="read why, and start it",
         do="systemctl status kubelet; journalctl -u kubelet -n 30",
     ),
     KnownFault(
         "KubeletSocketGone",
-        7,
+        Link.KUBELET,
         "The kubelet's kubelet.sock is not there, by which plugins register",
         "kubernetes/kubernetes pkg/kubelet/cm/devicemanager/plugin/v1beta1/server.go",
         "the kubelet answers, and its folder of device plugins holds no kubelet.sock",
-        judge=when("KubeletSocketMissing"),
+        judge=when(Reason.KUBELET_SOCKET_MISSING),
         remedy="a kubelet makes it once its runtime answers, and at no other time: where "
         "somebody cleared that "
         "folder, drain the node and start its kubelet anew",
@@ -132,7 +134,7 @@ FAULTS = (
     ),
     KnownFault(
         "KubeletCannotWrite",
-        10,
+        Link.REGISTRATION,
         "The kubelet cannot write its checkpoint: pods that want devices are turned away",
         "kubernetes/kubernetes #94305, #85831",
         "the kubelet's own line",
@@ -145,7 +147,7 @@ FAULTS = (
     ),
     KnownFault(
         "KubeletTooOld",
-        10,
+        Link.REGISTRATION,
         "The kubelet does not tell which devices are allocatable",
         "kubernetes/enhancements KEP-2403",
         "its pod-resources API has no GetAllocatableResources, or not enabled",
@@ -158,7 +160,7 @@ FAULTS = (
     ),
     KnownFault(
         "KubeletElsewhere",
-        10,
+        Link.REGISTRATION,
         "The kubelet runs, and its pod-resources socket is not where it is looked for",
         "kubernetes/kubernetes #68567, #120626",
         "none that can be seen from outside",
@@ -173,7 +175,7 @@ FAULTS = (
     ),
     KnownFault(
         "KubeletSilent",
-        10,
+        Link.REGISTRATION,
         "The kubelet runs, and its pod-resources API does not answer",
         "kubernetes/kubernetes pkg/kubelet/apis/podresources",
         "none that can be seen from outside",
@@ -185,7 +187,7 @@ FAULTS = (
     ),
     KnownFault(
         "StaleCheckpoint",
-        10,
+        Link.REGISTRATION,
         "The kubelet's checkpoint names GPUs that nobody registered",
         "kubernetes/kubernetes #67107, #125579, #128043, #133382",
         "it names devices while the kubelet lists none: it outlives plugin, kubelet and boot",
@@ -199,7 +201,7 @@ FAULTS = (
     ),
     KnownFault(
         "CheckpointTorn",
-        10,
+        Link.REGISTRATION,
         "The kubelet's checkpoint cannot be read",
         "kubernetes/kubernetes #102882, tkestack/gpu-manager #62",
         "its content, or the kubelet's own line",
@@ -214,7 +216,7 @@ FAULTS = (
     ),
     KnownFault(
         "OutOfGpus",
-        10,
+        Link.REGISTRATION,
         "Pods died as OutOfnvidia.com/gpu: they came before the GPUs were registered",
         "kubernetes/kubernetes pkg/kubelet/lifecycle/predicate.go",
         "the kubelet's line that it turned a pod away for want of nvidia.com/gpu",
@@ -229,7 +231,7 @@ FAULTS = (
     ),
     KnownFault(
         "UnexpectedAdmission",
-        10,
+        Link.REGISTRATION,
         "Pods died as UnexpectedAdmissionError: their GPUs could not be allocated",
         "kubernetes/kubernetes #125579, NVIDIA/k8s-device-plugin #1640",
         "the kubelet's line that an allocation of nvidia.com/gpu failed",
@@ -240,7 +242,7 @@ FAULTS = (
     ),
     KnownFault(
         "InitContainerRace",
-        10,
+        Link.REGISTRATION,
         "After a kubelet restart, running pods with init containers are turned away",
         "kubernetes/kubernetes #118559, #124345, #138446",
         "none that a node keeps: the pod's own spec is wanted",
@@ -254,28 +256,28 @@ FAULTS = (
     ),
     KnownFault(
         "AllocatableButLost",
-        10,
+        Link.REGISTRATION,
         "Allocatable, but every allocation will fail: a listed GPU is lost",
         "pytorch/ci-infra #1057, #1058; kubernetes/kubernetes #97131",
         "the kubelet lists a GPU that NVML does not show, or says is lost",
-        judge=when("AllocationWillFail"),
+        judge=when(Reason.ALLOCATION_WILL_FAIL),
         remedy="cordon the node at once, then treat the lost GPU",
         do='kubectl cordon "$(hostname)"',
         is_not="busy GPUs: an occupied GPU does not lower allocatable",
     ),
     KnownFault(
         "NodeShowsFewer",
-        11,
+        Link.NODE,
         "The API server shows fewer GPUs than the kubelet lists",
         "kubernetes/kubernetes #114422, #60176, #62773",
         "the Node's allocatable, newer than this kubelet, is smaller",
-        judge=when("NodeShowsFewer"),
+        judge=when(Reason.NODE_SHOWS_FEWER),
         remedy="the kubelet cannot write its status: its journal says why",
         do="journalctl -u kubelet -n 50 | grep -i 'node status'",
     ),
     KnownFault(
         "RuntimeSilent",
-        6,
+        Link.RUNTIME,
         "The container runtime does not answer",
         "containerd/containerd #6080, #10437",
         "no answer over CRI within its deadline",

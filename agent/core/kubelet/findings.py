@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ...model.condition import Condition, Link
 from ...model.fault import Fault, RepairFacts
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot, Unit
 from ..common.watched import kubelet_units
@@ -70,12 +72,12 @@ def _socket(snapshot: Snapshot, settings: Settings, short: bool) -> tuple[Findin
     folder, again = settings.device_plugins_dir, "" if short else " anew"
     return (
         Finding(
-            7,
-            "KubeletSocket",
+            Link.KUBELET,
+            Condition.KUBELET_SOCKET,
             Verdict.FAILS,
             f"the kubelet answers, and {folder} holds no kubelet.sock: no "
             f"plugin can register{again}",
-            "KubeletSocketMissing",
+            Reason.KUBELET_SOCKET_MISSING,
             blocks=short,
             next_step=f"ls -la {folder}; journalctl -b -u kubelet | grep -i 'device plugin'",
         ),
@@ -86,11 +88,11 @@ def _unit(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
     if isinstance(snapshot.units, Refusal):
         return (
             Finding(
-                7,
-                "KubeletActive",
+                Link.KUBELET,
+                Condition.KUBELET_ACTIVE,
                 Verdict.UNKNOWN,
                 f"systemd was not read ({snapshot.units})",
-                "SystemdUnreadable",
+                Reason.SYSTEMD_UNREADABLE,
                 missing=("the kubelet's unit",),
                 blocks=False,
                 next_step="systemctl status dbus",
@@ -105,11 +107,11 @@ def _unit(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
         )
         return (
             Finding(
-                7,
-                "KubeletActive",
+                Link.KUBELET,
+                Condition.KUBELET_ACTIVE,
                 Verdict.FAILS,
                 f"no kubelet unit is installed{heard}",
-                "NoKubelet",
+                Reason.NO_KUBELET,
                 blocks=False,
                 heals=Heals.CONFIGURATION,
                 next_step="[Kubelet] Unit= names it; Unit=none says that there is none",
@@ -117,11 +119,11 @@ def _unit(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
         )
     found = [
         Finding(
-            7,
-            "KubeletActive",
+            Link.KUBELET,
+            Condition.KUBELET_ACTIVE,
             Verdict.HOLDS if unit.is_active else Verdict.FAILS,
             f"{unit.name} is {unit.active}",
-            "" if unit.is_active else "KubeletInactive",
+            Reason.NONE if unit.is_active else Reason.KUBELET_INACTIVE,
             blocks=False,
             next_step="" if unit.is_active else f"systemctl status {unit.name}",
         )
@@ -134,13 +136,13 @@ def _unit(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
         ]
         found.append(
             Finding(
-                9,
-                "PluginSocket",
+                Link.SOCKET,
+                Condition.PLUGIN_SOCKET,
                 Verdict.HOLDS if names else Verdict.FAILS,
                 f"sockets in {settings.device_plugins_dir}: {', '.join(names) or 'none'} (a "
                 "hint: a dead plugin "
                 "leaves its socket behind)",
-                "" if names else "NoPluginSocket",
+                Reason.NONE if names else Reason.NO_PLUGIN_SOCKET,
                 blocks=False,
             )
         )
@@ -164,7 +166,7 @@ def registered(snapshot: Snapshot, settings: Settings, listed: Listing) -> Findi
         return _registered(
             Verdict.UNKNOWN,
             f"the kubelet's pod-resources API gave no answer ({snapshot.allocatable})",
-            "KubeletSilent",
+            Reason.KUBELET_SILENT,
             next_step="journalctl -u kubelet -n 30; ss "
             "-xlp | grep pod-resources; [Kubelet] PodResourcesSocket=",
         )
@@ -172,20 +174,20 @@ def registered(snapshot: Snapshot, settings: Settings, listed: Listing) -> Findi
         return _registered(
             Verdict.UNKNOWN,
             "the kubelet's last answer is older than the kubelet",
-            "KubeletRestarted",
+            Reason.KUBELET_RESTARTED,
         )
     if listed.count == 0 and not snapshot.plugins and isinstance(snapshot.dra_driver, Seen):
         return _registered(
             Verdict.HOLDS,
             f"GPUs are offered by DRA (container {snapshot.dra_driver.value}, driver "
             "gpu.nvidia.com): no resource is expected",
-            "",
+            Reason.NONE,
         )
     if listed.count == 0 and listed.is_host:
         return _registered(
             Verdict.HOLDS,
             "every GPU is shared out by the vGPU manager: no resource is expected",
-            "",
+            Reason.NONE,
         )
     return _judge(listed, settings)
 
@@ -202,33 +204,33 @@ def _judge(listed: Listing, settings: Settings) -> Finding:
             return _registered(
                 Verdict.FAILS,
                 "the plugin was given no GPU (NVIDIA_VISIBLE_DEVICES=none)",
-                "NothingGiven",
+                Reason.NOTHING_GIVEN,
                 next_step="give its container GPUs: NVIDIA_VISIBLE_DEVICES=all",
             )
         return _registered(
             Verdict.FAILS,
             f"the kubelet lists no {'/'.join(settings.resources)}{told}",
-            "NotRegistered",
+            Reason.NOT_REGISTERED,
             listed.missing,
         )
     because = f"the kubelet lists {_in_words(listed)}{told}"
     if listed.is_complete:
-        return _registered(Verdict.HOLDS, because, "")
+        return _registered(Verdict.HOLDS, because, Reason.NONE)
     if listed.is_stale:
         return _registered(
             Verdict.FAILS,
             f"{listed.gone} ({_some(listed.strangers)}){told}",
-            "StaleDevices",
+            Reason.STALE_DEVICES,
             listed.missing,
         )
     if not listed.visible_devices.is_known:
         return _registered(
             Verdict.UNKNOWN,
             f"{because}; what the plugin was given could not be read",
-            "PluginUnread",
+            Reason.PLUGIN_UNREAD,
             listed.missing,
         )
-    return _registered(Verdict.FAILS, because, "PartlyRegistered", listed.missing)
+    return _registered(Verdict.FAILS, because, Reason.PARTLY_REGISTERED, listed.missing)
 
 
 def _in_words(listed: Listing) -> str:
@@ -263,14 +265,14 @@ def _some(names: tuple[str, ...]) -> str:
 def _registered(
     verdict: Verdict,
     because: str,
-    reason: str,
+    reason: Reason,
     missing: tuple[str, ...] = (),
     next_step: str = "crictl ps -a --name nvidia-device-plugin; crictl logs …",
 ) -> Finding:
     holds = verdict is Verdict.HOLDS
     return Finding(
-        10,
-        "PluginRegistered",
+        Link.REGISTRATION,
+        Condition.PLUGIN_REGISTERED,
         verdict,
         because,
         reason,
@@ -299,11 +301,11 @@ def allocation(
     if is_older(snapshot, listed):
         return (
             Finding(
-                10,
-                "AllocationWorks",
+                Link.REGISTRATION,
+                Condition.ALLOCATION_WORKS,
                 Verdict.UNKNOWN,
                 f"{seen}; the list may be newer than the last probe",
-                "ListNewerThanProbe",
+                Reason.LIST_NEWER_THAN_PROBE,
             ),
         )
     step = (
@@ -314,11 +316,11 @@ def allocation(
     )
     return (
         Finding(
-            10,
-            "AllocationWorks",
+            Link.REGISTRATION,
+            Condition.ALLOCATION_WORKS,
             Verdict.FAILS,
             f"{seen}: allocatable, but allocation will fail",
-            "AllocationWillFail",
+            Reason.ALLOCATION_WILL_FAIL,
             missing=listed.strangers or assessment.missing,
             heals=Heals.NEVER,
             next_step=f"cordon the node; {step}",

@@ -3,8 +3,10 @@ gpu-gate-node.service runs."""
 
 from __future__ import annotations
 
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Verdict
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import NodeObject, Snapshot
 from ..common.layouts import PREFERRED, matches
@@ -23,7 +25,7 @@ def findings(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
             _finding(
                 Verdict.UNKNOWN,
                 f"gpu-gate-node's report could not be read ({snapshot.node_object})",
-                "NodeReportUnreadable",
+                Reason.NODE_REPORT_UNREADABLE,
             ),
         )
     node = snapshot.node_object.value
@@ -41,7 +43,10 @@ def findings(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
     if not isinstance(snapshot.allocatable, Seen):
         return (
             _finding(
-                Verdict.UNKNOWN, f"{seen}; the kubelet was not heard", "KubeletNotHeard", age_s
+                Verdict.UNKNOWN,
+                f"{seen}; the kubelet was not heard",
+                Reason.KUBELET_NOT_HEARD,
+                age_s,
             ),
         )
     listed = {
@@ -54,11 +59,11 @@ def findings(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
             _finding(
                 Verdict.FAILS,
                 f"{seen}; the kubelet lists {sum(listed.values())}",
-                "NodeShowsFewer",
+                Reason.NODE_SHOWS_FEWER,
                 age_s,
             ),
         )
-    return (_finding(Verdict.HOLDS, seen, "", age_s),)
+    return (_finding(Verdict.HOLDS, seen, Reason.NONE, age_s),)
 
 
 def _silence(
@@ -69,14 +74,14 @@ def _silence(
         return _finding(
             Verdict.UNKNOWN,
             node.trouble or f"the API server gave no sign for {age_s:.0f} s",
-            "ApiServerSilent",
+            Reason.API_SERVER_SILENT,
             age_s,
         )
     if snapshot.boot_id and node.boot_id != snapshot.boot_id:
         return _finding(
             Verdict.UNKNOWN,
             f"Node {node.name} still shows an earlier boot",
-            "NodeFromEarlierBoot",
+            Reason.NODE_FROM_EARLIER_BOOT,
             age_s,
         )
     unit = find_unit(snapshot, settings)
@@ -89,7 +94,7 @@ def _silence(
                 Verdict.UNKNOWN,
                 f"Node {node.name} is older than the kubelet: it reports every five "
                 "minutes, or when something changes",
-                "NodeFromEarlierKubelet",
+                Reason.NODE_FROM_EARLIER_KUBELET,
                 age_s,
             )
     return None
@@ -107,13 +112,13 @@ def _is_ours(resource: str, settings: Settings) -> bool:
     return matches(resource, settings.resources or PREFERRED)
 
 
-def _finding(verdict: Verdict, because: str, reason: str, age_s: float = 0.0) -> Finding:
+def _finding(verdict: Verdict, because: str, reason: Reason, age_s: float = 0.0) -> Finding:
     next_step = (
         "" if verdict is Verdict.HOLDS else "systemctl status gpu-gate-node; kubectl describe node"
     )
     return Finding(
-        11,
-        "NodeResources",
+        Link.NODE,
+        Condition.NODE_RESOURCES,
         verdict,
         because,
         reason,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 
+from ...model.condition import Condition, Link
 from ...model.diagnostics import JournalEvent
 from ...model.finding import Verdict
 from ...model.reading import Seen
+from ...model.reason import Reason
 from ...model.runtime import PluginLogState, PluginSight
 from ..common.known_fault import Evidence, Judge, KnownFault, Mark, cited, either, when
 from . import candidates as plugin
@@ -27,8 +29,17 @@ SETTLED_S = 30.0
 """A plugin that watches has registered again by then: it takes a second."""
 
 
+def _nvml_fails(evidence: Evidence) -> bool:
+    """NVML on the host itself fails."""
+    nvml = evidence.diagnosis.get(Condition.NVML_COMPLETE)
+    return nvml is not None and nvml.verdict is Verdict.FAILS
+
+
 def _early(evidence: Evidence) -> Mark | None:
-    failed, sight = evidence.finding("PluginInitFailed", "PluginSawNoGpu"), evidence.plugin
+    failed, sight = (
+        evidence.finding(Reason.PLUGIN_INIT_FAILED, Reason.PLUGIN_SAW_NO_GPU),
+        evidence.plugin,
+    )
     if not failed or not sight or _not_permitted(evidence) or _old_library(evidence):
         return None
     started = plugin.began_at(evidence.snapshot, sight)
@@ -37,12 +48,15 @@ def _early(evidence: Evidence) -> Mark | None:
         return Mark(
             True, f"{failed.because}; {late.at - started:.1f} s after its start: {late.line}"
         )
-    host = evidence.finding("NvmlUnknown", "NvmlDriverNotLoaded", "NvmlNotReady", "GpuMissing")
+    host = evidence.finding(
+        Reason.NVML_UNKNOWN,
+        Reason.NVML_DRIVER_NOT_LOADED,
+        Reason.NVML_NOT_READY,
+        Reason.GPU_MISSING,
+    )
     if host:
         return Mark(True, f"{failed.because}; NVML on the host fails as well: {host.because}")
-    if any(
-        f.link == 5 and f.blocks and f.verdict is Verdict.FAILS for f in evidence.diagnosis.findings
-    ):
+    if _nvml_fails(evidence):
         # The host's NVML fails for a reason of its own, which waiting would not have cured.
         return None
     first, watching = evidence.diagnostics.first_seen, evidence.snapshot.waiting
@@ -61,18 +75,22 @@ def _early(evidence: Evidence) -> Mark | None:
 
 def _old_library(evidence: Evidence) -> Mark | None:
     """Its library is of another driver than the loaded one, while the host's own is not."""
-    found, log = evidence.finding("PluginInitFailed", "PluginExited"), evidence.plugin_log
+    found, log = (
+        evidence.finding(Reason.PLUGIN_INIT_FAILED, Reason.PLUGIN_EXITED),
+        evidence.plugin_log,
+    )
     if not found or not log or not plugin_log.has_an_old_library(log):
         return None
-    hosts = any(
-        f.link == 5 and f.blocks and f.verdict is Verdict.FAILS for f in evidence.diagnosis.findings
-    )
+    hosts = _nvml_fails(evidence)
     return None if hosts else Mark(True, f"{found.because}; NVML on the host is well")
 
 
 def _not_permitted(evidence: Evidence) -> Mark | None:
     """NVML says so of EACCES; a device cgroup's EPERM is an unknown error to it."""
-    found, log = evidence.finding("PluginInitFailed", "PluginExited"), evidence.plugin_log
+    found, log = (
+        evidence.finding(Reason.PLUGIN_INIT_FAILED, Reason.PLUGIN_EXITED),
+        evidence.plugin_log,
+    )
     is_it = (
         log is not None and log.says is PluginLogState.INIT_FAILED and FORBIDDEN.search(log.error)
     )
@@ -81,14 +99,21 @@ def _not_permitted(evidence: Evidence) -> Mark | None:
 
 def _mig(evidence: Evidence) -> Mark | None:
     """What the plugin refuses to start with; its own last words say that it was this."""
-    half, log = evidence.finding("MigWithoutInstances", "MigNotUniform"), evidence.plugin_log
-    ended = evidence.finding("PluginExited", "PluginInitFailed", "PluginSawNoGpu")
+    half, log = (
+        evidence.finding(Reason.MIG_WITHOUT_INSTANCES, Reason.MIG_NOT_UNIFORM),
+        evidence.plugin_log,
+    )
+    ended = evidence.finding(
+        Reason.PLUGIN_EXITED, Reason.PLUGIN_INIT_FAILED, Reason.PLUGIN_SAW_NO_GPU
+    )
     if half and ended and log and re.search(r"\bMIG\b|migEnabled", log.last, re.I):
         return Mark(True, f"{half.because}; its last words: {log.last}")
     return (
         Mark(True, half.because)
         if half
-        and any(f.link == 8 and f.reason == half.reason for f in evidence.diagnosis.findings)
+        and any(
+            f.link is Link.PLUGIN and f.reason is half.reason for f in evidence.diagnosis.findings
+        )
         else None
     )
 
@@ -98,7 +123,7 @@ def _deaf(evidence: Evidence) -> Mark | None:
     log = evidence.plugin_log
     if (
         not sight
-        or not evidence.finding("PluginInitFailed")
+        or not evidence.finding(Reason.PLUGIN_INIT_FAILED)
         or not log
         or log.says is not PluginLogState.INIT_FAILED
     ):
@@ -121,7 +146,7 @@ def _forgotten(evidence: Evidence) -> tuple[PluginSight, float] | None:
     """A plugin whose log says registered while the kubelet lists nothing, and its start; boottime,
     seconds."""
     sight = evidence.plugin
-    if not sight or not evidence.finding("PluginForgotten"):
+    if not sight or not evidence.finding(Reason.PLUGIN_FORGOTTEN):
         return None
     return sight, plugin.began_at(evidence.snapshot, sight)
 
@@ -159,7 +184,7 @@ def _overlap(evidence: Evidence) -> Mark | None:
 
 
 def _turned_away(evidence: Evidence) -> Mark | None:
-    found, log = evidence.finding("PluginSilent"), evidence.plugin_log
+    found, log = evidence.finding(Reason.PLUGIN_SILENT), evidence.plugin_log
     return (
         Mark(True, found.because)
         if found and log and log.says is PluginLogState.NOT_REGISTERED
@@ -169,7 +194,7 @@ def _turned_away(evidence: Evidence) -> Mark | None:
 
 def _not_reached(evidence: Evidence) -> Mark | None:
     """It came to register, and the kubelet could not call it back."""
-    found, sight = evidence.finding("PluginForgotten", "PluginSilent"), evidence.plugin
+    found, sight = evidence.finding(Reason.PLUGIN_FORGOTTEN, Reason.PLUGIN_SILENT), evidence.plugin
     since = plugin.began_at(evidence.snapshot, sight) if sight else 0.0
     line = evidence.journal(JournalEvent.NOT_REACHED, since)
     return Mark(True, f"{found.because}; {cited(evidence, line)}") if found and line else None
@@ -177,7 +202,7 @@ def _not_reached(evidence: Evidence) -> Mark | None:
 
 def _waits(for_mps: bool) -> Judge:
     def judge(evidence: Evidence) -> Mark | None:
-        found = evidence.finding("PluginWaits")
+        found = evidence.finding(Reason.PLUGIN_WAITS)
         return Mark(True, found.because) if found and ("MPS" in found.because) is for_mps else None
 
     return judge
@@ -186,16 +211,19 @@ def _waits(for_mps: bool) -> Judge:
 def _asking(evidence: Evidence) -> Mark | None:
     """One that has just begun to ask does not hang, and GKE's waits for device nodes with the same
     last word."""
-    found, log = evidence.finding("PluginAsking"), evidence.plugin_log
+    found, log = evidence.finding(Reason.PLUGIN_ASKING), evidence.plugin_log
     since = since_then(evidence, log.at) if log else None
-    if not found or evidence.finding("DeviceNodesMissing") or soon_again(evidence):
+    if not found or evidence.finding(Reason.DEVICE_NODES_MISSING) or soon_again(evidence):
         return None
     return Mark(False, found.because) if since is None or since > ASKS_S else None
 
 
 def _unit_failed(evidence: Evidence) -> Mark | None:
     """A plugin that is a unit has no log of its own: the journal has it."""
-    found, unit = evidence.finding("NotRegistered", "PluginListsGone"), evidence.plugin_unit
+    found, unit = (
+        evidence.finding(Reason.NOT_REGISTERED, Reason.PLUGIN_LISTS_GONE),
+        evidence.plugin_unit,
+    )
     if not found or not unit or not unit.is_active:
         return None
     line = evidence.journal(JournalEvent.PLUGIN_FAILED, unit.active_since or 0.0, unit.name)
@@ -212,7 +240,7 @@ VENDORS = "A cloud vendor's plugin is updated by that vendor, never replaced by 
 FAULTS = (
     KnownFault(
         "MigHalfConfigured",
-        8,
+        Link.PLUGIN,
         "MIG mode is on, and the GPUs are not configured as the plugin's MIG strategy wants",
         "NVIDIA/k8s-device-plugin, internal/mig",
         "a GPU in MIG mode without instances, or GPUs that differ under "
@@ -226,7 +254,7 @@ FAULTS = (
     ),
     KnownFault(
         "EarlyNvml",
-        8,
+        Link.PLUGIN,
         "The plugin asked NVML before it was ready, and does not ask again",
         "the founding incident; NVIDIA/k8s-device-plugin #414, #330, #1080",
         "its log says that NVML failed, and at that time NVML or a GPU was seen not to be ready",
@@ -242,7 +270,7 @@ FAULTS = (
     ),
     KnownFault(
         "UnitNotRegistered",
-        8,
+        Link.PLUGIN,
         "The device plugin is a unit of the host, and registered nothing",
         "bottlerocket-core-kit nvidia-k8s-device-plugin, Azure/AgentBaker "
         "nvidia-device-plugin.service",
@@ -258,7 +286,7 @@ FAULTS = (
     ),
     KnownFault(
         "DeafPlugin",
-        8,
+        Link.PLUGIN,
         "An old plugin that failed once hears nothing more (v0.9 to v0.12)",
         "NVIDIA/k8s-device-plugin #170",
         "a version of that range whose log ends with a failed NVML",
@@ -273,31 +301,31 @@ FAULTS = (
     ),
     KnownFault(
         "PluginOwnAccessLost",
-        8,
+        Link.PLUGIN,
         "The plugin itself may no longer open the driver",
         "NVIDIA/k8s-device-plugin #1640, #1223, #1397",
         "its device cgroup denies /dev/nvidiactl",
-        judge=when("PluginAccessDenied"),
+        judge=when(Reason.PLUGIN_ACCESS_DENIED),
         remedy="have its container made again. SIGHUP would take away what it still offers",
         do=REBUILD,
         is_not="seen by the kubelet: it goes on listing the GPUs, and every allocation fails",
     ),
     KnownFault(
         "ContainerOlderThanModule",
-        8,
+        Link.PLUGIN,
         "The plugin's container is older than the loaded nvidia module",
         "NVIDIA/k8s-device-plugin cmd/nvidia-device-plugin/main.go",
         "its creation lies before the kernel's line "
         "that the module was loaded, or its log says that its library is of another version, "
         "and the host's is not",
-        judge=either((when("PluginOlderThanDriver"), _old_library)),
+        judge=either((when(Reason.PLUGIN_OLDER_THAN_DRIVER), _old_library)),
         remedy="have its container made again: it was given what was there then",
         do=REBUILD,
         is_not="helped by SIGHUP",
     ),
     KnownFault(
         "K8sDevicePlugin426",
-        8,
+        Link.PLUGIN,
         "The kubelet was restarted, and the plugin did not register again",
         "NVIDIA/k8s-device-plugin #426",
         "kubelet.sock made anew after the plugin's start, no registration since, and the "
@@ -312,12 +340,12 @@ FAULTS = (
     ),
     KnownFault(
         "OverlapOfTwo",
-        8,
+        Link.PLUGIN,
         "An older instance's exit took the newer one's registration away",
         "NVIDIA/k8s-device-plugin #255; kubernetes pkg/kubelet/cm/devicemanager",
         "the kubelet lost the plugin after this one had started, or another process serves its "
         "socket",
-        judge=either((when("AnotherServes"), _overlap)),
+        judge=either((when(Reason.ANOTHER_SERVES), _overlap)),
         consistent="its log says registered, the kubelet did not restart, and lists nothing",
         decide="the kubelet's own lines",
         capture="journalctl -b -u kubelet | grep -E 'ListAndWatch|registration'",
@@ -326,52 +354,52 @@ FAULTS = (
     ),
     KnownFault(
         "TwoPlugins",
-        8,
+        Link.PLUGIN,
         "Two device plugins offer the same resource",
         "NVIDIA/k8s-device-plugin #255, Project-HAMi/HAMi #646",
         "more than one container, or a container and a unit, look like the plugin",
-        judge=when("TwoPlugins"),
+        judge=when(Reason.TWO_PLUGINS),
         remedy="remove one: who registers last wins, and who ends takes the resource away",
         do="kubectl get pods -A -o wide | grep device-plugin",
         is_not="for a program to decide",
     ),
     KnownFault(
         "PluginGivenNothing",
-        8,
+        Link.PLUGIN,
         "The plugin's container was given no GPU that is here",
         "NVIDIA/nvidia-container-toolkit, NVIDIA_VISIBLE_DEVICES; an exchanged GPU has another "
         "UUID",
         "NVIDIA_VISIBLE_DEVICES, or its pod's CDI annotation, names none that NVML shows",
-        judge=when("PluginGivenNothing"),
+        judge=when(Reason.PLUGIN_GIVEN_NOTHING),
         remedy="name GPUs that are here, or all, in its pod's spec",
         do="nvidia-smi -L; crictl inspect {plugin} | grep -E 'NVIDIA_VISIBLE_DEVICES|cdi.k8s.io'",
         is_not="helped by a fresh start, nor a loss of device access: it was never given any",
     ),
     KnownFault(
         "PluginSawFewer",
-        8,
+        Link.PLUGIN,
         "The plugin was started while NVML showed fewer GPUs",
         "NVIDIA/gpu-operator #2511",
         "it registered fewer than NVML shows, and never looks again",
-        judge=when("PluginSawFewer"),
+        judge=when(Reason.PLUGIN_SAW_FEWER),
         remedy="have its container made again; running pods keep their GPUs",
         do=REBUILD,
         is_not="a lost GPU: NVML shows them all",
     ),
     KnownFault(
         "PluginMarkedUnhealthy",
-        8,
+        Link.PLUGIN,
         "The plugin took a GPU out of what it offers (Xid)",
         "NVIDIA/k8s-device-plugin internal/rm/health.go",
         "its log says that a device went unhealthy",
-        judge=when("PluginSawUnhealthy"),
+        judge=when(Reason.PLUGIN_SAW_UNHEALTHY),
         remedy="reset that GPU, or reboot the drained node, then start the plugin afresh",
         do="dmesg | grep Xid",
         is_not="helped by a fresh start alone: it would offer a broken GPU again",
     ),
     KnownFault(
         "RegistrationFailed",
-        8,
+        Link.PLUGIN,
         "The plugin serves its GPUs, and could not register with the kubelet",
         "NVIDIA/k8s-device-plugin #10, #55, #82, #156",
         "its own log's line that it could not register, or the kubelet's that it refused it or "
@@ -387,7 +415,7 @@ FAULTS = (
     ),
     KnownFault(
         "PluginHangsInNvml",
-        8,
+        Link.PLUGIN,
         "The plugin asks NVML and gets no answer",
         "NVIDIA/k8s-device-plugin #301, #77",
         "none that can be seen from outside",
@@ -400,7 +428,7 @@ FAULTS = (
     ),
     KnownFault(
         "PluginNotPermitted",
-        8,
+        Link.PLUGIN,
         "The plugin may not open the driver's device nodes, by their permissions",
         "NVIDIA/nvidia-container-toolkit #210, #33; NVIDIA/k8s-device-plugin #637",
         "its log says Insufficient Permissions (NVML_ERROR_NO_PERMISSION)",
@@ -414,7 +442,7 @@ FAULTS = (
     ),
     KnownFault(
         "MpsDaemonMissing",
-        8,
+        Link.PLUGIN,
         "The plugin waits for the MPS control daemon",
         "NVIDIA/k8s-device-plugin #679, #712, #762",
         "its log's line that the daemon does not answer",
@@ -427,7 +455,7 @@ FAULTS = (
     ),
     KnownFault(
         "PluginTriesAgain",
-        8,
+        Link.PLUGIN,
         "The plugin cannot start yet, and tries again by itself",
         "GoogleCloudPlatform/container-engine-accelerators cmd/nvidia_gpu",
         "its log's line, every 5 s",
@@ -440,12 +468,12 @@ FAULTS = (
     ),
     KnownFault(
         "PluginHealthFailed",
-        8,
+        Link.PLUGIN,
         "The plugin's health check failed, and took GPUs out of what it offers",
         "NVIDIA/k8s-device-plugin #33, #403, #1562",
         "its log's line that NVML's events failed it; and nothing of any GPU in the kernel's "
         "log since its start",
-        judge=when("PluginHealthFailed"),
+        judge=when(Reason.PLUGIN_HEALTH_FAILED),
         remedy="have its container made again. Where a GPU has no such events (an old one), "
         "that does not help: "
         "DP_DISABLE_HEALTHCHECKS=all in its environment, or a newer version of the plugin. "

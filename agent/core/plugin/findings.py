@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...model.condition import Condition, Link
 from ...model.fault import Cure, Fault
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.runtime import Container, ContainerState, PluginSight, Sandbox, SocketOwner
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot, Unit
@@ -22,7 +24,7 @@ from . import running
 from .resources import Listing
 from .running import REBUILD, STALE
 
-OLDER = "PluginOlderThanDriver"
+OLDER = Reason.PLUGIN_OLDER_THAN_DRIVER
 NOTHING = Listing()
 
 
@@ -34,24 +36,24 @@ def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tup
         }
         found.append(
             Finding(
-                9,
-                "Checkpoint",
+                Link.SOCKET,
+                Condition.CHECKPOINT,
                 Verdict.HOLDS if names else Verdict.FAILS,
                 "kubelet_internal_checkpoint names "
                 + (", ".join(f"{n} {r}" for r, n in names.items()) or "no device")
                 + " (a hint: it outlives plugin, kubelet and boot)",
-                "" if names else "CheckpointEmpty",
+                Reason.NONE if names else Reason.CHECKPOINT_EMPTY,
                 blocks=False,
             )
         )
     elif not snapshot.checkpoint.is_missing:
         found.append(
             Finding(
-                9,
-                "Checkpoint",
+                Link.SOCKET,
+                Condition.CHECKPOINT,
                 Verdict.UNKNOWN,
                 f"kubelet_internal_checkpoint tells nothing (a hint; {snapshot.checkpoint})",
-                "CheckpointUnreadable",
+                Reason.CHECKPOINT_UNREADABLE,
                 blocks=False,
             )
         )
@@ -59,11 +61,11 @@ def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tup
         where = f" at {snapshot.runtime_socket}" if snapshot.runtime_socket else ""
         found.append(
             Finding(
-                8,
-                "PluginHealthy",
+                Link.PLUGIN,
+                Condition.PLUGIN_HEALTHY,
                 Verdict.UNKNOWN,
                 f"the container runtime{where} gave no answer ({snapshot.runtime})",
-                "RuntimeSilent",
+                Reason.RUNTIME_SILENT,
                 blocks=False,
                 next_step="systemctl status containerd; crictl ps -a; [Plugin] RuntimeSocket=",
             )
@@ -71,8 +73,8 @@ def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tup
     elif fault is not None:
         found.append(
             Finding(
-                8,
-                "PluginHealthy",
+                Link.PLUGIN,
+                Condition.PLUGIN_HEALTHY,
                 Verdict.FAILS,
                 fault.because,
                 fault.reason,
@@ -87,25 +89,32 @@ def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tup
         unread = _unread(snapshot.plugins[0])
         found.append(
             Finding(
-                8,
-                "PluginHealthy",
+                Link.PLUGIN,
+                Condition.PLUGIN_HEALTHY,
                 Verdict.UNKNOWN if unread else Verdict.HOLDS,
                 f"{unread}; {_describe(snapshot.plugins[0])}"
                 if unread
                 else _describe(snapshot.plugins[0]),
-                "PluginUnread" if unread else "",
+                Reason.PLUGIN_UNREAD if unread else Reason.NONE,
                 blocks=not unread,
                 next_step="systemctl status containerd; crictl ps -a" if unread else "",
             )
         )
     elif (unit := plugin.unit(snapshot.units, settings)) is not None:
-        found.append(Finding(8, "PluginHealthy", Verdict.HOLDS, f"{unit.name} is {unit.active}"))
-    rivals = None if fault and fault.reason == "TwoPlugins" else _rivals(snapshot, settings)
+        found.append(
+            Finding(
+                Link.PLUGIN,
+                Condition.PLUGIN_HEALTHY,
+                Verdict.HOLDS,
+                f"{unit.name} is {unit.active}",
+            )
+        )
+    rivals = None if fault and fault.reason == Reason.TWO_PLUGINS else _rivals(snapshot, settings)
     if rivals is not None:
         found.append(
             Finding(
-                8,
-                "SinglePlugin",
+                Link.PLUGIN,
+                Condition.SINGLE_PLUGIN,
                 Verdict.FAILS,
                 f"{rivals.because}: who ends takes the resource away",
                 rivals.reason,
@@ -120,14 +129,14 @@ def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tup
         )
         found.append(
             Finding(
-                9,
-                "SocketOwner",
+                Link.SOCKET,
+                Condition.SOCKET_OWNER,
                 Verdict.FAILS if wrong else Verdict.HOLDS,
                 ", ".join(
                     f"{o.socket}: {plugin.owner_name(snapshot, o)}, pid {o.pid}"
                     for o in snapshot.socket_owners
                 ),
-                "AnotherServes" if wrong else "",
+                Reason.ANOTHER_SERVES if wrong else Reason.NONE,
                 blocks=False,
                 next_step="[Plugin] Containers= or Unit= names the right one; remove the other"
                 if wrong
@@ -188,7 +197,7 @@ def _rivals(snapshot: Snapshot, settings: Settings) -> Fault | None:
         [unit.name] if unit else []
     )
     return Fault(
-        "TwoPlugins",
+        Reason.TWO_PLUGINS,
         f"{len(names)} {'of unit and ' if unit else ''}containers look like the device "
         f"plugin: {', '.join(names)}",
         Cure.PERSON,
@@ -229,7 +238,7 @@ def _fault(snapshot: Snapshot, settings: Settings, listed: Listing) -> Fault:
             else ""
         )
         return Fault(
-            "NoPlugin",
+            Reason.NO_PLUGIN,
             f"no container of this node looks like the device plugin{unable}" + _served(snapshot),
             Cure.WAIT,
             "kubectl get pods -A -o wide | grep device-plugin; [Plugin] Containers=, Images=",
@@ -241,7 +250,7 @@ def _unmade(pod: Sandbox, inside: tuple[Container, ...]) -> Fault:
     company = ", ".join(f"{c.name} is {c.state.value}" for c in inside)
     step = f"crictl logs {plugin.short_id(inside[-1])}" if inside else "kubectl describe that pod"
     return Fault(
-        "PluginPodWaits",
+        Reason.PLUGIN_POD_WAITS,
         f"{pod.namespace}/{pod.name} is here, and its plugin's container was not made: "
         + (f"in it {company}" if company else "nothing is in it"),
         Cure.WAIT,
@@ -291,7 +300,7 @@ def _not_to_be_removed(snapshot: Snapshot, found: Fault, sight: PluginSight) -> 
     if sight.restart_policy in plugin.ENDS_FOR_GOOD:
         return replace(
             found,
-            reason="NeverStartedAgain",
+            reason=Reason.NEVER_STARTED_AGAIN,
             barred=True,
             because=f"{found.because}; its pod's "
             f"restartPolicy is {sight.restart_policy}: a container that is stopped does not "
@@ -314,7 +323,7 @@ def _not_to_be_removed(snapshot: Snapshot, found: Fault, sight: PluginSight) -> 
 def _served_by(snapshot: Snapshot, found: Fault, other: SocketOwner) -> Fault:
     return replace(
         found,
-        reason="AnotherServes",
+        reason=Reason.ANOTHER_SERVES,
         barred=True,
         because=f"{found.because}; but {other.socket} is "
         f"served by {plugin.owner_name(snapshot, other)}, pid {other.pid}",
@@ -336,7 +345,7 @@ def _unit_fault(
     name = unit.name if unit else settings.plugin_unit
     if unit is None or not unit.is_active:
         return Fault(
-            "PluginUnitDown",
+            Reason.PLUGIN_UNIT_DOWN,
             f"{name} is {unit.active if unit else 'unknown'}",
             Cure.WAIT,
             f"systemctl status {name}",
@@ -353,7 +362,7 @@ def _unit_fault(
         )
     because = listed.gone or "the kubelet lists no GPU of it"
     found = Fault(
-        STALE if listed.gone else "NotRegistered",
+        STALE if listed.gone else Reason.NOT_REGISTERED,
         f"{name} is active and {because}",
         Cure.FRESH_START if listed.is_stale else Cure.TIME,
         f"systemctl restart {name}",
@@ -371,7 +380,7 @@ def _container_fault(snapshot: Snapshot, sight: PluginSight, listed: Listing) ->
     state = sight.container.state
     if state is ContainerState.CREATED:
         return Fault(
-            "PluginNeverStarted",
+            Reason.PLUGIN_NEVER_STARTED,
             f"{who}: created, and never started",
             Cure.TIME,
             "crictl rm makes the kubelet build it again",
@@ -379,7 +388,7 @@ def _container_fault(snapshot: Snapshot, sight: PluginSight, listed: Listing) ->
         )
     if state is ContainerState.UNKNOWN:
         return Fault(
-            "PluginUnread",
+            Reason.PLUGIN_UNREAD,
             f"{who}: the runtime does not know its state",
             Cure.WAIT,
             f"crictl inspect {sight.container.id[:12]}; systemctl status containerd",
@@ -389,7 +398,7 @@ def _container_fault(snapshot: Snapshot, sight: PluginSight, listed: Listing) ->
         return _ended(sight, who)
     if not isinstance(sight.detail, Seen):
         return Fault(
-            "PluginUnread",
+            Reason.PLUGIN_UNREAD,
             f"{who}: its status could not be read ({sight.detail})",
             Cure.WAIT,
             "systemctl status containerd",
@@ -405,7 +414,7 @@ def _ended(sight: PluginSight, who: str) -> Fault:
     again = f" at its attempt {sight.container.attempt + 1}" if sight.container.attempt else ""
     if detail and plugin.never_began(detail):
         return Fault(
-            "PluginNeverStarted",
+            Reason.PLUGIN_NEVER_STARTED,
             f"{who}: the runtime could not start it ({detail.reason or '?'}, exit "
             f"status {detail.exit_code}){again}; the kubelet tries again after its back-off",
             Cure.WAIT,
@@ -418,7 +427,7 @@ def _ended(sight: PluginSight, who: str) -> Fault:
     why = f" ({detail.reason})" if detail and detail.reason not in plugin.PLAIN_ENDS else ""
     words = f"; its last words: {log.last}" if log and log.last and log.last not in log.line else ""
     return Fault(
-        "PluginExited",
+        Reason.PLUGIN_EXITED,
         f"{who}: exit status {detail.exit_code if detail else '?'}{why}{again}{words}; the "
         "kubelet starts it again after its back-off (10 s, doubled up to 300), which a removal "
         "does not "

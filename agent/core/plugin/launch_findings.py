@@ -8,8 +8,10 @@ launched.
 from __future__ import annotations
 
 from ...model.actions import LaunchUnit, PlaceManifest
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Scope, Verdict
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot, Unit
 from ..common import paths
@@ -43,8 +45,8 @@ def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tupl
     if isinstance(snapshot.launched, Seen):
         return (
             Finding(
-                8,
-                "PluginLaunched",
+                Link.PLUGIN,
+                Condition.PLUGIN_LAUNCHED,
                 Verdict.HOLDS,
                 f"launched in this boot: {snapshot.launched.value.reason}",
                 blocks=False,
@@ -53,11 +55,11 @@ def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tupl
     if not snapshot.launched.is_missing:
         return (
             Finding(
-                8,
-                "PluginLaunched",
+                Link.PLUGIN,
+                Condition.PLUGIN_LAUNCHED,
                 Verdict.UNKNOWN,
                 f"{paths.RUN}/launched was not read ({snapshot.launched})",
-                "LaunchUnknown",
+                Reason.LAUNCH_UNKNOWN,
                 blocks=False,
                 next_step=f"ls -l {paths.RUN}",
             ),
@@ -67,11 +69,11 @@ def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tupl
         state = unit.active if unit.load == "loaded" else unit.load
         return (
             Finding(
-                8,
-                "PluginLaunched",
+                Link.PLUGIN,
+                Condition.PLUGIN_LAUNCHED,
                 Verdict.FAILS,
                 f"{unit.name} is {state}, and is left so",
-                "LaunchRefused",
+                Reason.LAUNCH_REFUSED,
                 blocks=False,
                 next_step=f"systemctl status {unit.name}; systemctl reset-failed {unit.name}",
             ),
@@ -79,22 +81,22 @@ def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tupl
     if settings.launch == "manifest" and not snapshot.manifest_dir:
         return (
             Finding(
-                8,
-                "PluginLaunched",
+                Link.PLUGIN,
+                Condition.PLUGIN_LAUNCHED,
                 Verdict.FAILS,
                 "no folder of static pods is there: " + ", ".join(manifest_folders(settings)),
-                "LaunchRefused",
+                Reason.LAUNCH_REFUSED,
                 blocks=False,
                 next_step="[Plugin] ManifestDir= is the kubelet's staticPodPath",
             ),
         )
     return (
         Finding(
-            8,
-            "PluginLaunched",
+            Link.PLUGIN,
+            Condition.PLUGIN_LAUNCHED,
             Verdict.FAILS,
             f"not launched yet in this boot (Launch={settings.launch}, once the gate is open)",
-            "NotLaunched",
+            Reason.NOT_LAUNCHED,
             blocks=False,
         ),
     )

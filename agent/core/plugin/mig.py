@@ -6,7 +6,9 @@ What NVIDIA's plugin refuses to start with: internal/mig, AssertAllMigDevicesAre
 
 from __future__ import annotations
 
+from ...model.condition import Condition, Link
 from ...model.finding import Finding, Heals, Verdict
+from ...model.reason import Reason
 from ...model.snapshot import Gpu
 from ..gpu.inventory import ProbeAssessment
 from .resources import Listing
@@ -24,7 +26,7 @@ def findings(assessment: ProbeAssessment, listed: Listing) -> tuple[Finding, ...
         found.append(
             _fails(
                 f"MIG mode is to be {_on(pending[0])} after a reset of {_which(pending)}",
-                "MigPending",
+                Reason.MIG_PENDING,
                 "drain the node, then nvidia-smi --gpu-reset, or reboot",
             )
         )
@@ -39,7 +41,7 @@ def findings(assessment: ProbeAssessment, listed: Listing) -> tuple[Finding, ...
         found.append(
             _fails(
                 f"MIG mode is on and no instance was made on {_which(empty)}{stops}",
-                "MigWithoutInstances",
+                Reason.MIG_WITHOUT_INSTANCES,
                 "nvidia-smi mig -cgi …, nvidia-mig-parted, or MIG mode off",
             )
         )
@@ -49,7 +51,7 @@ def findings(assessment: ProbeAssessment, listed: Listing) -> tuple[Finding, ...
                 "MIG_STRATEGY=single wants MIG mode and one profile on every GPU, and "
                 f"{_which(in_mig)} of {len(assessment.gpus)} GPUs differ: the plugin does not "
                 "start so",
-                "MigNotUniform",
+                Reason.MIG_NOT_UNIFORM,
                 "make all GPUs equal, or MIG_STRATEGY=mixed",
             )
         )
@@ -69,10 +71,10 @@ def _which(gpus: list[Gpu]) -> str:
     return ", ".join(g.bus_id for g in gpus)
 
 
-def _fails(because: str, reason: str, next_step: str) -> Finding:
+def _fails(because: str, reason: Reason, next_step: str) -> Finding:
     return Finding(
-        5,
-        "MigConfigured",
+        Link.NVML,
+        Condition.MIG_CONFIGURED,
         Verdict.FAILS,
         because,
         reason,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ...model.condition import Link
 from ...model.diagnostics import JournalEvent
+from ...model.reason import Reason
 from ..common.known_fault import Evidence, KnownFault, Mark, cited, either, when
 from . import candidates as plugin
 
@@ -12,7 +14,7 @@ REPEATS_S = 600.0
 
 
 def _unmade(evidence: Evidence) -> Mark | None:
-    found = evidence.finding("PluginPodWaits")
+    found = evidence.finding(Reason.PLUGIN_POD_WAITS)
     line = evidence.journal(JournalEvent.NOT_STARTED) or evidence.journal(JournalEvent.NO_SANDBOX)
     return (
         Mark(True, found.because + (f"; {cited(evidence, line)}" if line else ""))
@@ -24,7 +26,7 @@ def _unmade(evidence: Evidence) -> Mark | None:
 def _not_made(evidence: Evidence) -> Mark | None:
     """A pod without a sandbox is no runtime's to list. A kubelet repeats its line every few minutes
     at most."""
-    found, line = evidence.finding("NoPlugin"), evidence.journal(JournalEvent.NO_SANDBOX)
+    found, line = evidence.finding(Reason.NO_PLUGIN), evidence.journal(JournalEvent.NO_SANDBOX)
     if not found or not line:
         return None
     is_new = evidence.snapshot.clock.boottime - line.at <= REPEATS_S
@@ -32,13 +34,13 @@ def _not_made(evidence: Evidence) -> Mark | None:
 
 
 def _turned_out(evidence: Evidence) -> Mark | None:
-    found, line = evidence.finding("NoPlugin"), evidence.journal(JournalEvent.TURNED_OUT)
+    found, line = evidence.finding(Reason.NO_PLUGIN), evidence.journal(JournalEvent.TURNED_OUT)
     return Mark(True, f"{found.because}; {cited(evidence, line)}") if found and line else None
 
 
 def _none(evidence: Evidence) -> Mark | None:
     """No plugin, and no word of one that came to this node and is not here any more."""
-    found = evidence.finding("NoPlugin")
+    found = evidence.finding(Reason.NO_PLUGIN)
     came = [
         mark
         for judge in (_not_made, _turned_out)
@@ -56,7 +58,7 @@ def since_then(evidence: Evidence, realtime: float) -> float | None:
 def soon_again(evidence: Evidence) -> Mark | None:
     """It runs now, between two ends."""
     found, sight = (
-        evidence.finding("PluginAsking", "PluginSilent", "PluginForgotten"),
+        evidence.finding(Reason.PLUGIN_ASKING, Reason.PLUGIN_SILENT, Reason.PLUGIN_FORGOTTEN),
         evidence.plugin,
     )
     since = since_then(evidence, plugin.started_at(sight)) if sight else None
@@ -79,7 +81,7 @@ def soon_again(evidence: Evidence) -> Mark | None:
 FAULTS = (
     KnownFault(
         "PluginPodWaits",
-        8,
+        Link.PLUGIN,
         "The plugin's pod is here, and its plugin's container was not made",
         "NVIDIA/gpu-operator #280, #378, #448; kubernetes/kubernetes pkg/kubelet/kuberuntime",
         "a pod with a plugin's labels whose sandbox is ready, without the plugin in it; or the "
@@ -101,7 +103,7 @@ FAULTS = (
     ),
     KnownFault(
         "PluginPodTurnedOut",
-        8,
+        Link.PLUGIN,
         "The kubelet evicted the plugin's pod, or did not admit it",
         "kubernetes/kubernetes pkg/kubelet/eviction, pkg/kubelet/lifecycle/predicate.go; "
         "#109663, #123859",
@@ -117,7 +119,7 @@ FAULTS = (
     ),
     KnownFault(
         "NoPlugin",
-        8,
+        Link.PLUGIN,
         "No device plugin runs on this node",
         "kubernetes/kubernetes, device plugins",
         "no container and no unit that looks like one",
@@ -129,11 +131,11 @@ FAULTS = (
     ),
     KnownFault(
         "PluginCrashes",
-        8,
+        Link.PLUGIN,
         "The plugin's container ends again and again",
         "NVIDIA/k8s-device-plugin #50",
         "its container has ended, and the kubelet waits before it starts it again",
-        judge=either((when("PluginExited"), soon_again)),
+        judge=either((when(Reason.PLUGIN_EXITED), soon_again)),
         consistent="it runs, was started some minutes ago at most, and not for the first time",
         decide="how its container before ended",
         capture="crictl ps -a --name device-plugin; crictl logs -p {plugin}",

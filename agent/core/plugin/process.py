@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...model.fault import Fault
 from ...model.reading import Seen
+from ...model.reason import Reason
 from ...model.runtime import PluginLogState, PluginSight
 from ...model.snapshot import Snapshot
 from . import candidates as plugin
@@ -50,7 +51,7 @@ def halted(found: Fault, sight: PluginSight) -> Fault:
         )
     return replace(
         found,
-        reason="PluginHalted",
+        reason=Reason.PLUGIN_HALTED,
         barred=True,
         because=f"{found.because}; {sight.halted}: somebody is at work on it",
         next_step=f"let it go on: kill -CONT {pid}, end the tracer, ctr -n k8s.io tasks "

@@ -14,6 +14,7 @@ from ...model.actions import Action, NoteNvmlFailed, NoteOutcome, Rebuild, Resta
 from ...model.fault import Cure, Fault, RepairFacts
 from ...model.finding import Diagnosis
 from ...model.reading import Seen
+from ...model.reason import Reason
 from ...model.runtime import ContainerState, LedgerEntry
 from ...model.settings import Settings
 from . import candidates as plugin
@@ -54,7 +55,7 @@ class RepairState:
     "boottime: by then the kubelet must list everything"
     held: str = ""
     "why nothing is done, with the remedy"
-    held_reason: str = ""
+    held_reason: Reason = Reason.NONE
     refused_until: float = 0.0
     "boottime: a hand refused (no ledger, no evidence), and is not asked again before"
     bad_probe_at: float | None = None
@@ -119,7 +120,7 @@ def _step(
     if view.listed > 0 and not (fault.access_denied or settings.repair_partial):
         return _person(
             repair,
-            "PartlyRegistered",
+            Reason.PARTLY_REGISTERED,
             f"the kubelet lists some GPUs; {fault.because}; next step: a fresh "
             "start may find all of them: [Plugin] RepairPartial=yes, or crictl stop and rm",
             now,
@@ -135,7 +136,7 @@ def refuse(repair: RepairState, sentence: str, now: float) -> RepairState:
         suspect="",
         is_armed=False,
         held=sentence,
-        held_reason="RepairRefused",
+        held_reason=Reason.REPAIR_REFUSED,
         refused_until=now + REFUSED_S,
     )
 
@@ -173,7 +174,7 @@ def _undone(repair: RepairState, view: RepairFacts, now: float) -> tuple[Action,
     return _outcome(view, f"{ledger.DID_NOT_TAKE}: nobody ended what it was to end")
 
 
-def _person(repair: RepairState, reason: str, sentence: str, now: float) -> RepairStep:
+def _person(repair: RepairState, reason: Reason, sentence: str, now: float) -> RepairStep:
     """Held once two looks agree: two plugins are there for a moment in every rolling update."""
     agreed_at = (repair.suspect_since if repair.suspect == reason else now) + AGREE_S
     if repair.held_reason == reason or now >= agreed_at:
@@ -247,17 +248,17 @@ def _whose(fault: Fault) -> str:
 
 def _refusal(
     view: RepairFacts, cause: str, target: str, realtime: float, settings: Settings
-) -> tuple[str, str, float | None] | None:
+) -> tuple[Reason, str, float | None] | None:
     """(reason word, sentence, realtime to try again) of why nothing may be done; None where it
     may."""
     if view.ledger_problem:
         return (
-            "LedgerUnreadable",
+            Reason.LEDGER_UNREADABLE,
             f"the ledger could not be read ({view.ledger_problem}); next step: mv it away",
             None,
         )
     if settings.repair == "report":
-        return "RepairOff", "Repair=report: gpu-gate would start the plugin afresh", None
+        return Reason.REPAIR_OFF, "Repair=report: gpu-gate would start the plugin afresh", None
     entries, done = view.entries, ledger.actions(view.entries, view.boot_id)
     same = [e for e in done if e.cause == cause]
     if same and same[-1].target != target and not ledger.nvml_failed_since(entries, same[-1]):
@@ -265,7 +266,7 @@ def _refusal(
         if again_at is None or realtime < again_at:
             came = "did not cure it" if again_at is None else "cured it for less than an hour"
             return (
-                "SameCauseAgain",
+                Reason.SAME_CAUSE_AGAIN,
                 f"a fresh start for this cause {came}; evidence: "
                 f"{same[-1].evidence or 'none'}; next step: crictl logs {target[:12]}; once "
                 "the cause is gone, "
@@ -279,7 +280,7 @@ def _refusal(
     )
     if at is None:
         return (
-            "BudgetSpent",
+            Reason.BUDGET_SPENT,
             f"{settings.repairs_per_boot} actions in this boot are all that is allowed; next "
             "step: see why one does not last, then [Plugin] RepairsPerBoot=",
             None,
@@ -287,9 +288,9 @@ def _refusal(
     if realtime >= at:
         return None
     if ledger.did_take(entries, done[-1]):
-        return "BudgetSpent", f"the next action is allowed in {at - realtime:.0f} s", at
+        return Reason.BUDGET_SPENT, f"the next action is allowed in {at - realtime:.0f} s", at
     return (
-        "DidNotTake",
+        Reason.DID_NOT_TAKE,
         f"repair {done[-1].number} {ledger.outcome_of(entries, done[-1])}; it is tried again in "
         f"{at - realtime:.0f} s; next step: systemctl status containerd; crictl stop {target[:12]}",
         at,

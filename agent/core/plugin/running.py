@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ...model.fault import Cure, Fault
 from ...model.reading import Refusal, Seen
+from ...model.reason import Reason
 from ...model.runtime import PluginLog, PluginLogState, PluginSight
 from ...model.snapshot import Snapshot
 from ..gpu import kernel_events as kernel_log
@@ -12,7 +13,7 @@ from . import candidates as plugin
 from . import log as plugin_log
 from .resources import Listing
 
-STALE = "PluginListsGone"
+STALE = Reason.PLUGIN_LISTS_GONE
 REBUILD = "crictl stop and rm that one container"
 
 
@@ -29,7 +30,7 @@ def fault(snapshot: Snapshot, sight: PluginSight, who: str, listed: Listing) -> 
     ):
         names = ", ".join(listed.visible_devices.names[:4]) or "none"
         return Fault(
-            "PluginGivenNothing",
+            Reason.PLUGIN_GIVEN_NOTHING,
             f"{who}: it was given no GPU that is here (NVIDIA_VISIBLE_DEVICES or CDI: {names})",
             Cure.PERSON,
             "give its container GPUs that NVML shows: NVIDIA_VISIBLE_DEVICES=all; nvidia-smi -L",
@@ -37,7 +38,7 @@ def fault(snapshot: Snapshot, sight: PluginSight, who: str, listed: Listing) -> 
         )
     if listed.is_empty and listed.count == 0:
         return Fault(
-            "MigWithoutInstances",
+            Reason.MIG_WITHOUT_INSTANCES,
             f"{who}: every GPU it was given is in MIG mode, and has no instance that "
             f"it could offer (MIG_STRATEGY={listed.visible_devices.strategy})",
             Cure.PERSON,
@@ -46,7 +47,7 @@ def fault(snapshot: Snapshot, sight: PluginSight, who: str, listed: Listing) -> 
         )
     if denied:
         return Fault(
-            "PluginAccessDenied",
+            Reason.PLUGIN_ACCESS_DENIED,
             f"{who}: it may not open /dev/nvidiactl",
             Cure.FRESH_START,
             REBUILD,
@@ -55,7 +56,7 @@ def fault(snapshot: Snapshot, sight: PluginSight, who: str, listed: Listing) -> 
         )
     if isinstance(sight.log, Refusal):  # a lost GPU or a lacking library may be what it says
         return Fault(
-            "PluginLogUnread",
+            Reason.PLUGIN_LOG_UNREAD,
             f"{who}: its log could not be read ({sight.log}), so nobody knows why",
             Cure.TIME,
             f"crictl logs {plugin.short_id(sight.container)}; then crictl stop and rm",
@@ -64,7 +65,7 @@ def fault(snapshot: Snapshot, sight: PluginSight, who: str, listed: Listing) -> 
         )
     if plugin_log.lacks_the_library(log):
         return Fault(
-            "PluginLacksLibrary",
+            Reason.PLUGIN_LACKS_LIBRARY,
             f"{who}: its container lacks NVML's library",
             Cure.PERSON,
             "the nvidia runtime did not prepare this container: crictl inspect, RuntimeClass, "
@@ -84,7 +85,7 @@ def _unhealthy(snapshot: Snapshot, sight: PluginSight, who: str, log: PluginLog)
     ):
         return None
     return Fault(
-        "PluginSawUnhealthy",
+        Reason.PLUGIN_SAW_UNHEALTHY,
         f"{who}: a fresh start would offer that GPU again",
         Cure.PERSON,
         "dmesg | grep Xid; drain the node, then reset the GPU or reboot",
@@ -97,14 +98,14 @@ def _unwatched(sight: PluginSight, who: str, log: PluginLog) -> Fault:
     that failed it."""
     if plugin_log.cannot_be_watched(log):
         return Fault(
-            "PluginHealthFailed",
+            Reason.PLUGIN_HEALTH_FAILED,
             f"{who}: it takes out GPUs whose events it cannot watch, and would again",
             Cure.PERSON,
             "DP_DISABLE_HEALTHCHECKS=all in its environment, or a newer version",
             sight=sight,
         )
     return Fault(
-        "PluginHealthFailed",
+        Reason.PLUGIN_HEALTH_FAILED,
         f"{who}: it took GPUs out because its health check failed, and the kernel "
         "said nothing of any",
         Cure.FRESH_START,
@@ -120,7 +121,11 @@ def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -
         and plugin.answers_sighup(sight)
     )
     if log.says in (PluginLogState.INIT_FAILED, PluginLogState.NO_DEVICES):
-        reason = "PluginInitFailed" if log.says is PluginLogState.INIT_FAILED else "PluginSawNoGpu"
+        reason = (
+            Reason.PLUGIN_INIT_FAILED
+            if log.says is PluginLogState.INIT_FAILED
+            else Reason.PLUGIN_SAW_NO_GPU
+        )
         # In place it would keep the library of the driver that was here before.
         return Fault(
             reason,
@@ -134,7 +139,7 @@ def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -
         return _unwatched(sight, who, log)
     if log.says is PluginLogState.WAITING:
         return Fault(
-            "PluginWaits",
+            Reason.PLUGIN_WAITS,
             f"{who}; it tries again by itself",
             Cure.WAIT,
             "crictl ps -a --name mps-control-daemon: that one is to run on this node"
@@ -152,11 +157,11 @@ def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -
             sight=sight,
         )
     reason = {
-        PluginLogState.ASKING: "PluginAsking",
-        PluginLogState.REGISTERED: "PluginForgotten",
-    }.get(log.says, "PluginSilent")
+        PluginLogState.ASKING: Reason.PLUGIN_ASKING,
+        PluginLogState.REGISTERED: Reason.PLUGIN_FORGOTTEN,
+    }.get(log.says, Reason.PLUGIN_SILENT)
     if listed.count > 0 and log.says is PluginLogState.REGISTERED:
-        reason = "PluginSawFewer"
+        reason = Reason.PLUGIN_SAW_FEWER
     if log.says is PluginLogState.NOTHING:
         who += f"; its log's end: {log.last}" if log.last else "; its log is empty"
     # One that hangs in NVML answers no signal (v0.20.0), nor does one that has left its loop to
