@@ -183,7 +183,7 @@ def flapping(rig: Rig) -> list[Row]:
     late = middle(b.ours for b in boots)
     return [
         Row(
-            f"false starts in {len(boots)} boots that flap",
+            f"false starts in {len(boots)} boots with a flapping NVML",
             sum(b.ours < 0 for b in boots),
             unit="",
             target=0,

@@ -26,7 +26,7 @@ def crowd(rig: Rig) -> list[Row]:
         wait_ready(node)
         time.sleep(SETTLE_S)
         seen = on_node(node, "crowd.py", str(RATE), str(SECONDS), timeout=SECONDS * 10)
-    what = f"{RATE} requests/s for {SECONDS} s, slow clients beside"
+    what = f"{RATE} requests/s for {SECONDS} s, with slow clients"
     return [
         Row(
             f"{what}: failed",

@@ -19,7 +19,7 @@ def commands(rig: Rig) -> list[Row]:
         node.wait_booted()
         wait_file(node, "/run/gpu-gate/first-look")
         took = on_node(node, "time_it.py", "20")
-    beside = {"python3 -c pass": middle(took["pass"]), "nvidia-smi's place": middle(took["probe"])}
+    beside = {"python3 -c pass": middle(took["pass"]), "nvidia-smi stand-in": middle(took["probe"])}
     return [
         sampled(f"gpu-gate {verb}, no GPU", took[verb], target=COMMANDS_TARGET_S, beside=beside)
         for verb in ("wait", "status")

@@ -15,7 +15,7 @@ from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 RESULTS = REPO / ".cache" / "bench"
-HEAD = ("measured", "target", "gpu-gate", "beside it", "ratio", "verdict")
+HEAD = ("measured", "target", "gpu-gate", "alternative", "ratio", "verdict")
 
 
 @dataclass

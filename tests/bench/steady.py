@@ -137,7 +137,7 @@ def verdict(rig: Rig) -> list[Row]:
         time.sleep(SETTLE_S)
         seen = on_node(node, "verdict.py", str(rounds), timeout=240)
         took = on_node(node, "time_it.py", "20", "status", "probe", "pass")
-    beside = {"python3 -c pass": middle(took["pass"]), "nvidia-smi's place": middle(took["probe"])}
+    beside = {"python3 -c pass": middle(took["pass"]), "nvidia-smi stand-in": middle(took["probe"])}
     return [
         sampled(
             "a device node goes: not ready after",

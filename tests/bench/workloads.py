@@ -30,7 +30,7 @@ def workloads(rig: Rig) -> list[Row]:
             note="from systemctl's return to the last container's new verdict",
         ),
         sampled(
-            f"{COUNT} GPU containers: CPU of one reload more",
+            f"{COUNT} GPU containers: CPU of one more reload",
             cpu,
             unit="ms",
             target=150.0,
