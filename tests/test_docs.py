@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from agent.core.gate.phases import REPAIR_TABLE, TABLE
+from agent.core.gate.states import Phase
+
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\(([^)#\s]+)")
 PATH = re.compile(
-    r"`((?:agent|core|node|wire|app|model|barrier|tests|packaging|systemd)/[\w./*-]+)`"
+    r"`((?:agent|core|model|transport|engine|host|barrier|service|tests|packaging|systemd)/[\w./*-]+)`"
 )
 
 
@@ -58,13 +61,29 @@ def test_every_file_of_ours_that_a_page_names_is_there() -> None:
     assert gone == set()
 
 
+def table(page: str, head: str) -> str:
+    """The rows under a table's head."""
+    text = (ROOT / page).read_text()
+    assert head in text
+    return text.partition(head)[2].partition("\n\n")[0]
+
+
 def test_the_rooms_of_the_design_are_rooms() -> None:
-    table = (
-        (ROOT / "docs/design.md").read_text().partition("| floor | rooms |")[2].partition("\n\n")[0]
-    )
-    rooms = {
-        path.stem for path in (ROOT / "agent").rglob("*") if path.is_dir() or path.suffix == ".py"
-    }
-    words = set(re.findall(r"`(\w+)/?`", table))
-    assert len(words) > 80
-    assert words - rooms == {"diagnose"}
+    named = set(re.findall(r"`(\w+)/?`", table("docs/design.md", "| floor | packages |")))
+    package = ROOT / "agent"
+    folders = {p.parent.name for p in package.rglob("*.py") if p.parent != package}
+    modules = {p.stem for p in package.rglob("*.py")}
+    assert folders - named - {"gpu_gate"} == set()
+    assert named - folders - modules == set()
+    assert len(named) > 80
+
+
+def test_the_phases_of_the_design_are_those_of_the_gate() -> None:
+    """Row by row: which phase, and when."""
+    head = "| phase | when: the first row that fits |"
+    text = (ROOT / "docs/design.md").read_text()
+    of_gpus, of_repairs = (part.partition("\n\n")[0] for part in text.split(head)[1:])
+    for shown, rows in ((of_gpus, TABLE), (of_repairs, REPAIR_TABLE)):
+        described = [tuple(re.findall(r"\| (.+?) (?=\|)", row)) for row in shown.splitlines()[2:]]
+        assert described == [(row.phase.value, row.when) for row in rows]
+    assert {row.phase for row in (*TABLE, *REPAIR_TABLE)} == set(Phase)

@@ -13,6 +13,7 @@ from ...model.condition import Condition, Link
 from ...model.finding import Diagnosis, Finding, Scope, Verdict
 from ...model.reason import Reason
 from ...model.settings import Settings
+from ..plugin.repair import RepairState
 from .schedule import AGREE, HOLD_AFTER_S
 from .states import Gate, Phase
 
@@ -33,6 +34,7 @@ class Situation:
     diagnosis: Diagnosis
     settings: Settings
     now: float
+    "boottime, seconds"
 
     @property
     def nvml(self) -> Finding:
@@ -198,7 +200,61 @@ TABLE = (
     Row(Phase.PROBING, "NVML enumerated the expected set, and a fresh probe is due", _complete),
     Row(Phase.PROBING, "NVML does not enumerate the expected set", _incomplete),
 )
-"""REPAIRING, and BLOCKED for a plugin that needs an operator, come on top: transitions.py."""
+"""The phase of the host's GPUs. REPAIR_TABLE comes on top."""
+
+
+class RepairSituation(NamedTuple):
+    """What REPAIR_TABLE judges."""
+
+    phase: Phase
+    "by TABLE"
+    before: RepairState
+    now: RepairState
+
+
+class RepairRow(NamedTuple):
+    """One line of REPAIR_TABLE."""
+
+    phase: Phase
+    when: str
+    judge: Callable[[RepairSituation], Because | None]
+
+
+def _repair_under_way(s: RepairSituation) -> Because | None:
+    # In the cycle that begins it, the executor may still refuse.
+    if s.phase not in (Phase.OPEN, Phase.REVALIDATING) or not s.before.acting or not s.now.acting:
+        return None
+    why = f"the device plugin is being started afresh ({s.now.acting}); its registration is awaited"
+    return why, Reason.REPAIRING
+
+
+def _repair_blocked(s: RepairSituation) -> Because | None:
+    is_blocked = s.phase is Phase.OPEN and s.now.held
+    return (s.now.held, s.now.held_reason) if is_blocked else None
+
+
+REPAIR_TABLE = (
+    RepairRow(
+        Phase.REPAIRING,
+        "the phase would be OPEN or REVALIDATING, and a repair of the device plugin is under way",
+        _repair_under_way,
+    ),
+    RepairRow(
+        Phase.BLOCKED,
+        "the phase would be OPEN, and the device plugin needs an operator",
+        _repair_blocked,
+    ),
+)
+
+
+def with_repair(outcome: Outcome, before: RepairState, now: RepairState) -> Outcome:
+    """The first row of REPAIR_TABLE that fits, else the outcome of TABLE."""
+    situation = RepairSituation(outcome.phase, before, now)
+    for row in REPAIR_TABLE:
+        because = row.judge(situation)
+        if because is not None:
+            return Outcome(row.phase, *because)
+    return outcome
 
 
 def phase_of(situation: Situation) -> Outcome:

@@ -17,13 +17,13 @@ from dataclasses import replace
 from ...model.actions import Action, DropProbe, Learn, Release, StartProbe
 from ...model.condition import Condition
 from ...model.finding import Diagnosis, Finding, Heals, Scope, Verdict
-from ...model.reason import Reason, ReleaseReason
+from ...model.reason import ReleaseReason
 from ...model.settings import Settings
 from ...model.snapshot import ProbeEnd
 from ..plugin import launch as launching
 from ..plugin import repair
 from .deadline import hold_limit_s
-from .phases import Outcome, Situation, phase_of
+from .phases import Situation, phase_of, with_repair
 from .readiness import explain_unready, record_troubles
 from .schedule import (
     AGREE,
@@ -46,12 +46,13 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     """Judge what was seen, move, and say what is to be done."""
     moved = _count(_forget(_notice(gate, diagnosis, now), diagnosis, now), diagnosis, now, settings)
     moved = replace(moved, deadline_at=_deadline(moved, diagnosis, now, settings))
-    phase, why, reason = phase_of(Situation(moved, diagnosis, settings, now))
+    outcome = phase_of(Situation(moved, diagnosis, settings, now))
+    phase = outcome.phase
     moved, repaired = _repair(moved, diagnosis, phase, now, settings)
     launched = launching.step(
         moved.launch, diagnosis, moved.open_since if phase is Phase.OPEN else None, now
     )
-    phase, why, reason = _with_repair(moved, bool(gate.repair.acting), phase, why, reason)
+    phase, why, reason = with_repair(outcome, gate.repair, moved.repair)
     if phase is not moved.phase:
         moved = replace(moved, phase=phase, since=now)
     moved = replace(moved, why=why, reason=reason, launch=launched.launch)
@@ -113,22 +114,6 @@ def _repair(
             repair.RepairStep(gate.repair, wake_at=now + repair.AGREE_S),
         )
     return replace(gate, repair=repaired.repair), repaired
-
-
-def _with_repair(gate: Gate, was_acting: bool, phase: Phase, why: str, reason: Reason) -> Outcome:
-    """REPAIRING is the phase once the action did begin: its executor may refuse."""
-    if phase not in (Phase.OPEN, Phase.REVALIDATING):
-        return Outcome(phase, why, reason)
-    if gate.repair.acting and was_acting:
-        return Outcome(
-            Phase.REPAIRING,
-            f"the device plugin is being started afresh ({gate.repair.acting}); its registration "
-            "is awaited",
-            Reason.REPAIRING,
-        )
-    if gate.repair.held and phase is Phase.OPEN:
-        return Outcome(Phase.BLOCKED, gate.repair.held, gate.repair.held_reason)
-    return Outcome(phase, why, reason)
 
 
 def _notice(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
