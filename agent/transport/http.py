@@ -47,7 +47,7 @@ SOCKET_BYTES = 256 << 10
 AT_A_TIME = 8
 
 _FIRST = re.compile(rb"([A-Z]{1,20}) (\S{1,2048}) HTTP/1\.([01])")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([\x20-\x7e\t\x80-\xff]*)")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):([\x20-\x7e\t\x80-\xff]*)")
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def _hook(is_library: bool) -> Judge:
         line = evidence.journal(JournalEvent.HOOK_FAILED)
         if line is None:
             return None
-        means = next((means for form, means in HOOK if re.search(form, line.line, re.I)), "")
+        means = next((means for form, means in HOOK if form.search(line.line)), "")
         if (means in LIBRARIES) is not is_library:
             return None
         return Mark(True, cited(evidence, line) + (f"; it means: {means}" if means else ""))
@@ -162,25 +162,28 @@ LIBRARIES = (
 )
 HOOK = (
     (
-        "version mismatch",
+        re.compile("version mismatch", re.I),
         "the driver was upgraded under the loaded module: reboot the drained node",
     ),
-    ("driver not loaded", "the nvidia module was not loaded then"),
-    ("libnvidia-ml|load library failed", LIBRARIES[0]),
-    ("ldcache|ldconfig", LIBRARIES[1]),
+    (re.compile("driver not loaded", re.I), "the nvidia module was not loaded then"),
+    (re.compile("libnvidia-ml|load library failed", re.I), LIBRARIES[0]),
+    (re.compile("ldcache|ldconfig", re.I), LIBRARIES[1]),
     (
-        "requirement error|unsatisfied condition",
+        re.compile("requirement error|unsatisfied condition", re.I),
         "its image wants a newer driver (NVIDIA_REQUIRE_CUDA)",
     ),
-    ("unknown device", "it asks for a GPU that NVML does not show (NVIDIA_VISIBLE_DEVICES)"),
     (
-        "device rules|device filters|bpf_prog|devices.allow",
+        re.compile("unknown device", re.I),
+        "it asks for a GPU that NVML does not show (NVIDIA_VISIBLE_DEVICES)",
+    ),
+    (
+        re.compile("device rules|device filters|bpf_prog|devices.allow", re.I),
         "the hook may not write the cgroup's device rules: a "
         "kernel before 5.6 (no BPF_F_REPLACE), bpf_jit_harden, or a host that is itself a "
         "container: CDI does without",
     ),
     (
-        "IMEX",
+        re.compile("IMEX", re.I),
         "nvidia-container-toolkit and libnvidia-container are of different versions: both of "
         "one, after 1.17.0",
     ),

@@ -18,8 +18,8 @@ MOST = 4096
 _VERSION = re.compile(r"/lib(?:cuda|nvidia-ml|nvidia-ptxjitcompiler)\.so\.(\d{3,4}(?:\.\d+){1,2})$")
 _SECTION = re.compile(r"^\s*\[([^\]]+)\]\s*(?:#.*)?$")
 _MODE = re.compile(r'^\s*mode\s*=\s*"([\w-]{1,40})"')
-_HANDLER = re.compile(r"^\s*\[[^\]#]*\bruntimes\.\"?nvidia(?:-cdi|-legacy)?\"?\]", re.M)
-_ENABLED = re.compile(r"^\s*enable_cdi\s*=\s*true\b", re.M)
+_HANDLER = re.compile(r"^[ \t]*\[[^\]#\n]*\bruntimes\.\"?nvidia(?:-cdi|-legacy)?\"?\]", re.M)
+_ENABLED = re.compile(r"^[ \t]*enable_cdi[ \t]*=[ \t]*true\b", re.M)
 
 
 @functools.lru_cache(maxsize=32)

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 
 from ...model.kernel import KernelEntry, KernelEvent, KernelLine
 from . import parse, xids
+from .parse import without
 
+_THE_GPU = "NVRM: The NVIDIA GPU"
 _BUS = r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}(?: GPU-C?I:\d+)*\): (\d+)", re.I)
 """In MIG mode it names the GPU instance, and the compute instance, as well (krc, "Xid (PCI:…
@@ -23,7 +25,7 @@ GPU-I:… GPU-CI:…)")."""
 _VERSION = r"has the version '?(\d+(?:\.\d+)+)"
 _UNFIT = re.compile(
     r"(?:^|insert (?:module )?')(nvidia(?![\w-]*(?:drm|modeset|peermem|fs|vgpu))[\w-]*)(?:: "
-    r"(?:version magic '.*' "
+    rf"(?:version magic '{without('version magic')}' "
     r"should be|disagrees about version of symbol|Unknown symbol \w+ \(err)"
     r"|': (?:Exec format error|Unknown symbol in module))"
 )
@@ -36,11 +38,13 @@ _FORMS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     (KernelEvent.LOADED, re.compile(r"NVRM: loading NVIDIA ")),
     (
         KernelEvent.LOST,
-        re.compile(rf"NVRM: GPU (?:at )?(?:PCI:)?{_BUS}\b.*fallen off the bus", re.I),
+        re.compile(
+            rf"NVRM: GPU (?:at )?(?:PCI:)?{_BUS}\b{without('NVRM: GPU ')}fallen off the bus", re.I
+        ),
     ),
     (
         KernelEvent.DEAD,
-        re.compile(rf"NVRM: The NVIDIA GPU {_BUS}\b.*fallen off the bus", re.I | re.S),
+        re.compile(rf"{_THE_GPU} {_BUS}\b{without(_THE_GPU)}fallen off the bus", re.I | re.S),
     ),
     (
         KernelEvent.LOST,
@@ -48,7 +52,12 @@ _FORMS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
             rf"\bnvidia {_BUS}: (?:Unable to|can't) change power state from D3cold to D0", re.I
         ),
     ),
-    (KernelEvent.REGION, re.compile(rf"NVIDIA device is invalid:.*\(PCI:{_BUS}\)", re.I | re.S)),
+    (
+        KernelEvent.REGION,
+        re.compile(
+            rf"NVIDIA device is invalid:{without('NVIDIA device is')}\(PCI:{_BUS}\)", re.I | re.S
+        ),
+    ),
     (
         KernelEvent.POWER,
         re.compile(rf"NVRM: GPU {_BUS}: GPU does not have the necessary power cables", re.I),
@@ -68,7 +77,7 @@ _FORMS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     (
         KernelEvent.UNSUPPORTED,
         re.compile(
-            rf"NVRM: The NVIDIA GPU {_BUS}\b.*(?:not supported by|is supported "
+            rf"{_THE_GPU} {_BUS}\b{without(_THE_GPU)}(?:not supported by|is supported "
             r"through|requires use of)",
             re.I | re.S,
         ),
@@ -77,21 +86,22 @@ _FORMS: tuple[tuple[KernelEvent, re.Pattern[str]], ...] = (
     (
         KernelEvent.UNSUPPORTED,
         re.compile(
-            r"NVRM: The NVIDIA .*GPU installed in this system is\s+(?:NVRM:\s+)?supported through"
+            rf"NVRM: The NVIDIA {without('NVRM: The NVIDIA')}GPU installed in this system is"
+            r"\s+(?:NVRM:\s+)?supported through"
         ),
     ),
     (
         KernelEvent.REJECTED,
         re.compile(
-            r"(?:^|\b(nvidia)[\w-]*: )loading of (?:unsigned module|module with \w+ \w+) is "
+            r"(?:^|\b(nvidia)[\w-]{0,40}: )loading of (?:unsigned module|module with \w+ \w+) is "
             r"rejected"
             r"|Lockdown: \S+ unsigned module loading is restricted"
-            r"|insert (?:module )?'?nvidia\b.*(?:Key was rejected by service|Required key not "
-            r"available)",
+            rf"|insert (?:module )?'?nvidia\b{without('insert ')}"
+            r"(?:Key was rejected by service|Required key not available)",
             re.I,
         ),
     ),
-    (KernelEvent.MISMATCH, re.compile(rf"NVRM: API mismatch: .*?{_VERSION}")),
+    (KernelEvent.MISMATCH, re.compile(rf"NVRM: API mismatch: {without('NVRM: API')}?{_VERSION}")),
     (KernelEvent.XID, re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_BUS}\): \d+, Fatal", re.I)),
     (
         KernelEvent.XID,
@@ -117,7 +127,8 @@ def word(line: KernelLine) -> KernelEntry | None:
     """What a line tells; None where it is not about GPUs, or only about a program that used one."""
     if not any(hint in line.text for hint in _HINTS):
         return None
-    xid = _XID.search(line.text)
+    text = line.text[: parse.LINE]
+    xid = _XID.search(text)
     if xid:
         number = int(xid.group(2)[:4])
         if number in xids.APPLICATIONS:
@@ -130,7 +141,7 @@ def word(line: KernelLine) -> KernelEntry | None:
             xid=number,
         )
     for event, form in _FORMS:
-        found = form.search(line.text)
+        found = form.search(text)
         if found:
             part = (found.group(1) or "") if found.groups() else ""
             if event in (KernelEvent.MISMATCH, KernelEvent.UNFIT):

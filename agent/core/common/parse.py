@@ -9,7 +9,23 @@ from typing import Any
 
 from ...model.mark import Mark
 
-_KERNEL_MODULE = re.compile(r"Kernel Module\b.*?\s(\d{3,4}(?:\.\d+){1,2})\b")
+LINE = 4096
+"""Characters of a log line that are matched: whoever writes the log decides how long its lines
+are."""
+
+
+def without(mark: str) -> str:
+    """A pattern for any text of one line in which the mark does not begin again.
+
+    `A.*B`, searched, reads the rest of the line once for every A in it, which takes quadratic
+    time. `A` + without(A) + `B` finds a match in the same lines, and reads each character once.
+    """
+    return rf"(?:(?!{mark}).)*"
+
+
+_KERNEL_MODULE = re.compile(
+    rf"Kernel Module\b{without('Kernel Module')}?\s(\d{{3,4}}(?:\.\d+){{1,2}})\b"
+)
 # nvidia.ko; nvidia-current.ko, nvidia-current-open.ko, nvidia-tesla-535.ko (Debian); not its
 # relatives.
 _MODULE_FILE = re.compile(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from . import parse
+
 APPLICATIONS = frozenset({13, 31, 43, 45, 68, 109})
 """Of a program's own making; NVIDIA's device plugin leaves out the same (k8s-device-plugin 0.17,
 health.go)."""
@@ -48,7 +50,7 @@ _OTHERS = {
     157: "its vendor, if it comes again",
 }
 _FATAL = re.compile(r"(?<!non-)\bfatal\b", re.I)
-_ACTION = re.compile(r"changed from .*? to \S+ \((?!None)([^)]+)\)")
+_ACTION = re.compile(rf"changed from {parse.without('changed from ')}? to \S+ \((?!None)([^()]+)\)")
 
 
 def recovery(line: str) -> str:

@@ -15,6 +15,7 @@ from ...model.diagnostics import JournalEntry, JournalEvent, JournalLine
 from ...model.kernel import KernelLine
 from ...model.runtime import PluginLogState
 from ..common import kernel_log
+from ..common.parse import without
 from ..plugin import log as plugin_log
 
 SYSTEMD, KERNEL = "systemd", "kernel"
@@ -24,46 +25,66 @@ FAR, BEFORE, HEAD, WHY = 80, 40, 60, 130
 """Characters before a mark: so many are too many for a sentence that cites the line's beginning; so
 many are kept; of a mark that says why, so many of its beginning, and so many of why, whose end
 tells most."""
-REQUEST = re.compile(
-    r"Re(?:load(?:ing)?|execut(?:e|ing|ion)) requested from (client PID \d+.*?)\.*$"
-)
+REQUEST = re.compile(r"Re(?:load(?:ing)?|execut(?:e|ing|ion)) requested from (client PID \d+.*)")
 """log_caller(): v255 and later; 252 tells nobody's name."""
 _RELOAD = re.compile(r"^(?:Reloading|Reexecuting)\.")
 _NAMES_GPU = r"(?:nvidia\.com/|\bGPU\b|nvml)"
 _POD = (
-    r"[\"/ ](?!\S*(?:sandbox-device|mps-control|feature-discovery|amd|intel))"
-    r"[\w.-]*(?:nvidia|hami|gpu|volcano)[\w.-]*device-plugin"
+    r"[\"/ ](?![\w.-]*(?:sandbox-device|mps-control|feature-discovery|amd|intel))"
+    r"[\w.-]*?(?:nvidia|hami|gpu|volcano)(?:(?!nvidia|hami|gpu|volcano)[\w.-])*device-plugin"
 )
 """A pod by its name, which stands behind its namespace, a quotation mark or a space: one of a
 plugin of GPUs."""
+_REFUSED = r"(?:UnexpectedAdmissionError|Allocate failed due to|Update plugin resources failed)"
+_UNREACHED = (
+    r"(?:Unable to connect to device plugin client|failed to dial device plugin"
+    r"|Bad registration request from device plugin)"
+)
+_NO_SANDBOX = (
+    r"(?:CreatePodSandbox|create sandbox for pod|network is not ready|unmounted volumes="
+    r"|MountVolume\.SetUp fail)"
+)
+_WHY = re.compile(r"desc = |\) ?: ")
+_TURNED_OUT = (
+    r"(?:pod is evicted successfully|Failed to admit pod|Predicate failed on Pod"
+    r"|Pod admission denied)"
+)
 _FORMS: tuple[tuple[JournalEvent, re.Pattern[str]], ...] = (
     (
         JournalEvent.OUT_OF,
-        re.compile(r"OutOf\w*nvidia\.com/|enough resource: \S*nvidia\.com/", re.I),
+        re.compile(r"OutOf(?:(?!OutOf)\w)*nvidia\.com/|enough resource: \S*nvidia\.com/", re.I),
     ),
     (
         JournalEvent.NOT_WRITTEN,
-        re.compile(r"writ(?:e|ing) checkpoint.*?(?:kubelet_internal_|/device-plugins/)", re.I),
+        re.compile(
+            rf"writ(?:e|ing) checkpoint{without(' checkpoint')}"
+            r"(?:kubelet_internal_|/device-plugins/)",
+            re.I,
+        ),
     ),
     (
         JournalEvent.UNEXPECTED,
         re.compile(
-            r"(?:UnexpectedAdmissionError|Allocate failed due to|Update plugin resources "
-            rf"failed).*{_NAMES_GPU}",
+            rf"{_REFUSED}{without(_REFUSED)}{_NAMES_GPU}",
             re.I,
         ),
     ),
     (
         JournalEvent.REGISTERED,
-        re.compile(r"Got registration request from device plugin.*nvidia", re.I),
+        re.compile(rf"Got registration request from device plugin{without('Got ')}nvidia", re.I),
     ),
     (
         JournalEvent.LIST_ENDED,
-        re.compile(r"ListAndWatch ended unexpectedly for device plugin.*nvidia", re.I),
+        re.compile(
+            rf"ListAndWatch ended unexpectedly for device plugin{without('ListAnd')}nvidia", re.I
+        ),
     ),
     (
         JournalEvent.CHECKPOINT,
-        re.compile(r"after failing to read checkpoint file|cannot unmarshal .*DevicesPerNUMA"),
+        re.compile(
+            r"after failing to read checkpoint file"
+            rf"|cannot unmarshal {without('cannot ')}DevicesPerNUMA"
+        ),
     ),
     (
         JournalEvent.NO_HANDLER,
@@ -84,38 +105,40 @@ _FORMS: tuple[tuple[JournalEvent, re.Pattern[str]], ...] = (
     (
         JournalEvent.NOT_REACHED,
         re.compile(
-            r"(?:Unable to connect to device plugin client|failed to dial device plugin"
-            r"|Bad registration request from device plugin).*nvidia",
+            rf"{_UNREACHED}{without(_UNREACHED)}nvidia",
             re.I,
         ),
     ),
     (
         JournalEvent.NOT_STARTED,
         re.compile(
-            r'StartContainer\\*" for \\*"(?:[\w.-]*device-plugin[\w.-]*\\*" with (?!CrashLoop)\w+'
-            rf'|[\w.-]+\\*" with (?!CrashLoop).*{_POD})'
+            r'StartContainer\\*" for \\*"(?:(?=[\w.-]*device-plugin)[\w.-]+\\*" with '
+            r"(?!CrashLoop)\w+"
+            rf'|[\w.-]+\\*" with (?!CrashLoop){without("StartContainer")}{_POD})'
         ),
     ),
     (
         JournalEvent.NO_SANDBOX,
         re.compile(
-            r"(?:CreatePodSandbox|create sandbox for pod|network is not ready|unmounted "
-            r"volumes=|MountVolume\.SetUp fail)"
-            rf".*?{_POD}(?:.*?(?P<why>(?:desc = |\) ?: ).*?)(?:\\*\"+ pod=.*)?$)?",
+            rf"{_NO_SANDBOX}{without(_NO_SANDBOX)}?{_POD}",
             re.I,
         ),
     ),
     (
         JournalEvent.TURNED_OUT,
         re.compile(
-            r"(?:pod is evicted successfully|Failed to admit pod|Predicate failed on Pod|Pod "
-            r"admission denied).*" + _POD + rf"|eviction manager: .*{_POD}.* is evicted",
+            rf"{_TURNED_OUT}{without(_TURNED_OUT)}{_POD}"
+            rf"|eviction manager: {without('eviction manager')}{_POD}.{{0,400}} is evicted",
             re.I,
         ),
     ),
     (
         JournalEvent.FABRIC_VERSION,
-        re.compile(r"fabric manager .*version [\d.]+ do\S+ match with driver version", re.I),
+        re.compile(
+            rf"fabric manager {without('fabric manager')}"
+            r"version [\d.]+ do\S+ match with driver version",
+            re.I,
+        ),
     ),
     (JournalEvent.GPU_UP, re.compile(r"^device \S+ - persistence mode enabled")),
 )
@@ -148,12 +171,16 @@ def word(line: JournalLine) -> JournalEntry | None:
         asked = REQUEST.search(text)
         if asked or _RELOAD.search(text):
             return JournalEntry(
-                line.at, JournalEvent.RELOAD, SYSTEMD, text, asked.group(1)[:200] if asked else ""
+                line.at,
+                JournalEvent.RELOAD,
+                SYSTEMD,
+                text,
+                asked.group(1).rstrip(".")[:200] if asked else "",
             )
         return None
     for says, form in _FORMS:
         if found := form.search(text):
-            return JournalEntry(line.at, says, line.source, _about(text, found))
+            return JournalEntry(line.at, says, line.source, _about(text, says, found))
     if plugin_log.read(text.encode("utf-8", "replace")).says in (
         PluginLogState.INIT_FAILED,
         PluginLogState.NO_DEVICES,
@@ -167,10 +194,13 @@ def cut(text: str) -> str:
     return text if len(text) <= LINE else f"{text[: LINE - END - 3]} … {text[-END:]}"
 
 
-def _about(text: str, found: re.Match[str]) -> str:
+def _about(text: str, says: JournalEvent, found: re.Match[str]) -> str:
     """A line is cited by its beginning: what of a long one tells something is brought there."""
-    if why := found.groupdict().get("why"):
-        return f"… {text[found.start() : found.start('why')][:HEAD]} … {why[-WHY:]}"
+    why = _WHY.search(text, found.end()) if says is JournalEvent.NO_SANDBOX else None
+    if why:
+        reason, named, _ = text[why.start() :].partition('" pod=')
+        reason = reason.rstrip('"').rstrip("\\") if named else reason
+        return f"… {text[found.start() : why.start()][:HEAD]} … {reason[-WHY:]}"
     return text if found.start() < FAR else f"… {text[max(0, found.start() - BEFORE) :]}"
 
 

@@ -11,7 +11,7 @@ from ...model.reason import Reason
 from ..common import parse
 from ..common.known_fault import Evidence, KnownFault, Mark, cited, either, said, when
 
-NOT_OFFERED = re.compile(r"UNIMPLEMENTED|GetAllocatable\w*.{0,20} disabled", re.I)
+NOT_OFFERED = re.compile(r"UNIMPLEMENTED|GetAllocatable\w{0,20}.{0,20} disabled", re.I)
 AFTER_START_S = 120.0
 """A kubelet admits the pods it finds again in its first seconds; the plugin comes within a
 minute."""

@@ -32,7 +32,7 @@ from ..common.layouts import (
     overlap,
 )
 
-_TAG = re.compile(r":v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
+_TAG = re.compile(r":v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_][^:@]*(?:@\w+:\w+)?)?$")
 _PLAIN = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:[-+_].*)?$")
 _PLAIN_ID = re.compile(r"\w[\w.-]*", re.A)
 ENDS_FOR_GOOD = ("Never", "OnFailure")

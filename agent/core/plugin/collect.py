@@ -47,8 +47,8 @@ LOOK_ALIKES = 16
 """So many containers are looked into before the rest is taken for what it looks like."""
 DRA = "gpu.nvidia.com"
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_NAME = re.compile(r"""^[\s-]*name:\s*["']?([\w.-]+)""", re.M)
-_POLICY = re.compile(r"""^\s*restartPolicy:\s*["']?(\w+)""", re.M)
+_NAME = re.compile(r"""^[ \t-]*name:\s*["']?([\w.-]+)""", re.M)
+_POLICY = re.compile(r"""^[ \t]*restartPolicy:\s*["']?(\w+)""", re.M)
 _ID = re.compile(r"[0-9a-f]{64}")
 _UNIT = re.compile(r"/([^/\n]+\.service)")
 

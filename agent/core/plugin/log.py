@@ -41,9 +41,9 @@ only that one is too old is of a version that offers it all the same."""
 _MARKS: tuple[tuple[re.Pattern[str], PluginLogState], ...] = (
     (
         re.compile(
+            r"^(?!.*health checks? disabled).*?"
             r"(?:Failed to initiali[sz]e NVML|Failed to start nvml with error|Nvml init "
-            r"(?:failed|err))"
-            r"(?!.*health checks? disabled)(?:: +(?P<error>.*?\S))?[.\s]*$",
+            r"(?:failed|err))(?:: +(?P<error>.*\S)|[.\s]*$)",
             re.I,
         ),
         PluginLogState.INIT_FAILED,
@@ -82,8 +82,8 @@ _MARKS: tuple[tuple[re.Pattern[str], PluginLogState], ...] = (
     ),
     (
         re.compile(
-            r"(?=.*unhealthy)(?:Error waiting for "
-            rf"event|{_UNABLE})(?!.*(?:GPU.IS.LOST|RESET.REQUIRED))",
+            r"^(?=.*unhealthy)(?!.*(?:GPU.IS.LOST|RESET.REQUIRED)).*?(?:Error waiting for "
+            rf"event|{_UNABLE})",
             re.I,
         ),
         PluginLogState.UNWATCHED,
@@ -115,7 +115,8 @@ def read(tail: bytes) -> PluginLog:
     """The last mark in a log tail, in whatever form; a log without marks says nothing."""
     says, line, error, version, at = PluginLogState.NOTHING, "", "", "", 0.0
     last, is_error, is_below = "", False, False
-    for stamp, plain in _lines(tail.decode("utf-8", "replace")):
+    for stamp, whole in _lines(tail.decode("utf-8", "replace")):
+        plain = whole[: parse.LINE]
         found = _VERSION.search(plain)
         if found:  # a new start: what was said before it is history
             says, line, error, version, at = (
@@ -131,7 +132,8 @@ def read(tail: bytes) -> PluginLog:
             version, is_below = plain.strip()[:40], False
             continue
         is_severe = bool(_SEVERE.match(plain))
-        plain = _message(_STAMP.sub("", plain).strip())
+        text = whole if whole.startswith("{") else _STAMP.sub("", plain)
+        plain = _message(text.strip())[: parse.LINE]
         is_severe = is_severe or bool(_IS_ERROR.match(plain))
         if plain and (is_severe or not is_error):
             last, is_error = plain, is_severe
@@ -201,7 +203,7 @@ def _after(
         # that failed.
         return (meaning, plain, "") if "XidCriticalError" in plain else (says, line, error)
     if meaning is PluginLogState.INIT_FAILED:
-        words = (mark.groupdict().get("error") or "").strip()
+        words = (mark.groupdict().get("error") or "").rstrip(". ")
         return meaning, plain, words or error or plain
     return meaning, plain, ""
 

@@ -94,7 +94,8 @@ def mismatch(library: str, driver: str) -> bool:
 
 def driver_version() -> str:
     found = re.search(
-        r"Kernel Module\b.*?\s(\d{3,4}(?:\.\d+){1,2})\b", read("/proc/driver/nvidia/version")
+        r"Kernel Module\b(?:(?!Kernel Module).)*?\s(\d{3,4}(?:\.\d+){1,2})\b",
+        read("/proc/driver/nvidia/version"),
     )
     return found.group(1) if found else ""
 

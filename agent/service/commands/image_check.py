@@ -32,7 +32,7 @@ PLUGIN_SINCE = (0, 16)
 TOOLKIT_SINCE = (1, 18)
 """CDI by default in place of the hook that systemd does not know of (nvidia-container-toolkit 1.18
 release notes)."""
-PLUGIN_IMAGE = re.compile(rb"[\w./-]*k8s-device-plugin:v?(\d+)\.(\d+)[\w.-]*")
+PLUGIN_IMAGE = re.compile(rb"(?<![\w./-])[\w./-]*k8s-device-plugin:v?(\d+)\.(\d+)[\w.-]*")
 CONTAINERD_NAMES = "var/lib/containerd/io.containerd.metadata.v1.bolt/meta.db"
 """containerd's database; names of images stand in it as they are."""
 NAMES_BYTES = 32 << 20
