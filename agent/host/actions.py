@@ -1,7 +1,8 @@
-"""What may be done to a node: one function per action, each verified by looking.
+"""Executes actions on the node: one function for each. The next cycle's snapshot shows their
+effect.
 
-Laws of the hands: docs/design.md §5. What is done here is additive; what ends something is in
-host/repairer.py. A hand that does not take raises ActionFailed.
+The rules for actions are in docs/design.md. Actions in this module only add something; those that
+end a process are in host/repairer.py. An action that fails raises ActionFailed.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class ActionExecutor:
         self._diagnostics = diagnostics
 
     async def act(self, action: Action, tape: Tape | None = None, socket: str = "") -> None:
-        """Do it, or raise ActionFailed. `tape` and `socket`: the recorded look behind a repair, and
-        its runtime."""
+        """Do it, or begin it. `tape` and `socket`: the recorded snapshot behind a repair, and the
+        CRI endpoint that it asked. Raises ActionFailed if nothing was done."""
         match action:
             case StartProbe() | DropProbe() | CheckAccess() | GrantDevices():
                 self._begin(action)
@@ -102,7 +103,7 @@ class ActionExecutor:
         self._diagnostics.begin(settings, snapshot)
 
     def _begin(self, action: StartProbe | DropProbe | CheckAccess | GrantDevices) -> None:
-        """Programs beside the cycle."""
+        """Programs that run beside the cycle."""
         if isinstance(action, StartProbe):
             self._probes.start(action.overlap)
         elif isinstance(action, CheckAccess):
@@ -115,17 +116,18 @@ class ActionExecutor:
                 self._probes.forget()
 
     async def _learn(self, action: Learn) -> None:
-        """Remember only to warn by: a full or read-only disk costs the warning, nothing else."""
+        """Store the GPUs of this machine, which only a warning depends on: with a full or read-only
+        disk, nothing else fails."""
         stored = {"machine": await self._host.machine(), "bus_ids": list(action.bus_ids)}
         path = f"{STATE}/learned.json"
         try:
             write_whole(path, json.dumps(stored).encode())
         except OSError as exc:
-            raise ActionFailed(f"{path} could not be written ({exc.strerror}): df {STATE}") from exc
+            raise ActionFailed(f"could not write {path} ({exc.strerror}): df {STATE}") from exc
 
 
 def _release(action: Release) -> None:
-    if not os.path.exists(f"{RUN}/released"):  # whoever came first had the reason
+    if not os.path.exists(f"{RUN}/released"):  # the first reason stays
         write_released(action.reason, action.kind.value)
 
 
@@ -135,17 +137,17 @@ def _link_dev_char(action: LinkDevChar) -> None:
         try:
             os.makedirs("/dev/char", mode=0o755, exist_ok=True)
             os.symlink(target, path)
-        except FileExistsError:  # made meanwhile by nvidia-modprobe or a person: theirs stands
+        except FileExistsError:  # nvidia-modprobe or a person made it meanwhile: keep theirs
             continue
         except OSError as exc:
             raise ActionFailed(
-                f"{path} could not be made ({exc.strerror}): ln -s {target} {path}"
+                f"could not create {path} ({exc.strerror}): ln -s {target} {path}"
             ) from exc
 
 
 async def _make_nodes(action: MakeNodes) -> None:
-    """nvidia-modprobe makes nodes with the driver's own modes (ModifyDeviceFiles in
-    /proc/driver/nvidia)."""
+    """nvidia-modprobe creates device nodes with the driver's own modes (ModifyDeviceFiles in
+    /proc/driver/nvidia/params)."""
     if action.minors:
         await _run(["nvidia-modprobe", *(part for m in action.minors for part in ("-c", str(m)))])
     if action.uvm:

@@ -1,5 +1,5 @@
-"""The ledger and the evidence folder: written, fsynced, before anything is done; bounded in number
-and size."""
+"""The ledger and the evidence folder, which are on disk before a repair does anything. Both are
+limited in number and size."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from .tape import Tape
 
 LEDGER_LINES = 500
 LEDGER_BYTES = 1 << 20
-"""No more of it is read by a look, and twice 500 lines are half of it: what is larger is not
-ours."""
+"""A cycle reads no more of it, and twice 500 lines are half of that: gpu-gate wrote no larger
+file."""
 EVIDENCE_KEPT = 20
 EVIDENCE_BYTES = 200 << 20
 OURS = re.compile(r"\d+-\d+|\.\d+-\d+\.\d+")
-"""Seconds and the action's number; one that is being written, or was when its agent was killed, has
-a dot before them and a pid after them (host/evidence/bundle.py)."""
+"""Names of bundles: Unix time in seconds and the action's number. A bundle that is being written,
+or whose agent was killed meanwhile, has a dot before and a pid after (host/evidence/bundle.py)."""
 FREE_BYTES = 32 << 20
-"""So much must be free before a bundle is written: evidence must not fill somebody's disk."""
+"""No bundle is written with less free space: evidence must not fill the disk."""
 
 
 def append(root: Path, entry: LedgerEntry) -> None:
-    """One line, on disk when this returns; ActionFailed where that cannot be had: then nothing may
-    be done."""
+    """Append one line, which is on disk when this returns. Raises ActionFailed if it cannot be
+    written: then the repair must not begin."""
     path = _state(root) / "ledger.jsonl"
     line = json.dumps(asdict(entry)).encode() + b"\n"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_foreign(path)
+        _refuse_non_regular(path)
         _trim(path)
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -51,14 +51,14 @@ def append(root: Path, entry: LedgerEntry) -> None:
             os.close(fd)
     except OSError as exc:
         raise ActionFailed(
-            f"the ledger {path} cannot be written ({exc.strerror}), so nothing is done: "
+            f"could not write the ledger {path} ({exc.strerror}), so no repair was begun: "
             f"df {path.parent}"
         ) from exc
 
 
-def _refuse_foreign(path: Path) -> None:
-    """Its lines are read whole: a device or a fifo in its place, or a file of gigabytes, would take
-    the memory of the machine, or never end."""
+def _refuse_non_regular(path: Path) -> None:
+    """The file is read whole: a device or a fifo in its place, or a file of gigabytes, would fill
+    the memory, or never end."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -68,22 +68,21 @@ def _refuse_foreign(path: Path) -> None:
         or found.st_size > LEDGER_BYTES
     ):
         raise ActionFailed(
-            f"the ledger {path} is no plain file, or larger than {LEDGER_BYTES >> 20} MiB, so "
-            "nothing "
-            f"is done: ls -lL {path}, and mv it away"
+            f"the ledger {path} is not a regular file, or larger than {LEDGER_BYTES >> 20} MiB, so "
+            f"no repair was begun: ls -lL {path}, and move it away"
         )
 
 
 def _cut_torn_line(fd: int) -> None:
-    """A line that a power failure or a full disk cut off was never acted on. It goes: ended by a
-    newline it would be a line of junk, and a ledger with one cannot be read."""
+    """Drop a last line that a power failure or a full disk cut off: no action followed it, and
+    with a malformed line in the middle the ledger could not be read."""
     size = os.fstat(fd).st_size
     stored = os.pread(fd, size, 0)
     os.ftruncate(fd, stored.rfind(b"\n") + 1)
 
 
 def _trim(path: Path) -> None:
-    """The newest lines only; the whole file or the old one, whenever the power goes."""
+    """Keep the newest lines only. A power failure leaves either the old file or the new one."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -93,8 +92,8 @@ def _trim(path: Path) -> None:
 
 
 def keep_evidence(root: Path, tape: Tape, name: str, beside: dict[str, bytes]) -> Path:
-    """Write the tape of this look as a bundle; ActionFailed, and nothing left, where it cannot be
-    kept whole."""
+    """Write the tape of this snapshot as a bundle, and the files `beside` it. Raises ActionFailed,
+    and leaves nothing, if the bundle cannot be written whole."""
     from .evidence import (
         bundle,  # with tarfile and gzip, which a node that needs no repair never uses
     )
@@ -105,36 +104,39 @@ def keep_evidence(root: Path, tape: Tape, name: str, beside: dict[str, bytes]) -
         _forget_oldest(folder)
         if shutil.disk_usage(folder).free < FREE_BYTES:
             raise ActionFailed(
-                f"less than {FREE_BYTES >> 20} MiB are free for evidence, so nothing is done: "
+                f"less than {FREE_BYTES >> 20} MiB are free for evidence, so no repair was begun: "
                 f"df {folder}"
             )
         bundle.write(tape, folder / name, beside)
     except OSError as exc:
         raise ActionFailed(
-            f"evidence cannot be kept in {folder} ({exc.strerror}), so nothing is done: "
+            f"could not write evidence to {folder} ({exc.strerror}), so no repair was begun: "
             f"df {folder.parent}"
         ) from exc
     except BundleError as exc:
-        raise ActionFailed(f"evidence cannot be kept, so nothing is done: {exc.sentence}") from exc
+        raise ActionFailed(
+            f"could not write evidence, so no repair was begun: {exc.sentence}"
+        ) from exc
     return folder / name
 
 
 def note_outcome(root: Path, evidence: str, outcome: str) -> None:
-    """Beside the evidence: what came of it. The bundle may have been cleared away meanwhile."""
+    """Write the outcome beside the evidence, unless that bundle was removed meanwhile. Raises
+    ActionFailed."""
     folder = root / evidence.lstrip("/")
     if evidence and folder.is_dir():
         try:
             (folder / "outcome").write_text(outcome + "\n")
         except OSError as exc:
             raise ActionFailed(
-                f"{folder}/outcome could not be written ({exc.strerror}): df {folder}"
+                f"could not write {folder}/outcome ({exc.strerror}): df {folder}"
             ) from exc
 
 
 def _forget_oldest(folder: Path) -> None:
-    """The oldest go first; before them those of repairs that changed nothing, which may be many.
-    What somebody else put there is neither removed nor counted: a case under work, a link to
-    another disk."""
+    """Remove bundles beyond the limits: first those of repairs that changed nothing, of which there
+    may be many, then the oldest. Whatever else is in the folder stays, and does not count: an
+    administrator's own folder, a link to another disk."""
     bundles = sorted(
         (p for p in folder.iterdir() if OURS.fullmatch(p.name) and _is_folder(p)),
         reverse=True,

@@ -1,4 +1,4 @@
-"""Marks of this boot, read and written. Light enough for the verbs that start in a blink."""
+"""Marks of this boot, read and written. Its imports are few: `gpu-gate wait` must start fast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..transport.clock import boottime
 
 
 def read_mark(name: str) -> Mark | None:
-    """A mark of this boot; None where it is not there or cannot be read."""
+    """A mark of this boot; None where there is none, or where it cannot be read."""
     try:
         with open(f"{RUN}/{name}", "rb") as file:
             return mark(file.read(65536))
@@ -26,14 +26,15 @@ def write_mark(
     root: str | os.PathLike[str],
     name: str,
     reason: str,
-    word: str = "",
+    kind: str = "",
     at: float | None = None,
     until: float | None = None,
 ) -> None:
-    """A mark under /run/gpu-gate: true for this boot only, because /run is. `at`: boottime, where
-    it is not now; `until`: boottime, where it ends by itself. ActionFailed."""
+    """Write a mark under /run/gpu-gate, which lasts for this boot, as /run does. `at`: boottime in
+    seconds, now by default; `until`: boottime in seconds, where the mark ends by itself. Raises
+    ActionFailed."""
     path = os.path.join(root, RUN.lstrip("/"), name)
-    kept = {"reason": reason, "word": word, "at": round(boottime() if at is None else at, 3)}
+    kept = {"reason": reason, "kind": kind, "at": round(boottime() if at is None else at, 3)}
     if until is not None:
         kept["until"] = round(until, 3)
     try:
@@ -41,17 +42,16 @@ def write_mark(
         write_whole(path, json.dumps(kept).encode())
     except OSError as exc:
         raise ActionFailed(
-            f"{path} could not be written ({exc.strerror}): are you root, and is there room in "
-            "/run?"
+            f"could not write {path} ({exc.strerror}): are you root, and is there room in /run?"
         ) from exc
 
 
-def write_released(reason: str, word: str = "") -> None:
-    """The mark that lets the kubelet go. Where /run is full it is an empty one, for which a tmpfs
-    has room all the same: any file is that mark, and a kubelet does not wait until somebody has
-    cleared up. ActionFailed."""
+def write_released(reason: str, kind: str = "") -> None:
+    """Write the mark that releases the kubelet. Any file of that name releases it: where /run is
+    full, this writes an empty one, for which a tmpfs still has room, and the kubelet need not wait
+    for a person to free space. Raises ActionFailed."""
     try:
-        write_mark("/", "released", reason, word)
+        write_mark("/", "released", reason, kind)
     except ActionFailed:
         try:
             os.close(os.open(f"{RUN}/released", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))

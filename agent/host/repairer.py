@@ -1,7 +1,7 @@
-"""The disruptive hands. Each keeps the evidence and writes the ledger before it does anything
-(docs/design.md §5).
+"""Disruptive actions. Each writes the evidence and the ledger before it does anything
+(docs/design.md).
 
-They take long (a CRI stop 10 s), so they run beside the cycle, one at a time, and report by a wake.
+They take long (a CRI stop 10 s), so they run beside the cycle, one at a time, and end with a wake.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .live import clock_now
 from .tape import Replay, Tape
 
 STOP_GRACE_S = 10
-"""As kubectl and the kubelet give a device plugin (terminationGracePeriodSeconds of its
+"""The grace period that a kubelet gives a device plugin too (terminationGracePeriodSeconds in its
 manifest)."""
 STOP_WITHIN_S = 15.0
 REMOVE_WITHIN_S = 5.0
@@ -45,7 +45,7 @@ JOURNAL_UNITS = (
 
 
 class PluginRepairer:
-    """One disruptive action at a time."""
+    """Repairs the device plugin by one disruptive action at a time."""
 
     def __init__(
         self, host: Host, bus: SystemdBus, on_done: Callable[[str], None], root: str = "/"
@@ -61,12 +61,13 @@ class PluginRepairer:
         return self._task is not None and not self._task.done()
 
     async def begin(self, action: Disruptive, tape: Tape | None, socket: str) -> None:
-        """Keep the evidence, write the ledger, and start. ActionFailed: nothing was done."""
+        """Write the evidence, then the ledger, then begin. Raises ActionFailed if nothing was
+        done."""
         if self.is_busy:
-            raise ActionFailed("another repair is still under way")
+            raise ActionFailed("another repair is still running")
         if tape is None:
             raise ActionFailed(
-                "this look was not recorded, so there is no evidence of it: nothing is done"
+                "this snapshot was not recorded, so there is no evidence: no repair was begun"
             )
         boot_id = await self._boot_id()
         name = f"{int(clock_now().realtime)}-{action.number}"
@@ -76,18 +77,17 @@ class PluginRepairer:
         shown = "/" + str(kept.relative_to(self._root))
         what, target = _named(action)
         try:
-            if await self._lists_others(tape):
+            if await self._list_changed(tape):
                 raise ActionFailed(
-                    "the kubelet no longer says what it said when this was decided: nothing is "
-                    "done; "
-                    "the next look tells"
+                    "the kubelet's answer changed since the repair was decided, so it was not "
+                    "begun; the next cycle decides again"
                 )
             ledger.append(
                 self._root, _entry(boot_id, action.number, what, target, action.cause, shown)
             )
         except ActionFailed:
-            # Nothing was done, and it will be tried again: its bundles must not push out those of
-            # what was done.
+            # Nothing was done, and the next cycles try again: their bundles must not displace those
+            # of repairs that did something.
             shutil.rmtree(kept, ignore_errors=True)
             raise
         self._task = asyncio.get_running_loop().create_task(self._do(action, socket, shown))
@@ -106,14 +106,13 @@ class PluginRepairer:
         ledger.note_outcome(self._root, action.evidence, action.outcome)
 
     async def close(self) -> None:
-        """An action under way is given up where it stands: the next agent reads the ledger and
-        looks."""
+        """Abandon a running action: the next agent reads the ledger and the node's state."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     async def _do(self, action: Disruptive, socket: str, evidence: str) -> None:
-        """Do it, and say so. A hand that failed is an outcome, written down at once."""
+        """Do it, and report. A failure is an outcome, which goes to the ledger at once."""
         try:
             match action:
                 case RestartUnit():
@@ -142,25 +141,24 @@ class PluginRepairer:
         return said
 
     async def _hup(self, action: SendHup) -> str:
-        """Only to a process that is still in the container's cgroup: a pid alone may be anybody's
-        by now."""
+        """Signal the process only while it is in the container's cgroup: the pid may belong to
+        another process by now. Raises ActionFailed if it does, and OSError."""
         pidfd = os.pidfd_open(action.pid)
         try:
             cgroup = await self._host.file(f"/proc/{action.pid}/cgroup")
             if not isinstance(cgroup, Seen) or action.container_id not in parse.text(cgroup.value):
                 raise ActionFailed(
-                    f"pid {action.pid} is no longer of container {action.container_id[:12]}: "
-                    "nothing "
-                    "was sent"
+                    f"pid {action.pid} no longer belongs to container {action.container_id[:12]}: "
+                    "no signal was sent"
                 )
             signal.pidfd_send_signal(pidfd, signal.SIGHUP)
         finally:
             os.close(pidfd)
         return f"SIGHUP sent to pid {action.pid}"
 
-    async def _lists_others(self, tape: Tape) -> bool:
-        """The kubelet's word once more: to keep the evidence may take seconds, and a plugin may
-        have registered."""
+    async def _list_changed(self, tape: Tape) -> bool:
+        """True if the kubelet's list differs from the tape's: writing the evidence may take
+        seconds, and a plugin may have registered meanwhile."""
         looked = Replay(tape)
         for question, *words in map(json.loads, tuple(tape.answers)):
             if question == "allocatable" and isinstance(
@@ -185,7 +183,7 @@ def _entry(
     evidence: str = "",
     outcome: str = "",
 ) -> LedgerEntry:
-    """A line of the ledger, of now."""
+    """A ledger entry with the present time."""
     now = clock_now()
     return LedgerEntry(
         now.realtime, boot_id, number, what, target, cause, evidence, outcome, now.boottime
@@ -193,14 +191,14 @@ def _entry(
 
 
 async def _rebuild(action: Rebuild, socket: str) -> str:
-    """A container that was stopped is started again by the kubelet, removed or not: only the stop
-    can fail it."""
+    """Stop and remove the container. The kubelet starts a stopped container again, removed or not:
+    so only a failed stop fails the repair. Raises RpcError."""
     short = action.container_id[:12]
     await cri.stop_container(socket, action.container_id, STOP_GRACE_S, STOP_WITHIN_S)
     try:
         await cri.remove_container(socket, action.container_id, REMOVE_WITHIN_S)
     except RpcError as exc:
-        return f"container {short} stopped, and not removed ({exc.sentence})"
+        return f"container {short} stopped, but not removed ({exc.sentence})"
     return f"container {short} removed"
 
 

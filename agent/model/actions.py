@@ -1,4 +1,4 @@
-"""The closed set of things gpu-gate may do to a node, and the plan of one cycle."""
+"""Every action that gpu-gate can take on a node."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ class StartProbe:
     """Start one NVML probe program beside the cycle."""
 
     overlap: bool
-    """keep the process until the next one has finished, so that a driver without persistence stays
-    initialised"""
+    """keep the process until the next probe has finished, so that a driver without persistence
+    stays initialised"""
 
 
 @dataclass(frozen=True, slots=True)
 class DropProbe:
-    """Let go of a probe process that was kept for overlap: nothing is held once the gate is
-    open."""
+    """End a probe process that was kept for overlap: none is kept once the gate is open."""
 
     forget: bool = False
-    "the driver is gone, and what was asked of it says nothing any more"
+    "discard its results too, because the driver was unloaded"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckAccess:
-    """Start the access program beside the cycle: what may these containers open, and what will
-    their scopes allow?"""
+    """Start the access program beside the cycle. It finds what these containers may open, and what
+    their scopes will allow after a daemon-reload."""
 
     questions: tuple[Question, ...]
     scopes: tuple[tuple[str, str], ...] = ()
-    "(unit, rules of its container): device lists to be read"
+    "device lists to read: (unit, rules of its container)"
     reload_at: float = 0.0
-    "boottime: when units were last loaded"
+    "boottime, seconds: when units were last loaded"
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Say that the kubelet may start (/run/gpu-gate/released)."""
+    """Release the kubelet (/run/gpu-gate/released)."""
 
     reason: str
+    "a sentence"
     kind: ReleaseReason
 
     @property
     def sentence(self) -> str:
-        return f"left the mark that releases the kubelet: {self.reason}"
+        return f"released the kubelet: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,13 @@ class LinkDevChar:
 
     @property
     def sentence(self) -> str:
-        return f"made links under /dev/char: {', '.join(name for name, _ in self.links)}"
+        return f"created links under /dev/char: {', '.join(name for name, _ in self.links)}"
 
 
 @dataclass(frozen=True, slots=True)
 class MakeNodes:
-    """Additive: missing device nodes, through nvidia-modprobe, whose module is loaded already."""
+    """Additive: create missing device nodes with nvidia-modprobe, whose module is loaded
+    already."""
 
     minors: tuple[int, ...]
     "/dev/nvidia<minor>; 255 is /dev/nvidiactl"
@@ -74,12 +75,12 @@ class MakeNodes:
     @property
     def sentence(self) -> str:
         nodes = [*(f"minor {m}" for m in self.minors), *(["nvidia-uvm"] if self.uvm else [])]
-        return f"had nvidia-modprobe make device nodes: {', '.join(nodes)}"
+        return f"created device nodes with nvidia-modprobe: {', '.join(nodes)}"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadModule:
-    """Additive, opt-in (Load=auto): modprobe -b nvidia; an admin's blacklist holds."""
+    """Additive, with Load=auto only: modprobe -b nvidia, which respects a blacklist."""
 
     sentence = "loaded the nvidia module (Load=auto)"
 
@@ -92,37 +93,37 @@ class ScopeGrant:
     container_id: str
     pid: int
     started: str
-    "in ticks: tells a pid used again apart"
+    "start time in clock ticks: distinguishes a pid that was used again"
     who: str
     "namespace/pod container"
     give: tuple[tuple[Device, str], ...]
-    """what was given to it, and is given back where it is denied; each with the name people know it
-    by"""
+    """the devices that belong to it, and that it gets back where it is denied them; each with its
+    usual name"""
 
 
 @dataclass(frozen=True, slots=True)
 class GrantDevices:
-    """Additive: name devices in DeviceAllow= of containers' scopes, so that a daemon-reload takes
-    nothing away, or what it took comes back. What exactly is named is read when it is done."""
+    """Additive: list devices in DeviceAllow= of containers' scopes, so that a daemon-reload takes
+    none away, or so that those it took come back. The executor reads what exactly is missing."""
 
     allowances: tuple[ScopeGrant, ...]
     prevent: bool
-    "also where nothing is denied yet"
+    "also where no device is denied yet"
 
     @property
     def sentence(self) -> str:
-        return f"looking after the device lists of {', '.join(a.who for a in self.allowances)}"
+        return f"updating DeviceAllow= of {', '.join(a.who for a in self.allowances)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """Remember the set of GPUs this machine showed when it was stable (only ever to warn)."""
+    """Remember the GPUs that this machine had when it was stable. Only a warning depends on it."""
 
     bus_ids: tuple[str, ...]
 
     @property
     def sentence(self) -> str:
-        return f"remembered the set of GPUs this machine showed: {', '.join(self.bus_ids)}"
+        return f"remembered the GPUs of this machine: {', '.join(self.bus_ids)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +131,10 @@ class RestartUnit:
     """Disruptive: restart the device plugin's own unit."""
 
     number: int
-    "in the ledger"
+    "the number of the action in the ledger"
     unit: str
     invocation: str
-    "the one that is to end: another one later means that it was restarted"
+    "the InvocationID to end: another one later shows that the unit was restarted"
     cause: str
     because: str
 
@@ -144,8 +145,8 @@ class RestartUnit:
 
 @dataclass(frozen=True, slots=True)
 class SendHup:
-    """Disruptive: SIGHUP to the device plugin, which asks NVML again and registers again in
-    place."""
+    """Disruptive: send SIGHUP to the device plugin, which asks NVML again and registers again
+    without a new container."""
 
     number: int
     container_id: str
@@ -162,7 +163,7 @@ class SendHup:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """Disruptive: stop (10 s) and remove one container; the kubelet builds it again."""
+    """Disruptive: stop (10 s) and remove one container; the kubelet starts it again."""
 
     number: int
     container_id: str
@@ -176,7 +177,7 @@ class Rebuild:
 
 @dataclass(frozen=True, slots=True)
 class NoteOutcome:
-    """Write down, in the ledger and beside the evidence, what came of an action."""
+    """Write the outcome of an action to the ledger and beside its evidence."""
 
     number: int
     outcome: str
@@ -189,7 +190,7 @@ class NoteOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RefreshCdi:
-    """Additive: have nvidia-cdi-refresh.service write the CDI spec again."""
+    """Additive: start nvidia-cdi-refresh.service, which writes the CDI spec again."""
 
     unit: str
     because: str
@@ -201,7 +202,7 @@ class RefreshCdi:
 
 @dataclass(frozen=True, slots=True)
 class LaunchUnit:
-    """Additive (Launch=unit): start the device plugin's unit, which is never restarted by this."""
+    """Additive, with Launch=unit: start the device plugin's unit. This never restarts it."""
 
     unit: str
 
@@ -212,7 +213,8 @@ class LaunchUnit:
 
 @dataclass(frozen=True, slots=True)
 class PlaceManifest:
-    """Additive (Launch=manifest): put the owner's static pod into the kubelet's folder."""
+    """Additive, with Launch=manifest: put the administrator's static pod into the kubelet's
+    folder."""
 
     source: str
     target: str
@@ -224,8 +226,8 @@ class PlaceManifest:
 
 @dataclass(frozen=True, slots=True)
 class NoteNvmlFailed:
-    """Write down that NVML failed after an action: a plugin that fails again since then is a new
-    case."""
+    """Write to the ledger that NVML failed after an action: if the plugin fails again since then,
+    that is a new case."""
 
     number: int
 

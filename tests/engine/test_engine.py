@@ -88,7 +88,7 @@ def test_a_refused_repair_is_remembered_by_the_gate() -> None:
     machine = played(
         "world gpus=2\ndo ledger unwritable\ndo nvml 999\ndo kubelet starts\nat 6 nvml ok\nrun 60"
     )
-    assert "ledger cannot be written" in machine.gate.repair.held
+    assert "could not write the ledger" in machine.gate.repair.held
 
 
 def test_new_settings_watch_their_units_and_folders() -> None:

@@ -50,7 +50,7 @@ def test_killed_while_the_kubelet_is_held(node: Node) -> None:
     assert node.show("gpu-gate-wait.service", "InvocationID") == waits
     node.run("simgpu nvml ok")
     gate.wait_kubelet(node)
-    assert gate.released(node)["word"] == "Open"
+    assert gate.released(node)["kind"] == "Open"
 
 
 @ONE

@@ -114,7 +114,7 @@ def test_no_bus_at_all(node: Node, sim: str, word: str) -> None:
             gate.wait_held(node)
             gate.deadline_passes(node, DEADLINE)
         gate.wait_kubelet(node)
-        assert gate.released(node)["word"] == word
+        assert gate.released(node)["kind"] == word
         now = gate.until(
             lambda: (found := gate.status(node)).get("trouble") and found, "no word of the bus"
         )
@@ -146,7 +146,7 @@ def test_the_agent_without_systemd(node: Node) -> None:
             lambda: (found := gate.status(node)).get("trouble") and found, "no word of the bus"
         )
         assert any("bus" in line.lower() for line in now["trouble"]), now["trouble"]
-        assert gate.released(node)["word"] == "Open"
+        assert gate.released(node)["kind"] == "Open"
         node.run(["kill", "-TERM", str(now["agent"]["pid"])])
         assert agent.stdout is not None
         output = agent.stdout.read()
@@ -182,7 +182,7 @@ def test_a_probe_that_says_something_else(node: Node, program: str, sentence: st
         gate.wait_why(node, sentence)
         gate.deadline_passes(node, DEADLINE)
         gate.wait_kubelet(node)
-        assert gate.released(node)["word"] == "Deadline"
+        assert gate.released(node)["kind"] == "Deadline"
         assert gate.agent_pid(node) == pid
         peak = next(
             line
@@ -203,7 +203,7 @@ def test_a_mismatch_is_held_for_a_person_and_not_the_kubelet(node: Node) -> None
     gate.start_over(node, sim="simgpu driver version 550.90.07", settings=gate.QUICK)
     try:
         gate.wait_kubelet(node)
-        assert gate.released(node)["word"] == "CannotHeal"
+        assert gate.released(node)["kind"] == "CannotHeal"
         gate.wait_phase(node, "BLOCKED")
         code, why = gate.readyz(node)
         assert (code, "NVML_ERROR_LIB_RM_VERSION_MISMATCH (18)" in why, "next step" in why) == (

@@ -99,7 +99,7 @@ def test_the_first_boot_ends_ungated_and_the_second_is_gated(fresh: Node) -> Non
         assert node.wait_booted() == "running", node.systemctl("--failed") + node.console()
         gate.wait_ready(node)
         assert gate.entered(node, "kubelet.service") >= gate.entered(node, "gpu-gate.target") > 0
-        assert gate.released(node)["word"] == "Open"
+        assert gate.released(node)["kind"] == "Open"
         calls = [
             result
             for at, _, _, call, result in gate.nvml_calls(node)

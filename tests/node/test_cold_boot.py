@@ -44,7 +44,7 @@ def test_the_race_is_won(cold, suite: str) -> None:
     assert before[-3:] == ["0", "0", "0"], "three good probes stand before the release"
     assert "999" in before
     assert kubelet >= target >= [at for at, _ in inits if at < target][-1]
-    assert gate.released(node)["word"] == "Open"
+    assert gate.released(node)["kind"] == "Open"
 
     assert gate.allocatable(node) == 8
     assert gate.kubelet_state(node)["registrations"] == 1
@@ -61,7 +61,7 @@ def test_healthy_gpus_are_asked_while_the_agent_loads(cold, suite: str) -> None:
     inits = [float(at) for at, _, _, call, _ in gate.nvml_calls(node) if call == "init"]
     assert inits[0] < looked
     assert len([at for at in inits if at < gate.entered(node, "gpu-gate.target")]) == 3
-    assert gate.released(node)["word"] == "Open"
+    assert gate.released(node)["kind"] == "Open"
 
 
 @pytest.mark.parametrize("suite", ["trixie"])

@@ -62,7 +62,7 @@ def test_seven_of_eight_are_released_by_the_deadline_and_named(node: Node) -> No
     gate.deadline_passes(node, gate.QUICK + OVER)
     gate.wait_kubelet(node)
     mark = gate.released(node)
-    assert mark["word"] == "Deadline"
+    assert mark["kind"] == "Deadline"
     assert LAST in mark["reason"]
     code, why = gate.readyz(node)
     assert (code, "7 of 8" in why, LAST in why) == (503, True, True)
@@ -93,7 +93,7 @@ def test_on_deadline_hold_goes_on_holding_up_to_its_own_end(node: Node) -> None:
     assert 500 < gate.gate(node)["deadline_in_s"] < 600
     gate.deadline_passes(node, settings.format("2s"))
     gate.wait_kubelet(node)
-    assert gate.released(node)["word"] == "Deadline"
+    assert gate.released(node)["kind"] == "Deadline"
 
 
 # --- hangs
@@ -112,7 +112,7 @@ def test_a_probe_that_hangs_is_ended_named_and_backed_off_from(node: Node, how: 
     first, began = gate.status(node)["probe"]["last"]["number"], gate.uptime(node)
     gate.deadline_passes(node, gate.QUICK + OVER + HANGING)
     gate.wait_kubelet(node)
-    assert gate.released(node)["word"] == "Deadline"
+    assert gate.released(node)["kind"] == "Deadline"
     made = gate.status(node)["probe"]["last"]["number"] - first
     assert made <= 1 + (gate.uptime(node) - began) / 4, (
         "backs off: each takes 2 s, and the pause after it as long"
@@ -140,7 +140,7 @@ def test_a_probe_that_nobody_can_end(make_node, suite: str) -> None:
         gate.until(lambda: probe(node).get("remains"), lambda: probe(node))
         gate.deadline_passes(node, gate.QUICK + OVER + FROZEN)
         gate.wait_kubelet(node)
-        assert gate.released(node)["word"] == "Deadline"
+        assert gate.released(node)["kind"] == "Deadline"
         number = gate.status(node)["cycle"]["number"]
         for _ in range(3):
             node.systemctl("reload", "gpu-gate.service")

@@ -123,9 +123,9 @@ def full(node: Node) -> None:
         (
             read_only,
             "RepairRefused",
-            "cannot be written (Read-only file system), so nothing is done",
+            "(Read-only file system), so no repair was begun",
         ),
-        (full, "RepairRefused", "less than 32 MiB are free for evidence, so nothing is done"),
+        (full, "RepairRefused", "less than 32 MiB are free for evidence, so no repair was begun"),
     ],
 )
 def test_without_a_ledger_nothing_is_done(node: Node, spoil, reason: str, says: str) -> None:

@@ -6,7 +6,7 @@ from agent.engine.history import ActionHistory
 from agent.model.actions import LinkDevChar, Release
 
 RELEASE, LINK = Release("stable", "Open"), LinkDevChar((("195:0", "../nvidia0"),))
-FULL = "/run/gpu-gate/released could not be written (No space left on device)"
+FULL = "could not write /run/gpu-gate/released (No space left on device)"
 
 
 def test_what_fails_again_in_the_same_way_is_no_news() -> None:

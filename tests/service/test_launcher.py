@@ -89,7 +89,7 @@ def test_one_start_at_a_time(tmp_path: Path) -> None:
     async def main() -> None:
         launcher = Launcher(Bus(), lambda said: None, str(tmp_path))  # type: ignore[arg-type]
         launcher.begin(LaunchUnit("a.service"))
-        with pytest.raises(ActionFailed, match="still being started"):
+        with pytest.raises(ActionFailed, match="still starting"):
             launcher.begin(RefreshCdi("b.service", ""))
         await launcher.close()
 
@@ -125,11 +125,11 @@ def other(node: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (other, "is left alone"),
-        (lambda n: (n / "m/gpu-gate-plugin.yaml").symlink_to("nowhere"), "could not be written"),
-        (lambda n: (n / "m/gpu-gate-plugin.yaml").mkdir(), "could not be written"),
-        (lambda n: (n / "m").rmdir(), "could not be written"),
-        (lambda n: (n / "etc/plugin.yaml").unlink(), "could not be read"),
+        (other, "was not replaced"),
+        (lambda n: (n / "m/gpu-gate-plugin.yaml").symlink_to("nowhere"), "could not write"),
+        (lambda n: (n / "m/gpu-gate-plugin.yaml").mkdir(), "could not write"),
+        (lambda n: (n / "m").rmdir(), "could not write"),
+        (lambda n: (n / "etc/plugin.yaml").unlink(), "could not read"),
         (lambda n: (n / "etc/plugin.yaml").write_bytes(b" \n"), "is empty"),
         (
             lambda n: (n / "etc/plugin.yaml").write_bytes(b"a" * (MANIFEST_BYTES + 1)),
@@ -137,11 +137,11 @@ def other(node: Path) -> None:
         ),
         (
             lambda n: ((n / "etc/plugin.yaml").unlink(), os.mkfifo(n / "etc/plugin.yaml")),
-            "no plain file",
+            "not a regular file",
         ),
         (
             lambda n: ((n / "etc/plugin.yaml").unlink(), (n / "etc/plugin.yaml").mkdir()),
-            "plain file|could not be read",
+            "regular file|could not read",
         ),
     ],
 )

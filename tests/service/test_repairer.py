@@ -152,7 +152,7 @@ def test_a_plugin_that_registered_while_the_evidence_was_kept_is_left_alone(
         with (
             contextlib.nullcontext()
             if is_done
-            else pytest.raises(ActionFailed, match="the next look tells")
+            else pytest.raises(ActionFailed, match="the next cycle decides again")
         ):
             await repairer.begin(RESTART, tape, "/none")
         await asyncio.sleep(0)
@@ -198,7 +198,7 @@ def test_without_evidence_nothing_is_written_and_nothing_done(tmp_path: Path) ->
     (tmp_path / STATE).mkdir(parents=True)
     (tmp_path / STATE / "evidence").write_text("in the way")
     bus = Bus()
-    assert "so nothing is done" in refused(tmp_path, Tape(), bus)
+    assert "so no repair was begun" in refused(tmp_path, Tape(), bus)
     assert (bus.restarted, entries(tmp_path)) == ([], ())
 
 
@@ -210,7 +210,7 @@ def test_without_a_ledger_nothing_is_done_and_its_evidence_pushes_out_no_other(
     (tmp_path / STATE / "ledger.jsonl").unlink()
     (tmp_path / STATE / "ledger.jsonl").mkdir()
     bus = Bus()
-    assert "so nothing is done" in refused(tmp_path, Tape(), bus)
+    assert "so no repair was begun" in refused(tmp_path, Tape(), bus)
     assert (bus.restarted, bundles(tmp_path)) == ([], [first])
 
 
@@ -220,7 +220,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         repairer = PluginRepairer(LiveHost(), Bus(held.wait), lambda _: None, str(tmp_path))  # type: ignore[arg-type]
         await repairer.begin(RESTART, Tape(), "/none")
         assert repairer.is_busy
-        with pytest.raises(ActionFailed, match="still under way"):
+        with pytest.raises(ActionFailed, match="still running"):
             await repairer.begin(RESTART, Tape(), "/none")
         assert len(entries(tmp_path)) == 1
         await repairer.close()
@@ -276,7 +276,7 @@ def test_a_pid_that_is_anothers_by_now_gets_nothing(
     tmp_path: Path, child: subprocess.Popen[bytes]
 ) -> None:
     (said,) = done(tmp_path, SendHup(1, "0123456789abcdef", child.pid, CAUSE, "x"))
-    assert "nothing was sent" in said
+    assert "no signal was sent" in said
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.2)
 

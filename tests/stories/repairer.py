@@ -49,14 +49,14 @@ class PluginRepairer:
     def begin(self, action: Disruptive, tape: Tape | None, socket: str) -> None:
         world = self._world
         if self.busy:
-            raise ActionFailed("another repair is still under way")
+            raise ActionFailed("another repair is still running")
         if tape is None:
             raise ActionFailed(
-                "this look was not recorded, so there is no evidence of it: nothing is done"
+                "this snapshot was not recorded, so there is no evidence: no repair was begun"
             )
         shown = f"{EVIDENCE}/{int(world.realtime)}-{action.number}"
         if world.disk_full:
-            raise ActionFailed("less than 32 MiB are free for evidence, so nothing is done: df")
+            raise ActionFailed("less than 32 MiB are free for evidence, so no repair was begun: df")
         self.evidence[shown] = tape
         world.disk.write(f"{shown}/manifest.json", "{}")
         self._passes("evidence")
@@ -94,7 +94,7 @@ class PluginRepairer:
         )
         if world.ledger_mood == "unwritable" or world.disk_full:
             raise ActionFailed(
-                "the ledger cannot be written (Read-only file system), so nothing is done"
+                "could not write the ledger (Read-only file system), so no repair was begun"
             )
         world.ledger.append(json.dumps(asdict(entry)) + "\n")
         world.disk.write(LEDGER, "".join(world.ledger))
@@ -135,7 +135,7 @@ class PluginRepairer:
                 return
             if not world.cri.works:
                 self._done(
-                    f"container {action.container_id[:12]} stopped, and not removed "
+                    f"container {action.container_id[:12]} stopped, but not removed "
                     "(connection refused)"
                 )
                 return

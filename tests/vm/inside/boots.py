@@ -23,7 +23,7 @@ def incident_with_the_gate(node: Here) -> dict[str, Any]:
     ]
     before = [result for at, result in before if at < gate.entered(node, "gpu-gate.target")]
     assert "999" in before and before[-3:] == ["0", "0", "0"], before
-    assert gate.released(node)["word"] == "Open"
+    assert gate.released(node)["kind"] == "Open"
     assert gate.entered(node, "kubelet.service") >= gate.entered(node, "gpu-gate.target")
     state = gate.kubelet_state(node)
     assert (gate.allocatable(node), state["registrations"]) == (8, 1), state
@@ -81,7 +81,7 @@ def deadline_over(node: Here) -> dict[str, Any]:
     reachable."""
     gate.wait_kubelet(node, SLOW_S)
     mark = gate.released(node)
-    assert mark["word"] == "Deadline", mark
+    assert mark["kind"] == "Deadline", mark
     assert node.wait_booted(SLOW_S) in ("running", "degraded")
     assert node.is_active("multi-user.target")
     assert node.is_active("nvidia-persistenced.service") and node.is_active("containerd.service")
