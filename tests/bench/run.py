@@ -36,7 +36,7 @@ MEASUREMENTS = {
     "reload": steady.reload,
     "verdict": steady.verdict,
     "workloads": workloads.workloads,
-    "mending": repair_facts.repair_facts,
+    "repairing": repair_facts.repair_facts,
     "crowd": crowd.crowd,
 }
 

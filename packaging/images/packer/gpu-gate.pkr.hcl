@@ -1,5 +1,5 @@
-# To be merged into a template of your own: two provisioners for a build{} whose sources are Debian or Ubuntu.
-# The last provisioner of all, since what comes later would be learned again: the build machine runs.
+# Merge this into your own template: two provisioners for a build{} whose sources are Debian or Ubuntu.
+# Make it the last provisioner: the build machine is running, and a later step could create state again.
 variable "gpu_gate_deb" {
   type        = string
   description = "Path of gpu-gate_VERSION_all.deb, as make deb prints it"
