@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write docs/faults from the rules in agent/core/*/faults.py: one page a known fault, and a list of
-them.
+"""Generate docs/faults from the rules in agent/core/*/faults.py: one page for each known fault, and
+a list of them.
 
-Run it after a fault was changed; tests/test_fault_pages.py compares.
+Run it after a change to a fault; tests/test_fault_pages.py compares.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from agent.service.chain import LINKS  # noqa: E402
 FOLDER = ROOT / "docs/faults"
 HEAD = """# Known faults
 
-What `gpu-gate doctor` compares a node with. A fault is *confirmed* only where its own mark was observed; what merely
-fits it is *consistent*, and its page names what would decide. For `CONTAINER` and `UNIT`, the device
-plugin's, the doctor prints their names. These pages are written from `agent/core/` by
-`tests/tools/fault_pages.py`.
+`gpu-gate doctor` compares a node with these faults. A fault is *confirmed* if the doctor observed its own mark. It is
+*consistent* if the observations merely fit; its page then shows what would decide. `CONTAINER` and `UNIT` stand for the
+device plugin's container and unit: the doctor prints their names. `tests/tools/fault_pages.py` generates these pages
+from `agent/core/`.
 
-Every remedy leaves two things alone: a cloud vendor's component is never replaced by upstream's, and the kubelet's
-checkpoint is never edited or deleted.
+No remedy replaces a cloud vendor's component with upstream's, and none edits or deletes the kubelet's checkpoint.
 
-| link | fault | what it is |
+| link | fault | description |
 | --- | --- | --- |
 """
 
