@@ -1,12 +1,12 @@
-"""gRPC over unix sockets: one question, one answer, one deadline.
+"""Unary gRPC calls over unix sockets, each with a deadline.
 
-The synchronous API is used, in a thread of the loop's own pool: once closed, its channel leaves one
-sleeping thread and no wake-ups, where grpc.aio leaves nine threads and 2-6 wake-ups a second
+This uses the synchronous API in a thread of the loop's own pool: once closed, its channel leaves
+one sleeping thread and no wake-ups, where grpc.aio leaves nine threads and 2-6 wake-ups a second
 (grpcio 1.51.1). grpc and protobuf are imported at the first call: 10 MiB that `status` and `wait`
 do not need.
 
-A channel is kept no longer than one look needs it. Nothing is tried twice: a request to stop a
-container that was sent again behind our back would be an act without evidence.
+No channel outlives one snapshot. gRPC's retries are off: if it sent a request to stop a container
+again by itself, that would be an action without evidence.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 """The kubelet's own limit (pkg/kubelet/apis/podresources/constants.go)."""
 
 BACKSTOP_S = 1.0
-"""What is waited beyond gRPC's own deadline: it only counts where the loop's pool has no thread
-left."""
+"""How long a call waits beyond gRPC's own deadline. It matters only where the loop's pool has no
+free thread."""
 
 _KINDS = {
     "UNAVAILABLE": ErrorKind.MISSING,
@@ -50,7 +50,7 @@ class AllocatableRow:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedRow:
-    """ContainerDevices of List: what one container of one pod was given of one resource."""
+    """ContainerDevices of List: the devices of one resource that one container of one pod has."""
 
     namespace: str
     pod: str
@@ -60,8 +60,8 @@ class AllocatedRow:
 
 
 class Channel:
-    """One connection for the few calls of one look: `with Channel(socket) as ch:` and unary(ch, …)
-    as often as it needs. It is made at the first call, and in the pool's thread."""
+    """One connection for the few calls of one snapshot: `with Channel(socket) as ch:`, then
+    unary(ch, …) for each. It is opened at the first call, in the pool's thread."""
 
     def __init__(self, socket: str) -> None:
         self.socket = socket
@@ -81,7 +81,7 @@ class Channel:
         self.close()
 
     def close(self) -> None:
-        """Calls still under way end at once, as failed."""
+        """Calls under way fail at once."""
         with self._lock:
             self._closed = True
             made, self._made = self._made, None
@@ -89,8 +89,7 @@ class Channel:
             made.close()
 
     def call(self, method: str, data: bytes, within_s: float) -> bytes:
-        """One call, blocking; bytes for bytes. The deadline is gRPC's, and holds for connecting as
-        well."""
+        """One blocking call. gRPC's own deadline includes connecting. Raises RpcError."""
         import grpc
 
         try:
@@ -98,10 +97,8 @@ class Channel:
             answer: bytes = ask(data, timeout=max(within_s, 0.001))
         except grpc.RpcError as exc:
             raise _error(method, exc) from exc
-        except (
-            ValueError,
-            RuntimeError,
-        ) as exc:  # a channel that was closed meanwhile; no thread for grpc
+        except (ValueError, RuntimeError) as exc:
+            # The channel was closed meanwhile, or gRPC could not start a thread.
             raise RpcError(f"{method}: {exc}"[:300], ErrorKind.FAILED) from exc
         return answer
 
@@ -113,13 +110,13 @@ class Channel:
                 self._made = grpc.insecure_channel(
                     f"unix://{self.socket}",
                     options=[
-                        # grpcio before 1.57 and after send different authorities for unix sockets;
-                        # Rust and Java servers mind.
+                        # grpcio up to 1.57 and later ones send different authorities for unix
+                        # sockets; Rust and Java servers reject one of them.
                         ("grpc.default_authority", "localhost"),
                         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                         ("grpc.enable_retries", 0),
-                        # Else a new channel may inherit an old one's back-off, and not try a socket
-                        # that is there again.
+                        # Or else a new channel may inherit the backoff of an old one, and not try a
+                        # socket that exists again.
                         ("grpc.use_local_subchannel_pool", 1),
                     ],
                 )
@@ -129,7 +126,7 @@ class Channel:
 async def unary(
     over: str | Channel, method: str, request: Any, response_class: Any, within_s: float
 ) -> Any:
-    """The answer to one request, over an open channel, or over one of its own to this socket.
+    """The reply to one request, over this channel, or over a new one to this socket. Raises
     RpcError."""
     if isinstance(over, str):
         with Channel(over) as own:
@@ -137,10 +134,9 @@ async def unary(
     call = functools.partial(over.call, method, request.SerializeToString(), within_s)
     try:
         running = asyncio.get_running_loop().run_in_executor(None, call)
-    except (
-        RuntimeError
-    ) as exc:  # pids.max, kernel.pid_max: no thread for us. What was asked waits in the pool for
-        # the next one, so the channel is closed: nothing is done later, behind our back.
+    except RuntimeError as exc:
+        # No thread could be started (pids.max, kernel.pid_max). The call waits in the pool for the
+        # next thread, so the channel is closed: the request must not be sent later.
         over.close()
         raise RpcError(
             f"{method}: {exc}: sysctl kernel.pid_max; systemctl status gpu-gate",
@@ -157,7 +153,7 @@ async def unary(
 
 
 async def get_allocatable(socket: str, within_s: float) -> list[AllocatableRow]:
-    """What the kubelet behind this pod-resources socket lists as allocatable. RpcError."""
+    """What the kubelet behind this pod-resources socket lists as allocatable. Raises RpcError."""
     types = pod_resources()
     answer = await unary(
         socket,
@@ -170,8 +166,8 @@ async def get_allocatable(socket: str, within_s: float) -> list[AllocatableRow]:
 
 
 async def list_allocated(socket: str, within_s: float) -> list[AllocatedRow]:
-    """What the kubelet behind this pod-resources socket allocated; some list pods that have ended.
-    RpcError."""
+    """What the kubelet behind this pod-resources socket allocated. Some kubelets list pods that
+    have ended. Raises RpcError."""
     types = pod_resources()
     answer = await unary(
         socket,
@@ -200,10 +196,7 @@ def _parsed(method: str, response_class: Any, data: bytes) -> Any:
     message = response_class()
     try:
         message.ParseFromString(data)
-    except (
-        DecodeError,
-        UnicodeDecodeError,
-    ) as exc:  # the pure Python implementation lets the latter through
+    except (DecodeError, UnicodeDecodeError) as exc:  # protobuf in pure Python raises the latter
         what = response_class.DESCRIPTOR.name
         raise RpcError(
             f"{method}: the {len(data)} bytes of the reply are not a valid {what}",

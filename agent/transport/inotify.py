@@ -23,6 +23,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 _READS_AT_MOST = 16
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -38,29 +39,54 @@ _NEAREST = _CREATE | _MOVED_TO | _PARENT
 _EVENT = struct.Struct("iIII")
 
 
+class _Seat(NamedTuple):
+    """The watch that reports for a folder."""
+
+    watch: int
+    "-1: none"
+    path: str
+    "the folder, or its nearest parent that exists"
+
+
+class _Needed(NamedTuple):
+    """What one watch must report."""
+
+    mask: int
+    path: str
+
+
+class _Event(NamedTuple):
+    watch: int
+    mask: int
+    name: str
+    "empty for an event of the folder itself"
+
+
+_NO_SEAT = _Seat(-1, "")
+
+
 class Inotify:
-    """Changes in a set of folders, wherever their paths lead now; a missing one is awaited at its
-    parent."""
+    """Changes in a set of folders, wherever their paths lead now. For a missing folder it watches
+    the nearest parent."""
 
     def __init__(self, on_change: Callable[[str], None], on_overflow: Callable[[], None]) -> None:
-        """`on_change(folder)`: once for many changes; also when the folder itself comes, goes, is
-        replaced."""
+        """Calls `on_change(folder)` once for many changes, and also when the folder itself is
+        created, deleted or replaced; `on_overflow` means that events were lost."""
         self.problem: str | None = None
         """Why some folder is not watched, as a sentence; None while all are."""
         self._on_change, self._on_overflow = on_change, on_overflow
         self._prefixes: dict[str, tuple[str, ...]] = {}
-        self._seats: dict[str, tuple[int, str]] = {}
-        """By folder: the watch that speaks for it, and the path of that watch (the folder, or a
-        parent)."""
+        self._seats: dict[str, _Seat] = {}
+        """The nearest watch of each folder."""
         self._masks: dict[int, int] = {}
         self._fd = -1
         self._mounts: tuple[int, select.epoll] | None = None
 
     def watch(self, folders: Iterable[str] | Mapping[str, Sequence[str]]) -> None:
-        """Exactly these folders from now on; a mapping adds, per folder, the beginnings of names
-        that count.
+        """Watch exactly these folders from now on (absolute paths); a mapping adds, for each, the
+        prefixes of the names that matter.
 
-        Absolute paths. Never fails: see `problem`. Read after it returns.
+        It never fails: see `problem`. Read the folders after it returns.
         """
         named = folders if isinstance(folders, Mapping) else dict.fromkeys(folders, ())
         self._prefixes = {
@@ -70,7 +96,7 @@ class Inotify:
             folder: seat for folder, seat in self._seats.items() if folder in self._prefixes
         }
         for folder in self._prefixes:
-            self._seats.setdefault(folder, (-1, ""))
+            self._seats.setdefault(folder, _NO_SEAT)
         self._walk()
 
     def refresh(self) -> None:
@@ -100,8 +126,8 @@ class Inotify:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._fd, self._read)
         with suppress(OSError):
-            # mountinfo is always readable and tells of a change by EPOLLPRI, which asyncio cannot
-            # wait for.
+            # mountinfo is always readable, and signals a change by EPOLLPRI, for which asyncio
+            # cannot wait.
             file, poll = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC), select.epoll()
             poll.register(file, select.EPOLLPRI)
             self._mounts = (file, poll)
@@ -113,8 +139,8 @@ class Inotify:
             self.refresh()
 
     def _walk(self) -> list[str]:
-        """Put every watch where the paths lead now; the folders whose place has changed."""
-        needed: dict[int, tuple[int, str]] = {}
+        """Move every watch to where its path leads now. Returns the folders whose watch changed."""
+        needed: dict[int, _Needed] = {}
         changed = []
         self.problem = None
         try:
@@ -138,28 +164,28 @@ class Inotify:
                 self._masks[wd] = mask
         return changed
 
-    def _seat(self, folder: str, needed: dict[int, tuple[int, str]]) -> tuple[int, str]:
-        """Watch the folder or its nearest parent for what comes, and every parent for being moved
-        away."""
-        seat = (-1, "")
+    def _seat(self, folder: str, needed: dict[int, _Needed]) -> _Seat:
+        """Watch the folder, or its nearest parent for what is created there, and every parent for
+        being moved. Raises OSError if the kernel has no watches left."""
+        seat = _NO_SEAT
         for path in (*(str(parent) for parent in reversed(PurePosixPath(folder).parents)), folder):
             mask = _FOLDER if path == folder else _PARENT
             wd = self._add(path, mask, needed)
             if wd < 0:
-                self._add(seat[1], _NEAREST, needed)
+                self._add(seat.path, _NEAREST, needed)
                 wd = self._add(path, mask, needed)
             if wd < 0:
                 break
-            seat = (wd, path)
+            seat = _Seat(wd, path)
         return seat
 
-    def _add(self, path: str, mask: int, needed: dict[int, tuple[int, str]]) -> int:
-        """The watch's number, or -1 where there is no such folder. The mask is only ever widened
-        here."""
+    def _add(self, path: str, mask: int, needed: dict[int, _Needed]) -> int:
+        """The watch's number, or -1 where there is no such folder. This only ever widens a mask."""
         wd: int = _libc.inotify_add_watch(self._fd, os.fsencode(path), mask | _ONLYDIR | _MASK_ADD)
         if wd >= 0:
             self._masks[wd] = self._masks.get(wd, 0) | mask
-            needed[wd] = (needed.get(wd, (0, ""))[0] | mask, path)
+            before = needed[wd].mask if wd in needed else 0
+            needed[wd] = _Needed(before | mask, path)
         elif (code := ctypes.get_errno()) not in (
             errno.ENOENT,
             errno.ENOTDIR,
@@ -186,27 +212,29 @@ class Inotify:
             self._on_change(folder)
 
     def _note(self, wd: int, mask: int, name: str, changed: dict[str, None]) -> bool:
-        """Collect the folders that an event changes; True when a path may lead elsewhere now."""
+        """Add the folders that an event changes; True if a path may lead elsewhere now."""
         if wd not in self._masks:
             return False
         if mask & _IGNORED:
             del self._masks[wd]
         leads_elsewhere = bool(mask & _GONE) or (bool(mask & _ATTRIB) and not name)
-        for folder, (seat, path) in self._seats.items():
-            if seat == wd and name and path == folder:
+        for folder, (watch, path) in self._seats.items():
+            if watch != wd or not name:
+                continue
+            if path == folder:
                 prefixes = self._prefixes[folder]
                 if not prefixes or name.startswith(prefixes):
                     changed[folder] = None
-            elif seat == wd and name:
+            else:
                 leads_elsewhere = leads_elsewhere or f"{folder}/".startswith(
                     f"{path.rstrip('/')}/{name}/"
                 )
         return leads_elsewhere
 
 
-def _events(data: bytes) -> Iterator[tuple[int, int, str]]:
+def _events(data: bytes) -> Iterator[_Event]:
     at = 0
     while at < len(data):
         wd, mask, _cookie, length = _EVENT.unpack_from(data, at)
         at += _EVENT.size + length
-        yield wd, mask, os.fsdecode(data[at - length : at].rstrip(b"\0"))
+        yield _Event(wd, mask, os.fsdecode(data[at - length : at].rstrip(b"\0")))

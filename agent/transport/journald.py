@@ -22,8 +22,8 @@ _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), 
 
 
 class JournalHandler(logging.Handler):
-    """Log records to journald as fields, never blocking: what a full socket does not take is
-    dropped."""
+    """Sends log records to journald as fields. It never blocks: with a full socket it drops the
+    record."""
 
     def __init__(
         self,
@@ -32,13 +32,11 @@ class JournalHandler(logging.Handler):
         path: str = JOURNAL_SOCKET,
         fields_attribute: str = "gpu_gate_fields",
     ) -> None:
-        """`fields_attribute` names the record's dict of further fields; its keys are upper-cased.
-
-        A key MESSAGE_ID in it (32 hex digits) makes the line findable by `journalctl MESSAGE_ID=`.
-        """
+        """`fields_attribute` names the record's dict of further fields; its keys become upper case.
+        A key MESSAGE_ID in it (32 hex digits) is found by `journalctl MESSAGE_ID=`."""
         super().__init__()
         self.dropped = 0
-        """Records that journald did not get."""
+        """The number of records that journald did not receive."""
         self._identifier, self._path, self._fields_attribute = identifier, path, fields_attribute
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
@@ -65,7 +63,7 @@ class JournalHandler(logging.Handler):
         super().close()
 
     def _send(self, message: bytes) -> None:
-        """To the path each time, not connected: journald may have been restarted."""
+        """Send to the path, without connecting: journald may have been restarted."""
         try:
             self._socket.sendto(message, self._path)
         except OSError as exc:
@@ -87,8 +85,8 @@ class JournalHandler(logging.Handler):
 
 
 def _field_name(name: str) -> str:
-    """As journald takes it: A-Z, 0-9 and _, at most 64, beginning with a letter; "" when nothing is
-    left."""
+    """A valid field name: A-Z, 0-9 and _, at most 64 characters, beginning with a letter; empty
+    where nothing is left."""
     return re.sub(r"[^A-Z0-9]", "_", name.upper()).lstrip("_0123456789")[:64]
 
 

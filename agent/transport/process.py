@@ -1,15 +1,15 @@
-"""A program with a deadline: asked to end, killed, and, where even that has no effect, abandoned.
+"""Programs with a deadline. A program is terminated, then killed, and abandoned where even that has
+no effect.
 
-Facts this file lives with:
+Facts about processes:
 
 * A process in uninterruptible sleep (state D: a driver call that never returns) takes no signal,
-  not even
-  SIGKILL, and stays our child; whoever waits for it hangs with it. So nothing here waits without a
-  deadline.
-* A pidfd is readable once the process is a zombie (pidfd_open(2), Linux 5.3): no SIGCHLD handler,
-  no thread.
-* A child's pid is not used again before we have reaped it, and signals go through the pidfd all the
-  same.
+  not even SIGKILL, and stays our child; a call that waits for it hangs with it. So every wait here
+  has a deadline.
+* A pidfd is readable once the process is a zombie (pidfd_open(2), Linux 5.3): that needs no SIGCHLD
+  handler and no thread.
+* The kernel does not use a child's pid again before we have reaped it; signals go through the pidfd
+  nevertheless.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import IO
 from ..model.errors import ErrorKind, ProgramError
 from .spawn import spawn
 
-LIMIT_BYTES = 1 << 20  # of output; more counts as a flood
+LIMIT_BYTES = 1 << 20  # of output; a program that writes more is ended
 ERR_TAIL_BYTES = 2048
 _KILL_WITHIN_S = 1.0
 _CHUNK_BYTES = 1 << 16
@@ -34,24 +34,24 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """A child that outlived SIGKILL, as /proc shows it now."""
+    """A child that survived SIGKILL, as /proc shows it now."""
 
     pid: int
     state: str
     """One letter of proc(5): D is uninterruptible sleep."""
     wchan: str
-    """The kernel function it sleeps in; "" where the kernel hides it."""
+    """The kernel function that it sleeps in; empty where the kernel hides it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a program that was run to its end did."""
+    """The result of a program that was run to its end."""
 
     code: int | None
-    """Exit status, negative for a signal; None when it was never started or is still there."""
+    """Exit status, negative for a signal; None if the program was not started or still exists."""
     out: bytes
     err: str
-    """The end of its stderr, 2 KiB at most."""
+    """The end of its stderr, at most 2 KiB."""
     kind: ErrorKind | None = None
     """TIMED_OUT, TOO_LARGE or NOT_STARTED; None when it ended by itself, whatever its status."""
     sentence: str = ""
@@ -59,25 +59,21 @@ class Outcome:
 
 
 class _Pipe:
-    """What comes out of a pipe: `limit_bytes` are read at most, the last `keep_bytes` of them are
-    kept."""
+    """The output of a pipe: it reads at most `limit_bytes` and keeps the last `keep_bytes` of
+    them."""
 
     def __init__(
         self, file: IO[bytes], keep_bytes: int, limit_bytes: int, on_news: Callable[[], None]
     ) -> None:
         self.data = bytearray()
         self.is_over = self.is_flooded = False
-        self._file, self._keep_bytes, self._left, self._on_news = (
-            file,
-            keep_bytes,
-            limit_bytes,
-            on_news,
-        )
+        self._file, self._on_news = file, on_news
+        self._keep_bytes, self._left = keep_bytes, limit_bytes
         os.set_blocking(file.fileno(), False)
         asyncio.get_running_loop().add_reader(file.fileno(), self.read)
 
     def read(self) -> bool:
-        """Take what is there now, one chunk of it; False when there was nothing."""
+        """Read one chunk; False where there is none now."""
         if self.is_over:
             return False
         try:
@@ -94,7 +90,7 @@ class _Pipe:
         return True
 
     def stop(self) -> None:
-        """Read no more; a child that goes on writing blocks."""
+        """Read no more. A child that goes on writing then blocks."""
         if not self.is_over:
             self.is_over = True
             asyncio.get_running_loop().remove_reader(self._file.fileno())
@@ -105,11 +101,11 @@ class _Pipe:
 
 
 class Child:
-    """A started program. Whoever starts it calls `end` in the end, whatever happened before."""
+    """A started program. The caller must call `end`, whatever happens."""
 
     def __init__(self, popen: subprocess.Popen[bytes], pidfd: int) -> None:
         self.pid = popen.pid
-        self.code: int | None = None  # exit status, negative for a signal; None while it is there
+        self.code: int | None = None  # exit status, negative for a signal; None while it exists
         self._popen, self._pidfd = popen, pidfd
         self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         assert popen.stderr is not None and popen.stdout is not None
@@ -121,7 +117,7 @@ class Child:
     async def start(
         cls, argv: Sequence[str], *, env: Mapping[str, str] | None = None, hold_stdin: bool = True
     ) -> Child:
-        """The program, started in a session of its own and in "/"; its stdin stays open until
+        """Start the program in a session of its own and in "/". Its stdin stays open until
         `release`.
 
         Raises ProgramError (NOT_STARTED).
@@ -145,7 +141,7 @@ class Child:
 
     @classmethod
     def adopt(cls, popen: subprocess.Popen[bytes]) -> Child:
-        """One that `spawn` started before there was a loop."""
+        """A program that `spawn` started before there was an event loop. Raises OSError."""
         return cls(popen, os.pidfd_open(popen.pid))
 
     @property
@@ -155,7 +151,7 @@ class Child:
         return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
 
     async def first_line(self, within_s: float, limit_bytes: int = LIMIT_BYTES) -> bytes:
-        """Its first line, newline included; the program may go on. Raises ProgramError."""
+        """Its first line with the newline; the program may run on. Raises ProgramError."""
         data = await self._take(within_s, limit_bytes, lambda out: b"\n" in out.data or out.is_over)
         line, newline, _ = data.partition(b"\n")
         if newline:
@@ -172,26 +168,25 @@ class Child:
         raise self._problem(f"it {_how(self.code)} without output", ErrorKind.EXITED)
 
     async def output(self, within_s: float, limit_bytes: int = LIMIT_BYTES) -> bytes:
-        """All that it writes until it exits. Raises ProgramError (TIMED_OUT,
+        """All of its output until it exits. Raises ProgramError (TIMED_OUT,
         TOO_LARGE)."""
         return await self._take(within_s, limit_bytes, lambda _: self.code is not None)
 
     async def wait_exited(self, within_s: float) -> bool:
-        """True as soon as it has ended by itself; False at the deadline."""
+        """True as soon as it has exited; False after `within_s` seconds."""
         return await self._wait(lambda: self.code is not None, within_s)
 
     def release(self) -> None:
-        """Close its stdin: a program that holds until end of file goes on to its end."""
+        """Close its stdin: a program that waits for the end of file then ends."""
         if self._popen.stdin is not None:
             with suppress(OSError):
                 self._popen.stdin.close()
 
     async def end(self, grace_s: float) -> Remains | None:
-        """Ended and reaped: None. Still there after SIGTERM, `grace_s` and SIGKILL: what remains,
-        left alone.
+        """End and reap it, and return None; or what remains after SIGTERM, `grace_s` seconds and
+        SIGKILL.
 
-        Such a child is reaped by itself when the kernel lets go of it. Cancelled, it kills without
-        the grace.
+        Such a child is reaped once the kernel lets go of it. When cancelled, this kills at once.
         """
         try:
             for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILL_WITHIN_S)):
@@ -219,9 +214,8 @@ class Child:
         if self.code is None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
-            if (
-                number is signal.SIGKILL
-            ):  # and what it started itself; the group's id is ours until it is reaped
+            if number is signal.SIGKILL:
+                # And what it started itself: until it is reaped, the group's id is not used again.
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, number)
 
@@ -244,10 +238,8 @@ class Child:
             in_time = await self._wait(
                 lambda: is_enough(out) or out.is_flooded or err.is_flooded, within_s
             )
-            while (
-                self.code is not None and out.read()
-            ):  # not to its end: a grandchild may keep the pipe open
-                pass
+            while self.code is not None and out.read():
+                pass  # but not to end of file: a grandchild may keep the pipe open
         finally:
             out.stop()
         if out.is_flooded or err.is_flooded:
@@ -258,11 +250,11 @@ class Child:
             )
         return bytes(out.data)
 
-    async def _wait(self, is_so: Callable[[], bool], within_s: float) -> bool:
-        """True as soon as it is so; False at the deadline."""
+    async def _wait(self, condition: Callable[[], bool], within_s: float) -> bool:
+        """True as soon as the condition holds; False after `within_s` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s
-        while not is_so():
+        while not condition():
             if (left_s := deadline - loop.time()) <= 0:
                 return False
             self._news = loop.create_future()
@@ -282,8 +274,8 @@ async def run_once(
     env: Mapping[str, str] | None = None,
     grace_s: float = 1.0,
 ) -> Outcome:
-    """A program run to its end, or ended by us: `within_s` + `grace_s` + 1 s at the latest. Never
-    raises."""
+    """Run a program to its end, or end it: after `within_s` + `grace_s` + 1 s at the latest. It
+    raises nothing."""
     try:
         child = await Child.start(argv, env=env, hold_stdin=False)
     except ProgramError as problem:
@@ -299,7 +291,7 @@ async def run_once(
 
 
 def state_of(pid: int) -> str:
-    """One letter of /proc/PID/stat (proc(5)); "" where there is no such process."""
+    """One letter of /proc/PID/stat (proc(5)); empty where there is no such process."""
     return _proc(pid, "stat").rpartition(")")[2].strip()[:1]
 
 

@@ -1,18 +1,18 @@
-"""The messages we speak, declared at run time from small tables.
+"""The messages of pod-resources and CRI, declared at run time from small tables.
 
-No generated code: what protoc makes today does not load with the protobuf of Debian 12, and the
-other way round; descriptors built at run time work from protobuf 3.12 to 7. Each API has a
-descriptor pool of its own, so that it clashes with nobody's. Fields that we never look at are left
-out: protobuf skips what it does not know.
+There is no generated code: what protoc generates today does not load with the protobuf of Debian
+12, and the other way round. Descriptors that are built at run time work from protobuf 3.12 to 7.
+Each API has a descriptor pool of its own, so that it clashes with no other. The tables leave out
+fields that gpu-gate never reads: protobuf skips unknown fields.
 
 Wire numbers: kubernetes/kubelet pkg/apis/podresources/v1/api.proto and kubernetes/cri-api
 pkg/apis/runtime/v1/api.proto (both v1.37-beta); older kubelets and runtimes only lack the newer
 fields.
 
 A table has one message a line, `Name: field=number type, …`: `type*` repeats, `map` is a map of
-strings, an indented line goes on with the one above. `enum Name: VALUE=number, …` declares an enum.
+strings, an indented line continues the one above. `enum Name: VALUE=number, …` declares an enum.
 The names of fields and values are those of the .proto files, which is what lets protobuf's own JSON
-parser read what crictl prints.
+parser read the output of crictl.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _classes(package: str, table: str) -> dict[str, Any]:
                 _add_field(file, message, part)
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    # MessageFactory went away in protobuf 5; GetMessageClass came in 4.22.
+    # protobuf 5 removed MessageFactory; GetMessageClass exists since 4.22.
     make = (
         getattr(message_factory, "GetMessageClass", None)
         or message_factory.MessageFactory(pool).GetPrototype

@@ -19,43 +19,44 @@ _SEND_WITHIN_S = 1.0
 
 
 class Notify:
-    """systemd's notification socket; every call is a no-op where the service was not given one."""
+    """systemd's notification socket. Without NOTIFY_SOCKET, no call does anything."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """Why the last message did not arrive, as a sentence; None when it did or there is no
+        """Why the last message did not arrive, as a sentence; None if it did, or without a
         socket."""
         self.watchdog_s = _watchdog_s(os.environ)
-        """systemd expects `watchdog` to be called within this time; None: it does not watch us."""
+        """systemd expects a call of `watchdog` within so many seconds; None: it expects none."""
         self._notifier: sdnotify.SystemdNotifier | None = None
         if os.environ.get("NOTIFY_SOCKET"):
             try:
                 self._notifier = sdnotify.SystemdNotifier(debug=True)
                 self._notifier.socket.settimeout(_SEND_WITHIN_S)
             except OSError as exc:
-                self.problem = f"systemd's notify socket cannot be reached: {exc}"
+                self.problem = f"systemd's notification socket cannot be reached: {exc}"
 
     def ready(self) -> bool:
-        """Started, or done reloading. False when systemd was not told; so with all of these."""
+        """Report READY=1, at the start and after a reload. False, as with every method here, if
+        systemd did not receive it."""
         return self._send("READY=1")
 
     def status(self, text: str) -> bool:
-        """The sentence that `systemctl status` shows: one line, characters beyond ASCII become
-        '?'."""
+        """Set the sentence that `systemctl status` shows. It becomes one line of ASCII."""
         return self._send(
             "STATUS=" + "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
         )
 
     def watchdog(self) -> bool:
-        """Alive; due every `watchdog_s`, best at half of it."""
+        """Report that the agent is alive: due every `watchdog_s` seconds, better at half of
+        that."""
         return self._send("WATCHDOG=1") if self.watchdog_s is not None else False
 
     def reloading(self) -> bool:
-        """The configuration is being read again; `ready` ends it."""
+        """Report that the configuration is read again; `ready` ends this state."""
         return self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> bool:
-        """About to end, on purpose."""
+        """Report that the agent stops on purpose."""
         return self._send("STOPPING=1")
 
     def close(self) -> None:
@@ -69,14 +70,15 @@ class Notify:
         try:
             self._notifier.notify(message.encode("ascii", "replace").decode("ascii"))
         except OSError as exc:
-            self.problem = f"systemd did not take a message: {str(exc) or type(exc).__name__}"
+            self.problem = f"systemd did not receive a message: {str(exc) or type(exc).__name__}"
             return False
         self.problem = None
         return True
 
 
 def _watchdog_s(environ: Mapping[str, str]) -> float | None:
-    """WATCHDOG_USEC, when it is meant for this process (WATCHDOG_PID, sd_watchdog_enabled(3))."""
+    """WATCHDOG_USEC in seconds, if it is meant for this process (WATCHDOG_PID,
+    sd_watchdog_enabled(3))."""
     usec, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
     if not usec.isdecimal() or int(usec) == 0 or (pid and pid != str(os.getpid())):
         return None

@@ -26,8 +26,8 @@ _DRAIN_AT_MOST = 1000
 
 
 class Uevents:
-    """The kernel's uevents of a few subsystems; deaf, with a `problem`, where there is no
-    netlink."""
+    """The kernel's uevents of a few subsystems. Where netlink is missing it has a `problem` and
+    reports nothing."""
 
     def __init__(
         self,
@@ -36,20 +36,21 @@ class Uevents:
         *,
         subsystems: Sequence[str] = ("module", "drivers", "pci"),
     ) -> None:
-        """`on_event` gets ACTION, DEVPATH, SUBSYSTEM, DRIVER, …; `on_overflow`: some were lost."""
+        """`on_event` receives ACTION, DEVPATH, SUBSYSTEM, DRIVER, …; `on_overflow` means that
+        events were lost."""
         self.problem: str | None = "uevents are not being received yet"
-        """Why nothing is heard, as a sentence; None while listening."""
+        """Why no uevents are received, as a sentence; None while they are."""
         self._on_event, self._on_overflow, self._subsystems = on_event, on_overflow, subsystems
         self._monitor: pyudev.Monitor | None = None
 
     def start(self) -> None:
-        """Hear from now on, in the running loop. May be called again after a problem."""
+        """Receive uevents in the running loop from now on. May be called again after a problem."""
         self.close()
         try:
             monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
             for subsystem in self._subsystems:
                 monitor.filter_by(subsystem)
-            with suppress(OSError):  # without CAP_NET_ADMIN the kernel's default has to do
+            with suppress(OSError):  # without CAP_NET_ADMIN the default size stays
                 monitor.set_receive_buffer_size(_RECEIVE_BUFFER_BYTES)
             monitor.start()
         except (OSError, ImportError) as exc:
@@ -80,7 +81,7 @@ class Uevents:
         assert self._monitor is not None
         with socket.socket(fileno=os.dup(self._monitor.fileno())) as twin:
             cleared = twin.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if not cleared and exc.errno != errno.ENOBUFS:  # nothing that reading on would cure
+        if not cleared and exc.errno != errno.ENOBUFS:  # reading on would not help
             self.close()
             self.problem = f"the kernel's uevents are no longer received: {exc}"
         self._on_overflow()

@@ -1,9 +1,9 @@
 """YAML and JSON files as JSON text. PyYAML is imported when the first YAML file is read (1.3 MiB,
 12 ms; 6.0).
 
-What a hostile file could do is refused first: libyaml's composer recurses in C, and 250,000 nested
-lists end the process (PyYAML 6.0, libyaml 0.2.5), so depth and number are counted on the parser's
-events, which do not recurse.
+Hostile files are refused first: libyaml's composer recurses in C, and 250,000 nested lists end the
+process (PyYAML 6.0, libyaml 0.2.5). So depth and number are counted on the parser's events, which
+do not recurse.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ MAX_PARTS = 100_000
 
 
 def as_json(data: bytes, is_json: bool) -> bytes:
-    """The document as JSON text; ValueError with a sentence where it is none."""
+    """The document as JSON text. Raises ValueError, with a sentence, if it is malformed."""
     if is_json:
         try:
             return json.dumps(json.loads(data)).encode()
         except RecursionError as exc:
-            raise ValueError("it is nested too deep") from exc
+            raise ValueError("it is nested too deeply") from exc
         except ValueError as exc:
-            raise ValueError(f"it is no JSON: {exc}") from exc
+            raise ValueError(f"it is not valid JSON: {exc}") from exc
     try:
         import yaml
     except ImportError as exc:
-        raise ValueError("python3-yaml is not installed, so YAML cannot be read") from exc
+        raise ValueError("python3-yaml is not installed, so YAML files cannot be read") from exc
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _bounded(yaml, data, loader)
@@ -36,14 +36,15 @@ def as_json(data: bytes, is_json: bool) -> bytes:
         mark = getattr(exc, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
         raise ValueError(
-            f"it is no YAML: {getattr(exc, 'problem', None) or 'unreadable'}{where}"
+            f"it is not valid YAML: {getattr(exc, 'problem', None) or 'unreadable'}{where}"
         ) from exc
     except (TypeError, OverflowError) as exc:
-        raise ValueError(f"it holds what JSON cannot: {exc}") from exc
+        raise ValueError(f"it has a value that JSON cannot hold: {exc}") from exc
 
 
 def _bounded(yaml: Any, data: bytes, loader: Any) -> None:
-    """Depth and number of the parts, with every alias written out, for JSON knows none."""
+    """Check depth and number of the parts, with every alias expanded, because JSON has none. Raises
+    ValueError."""
     parts = 0
     stack: list[tuple[str | None, int, int]] = [
         (None, 0, 0)
@@ -56,7 +57,7 @@ def _bounded(yaml: Any, data: bytes, loader: Any) -> None:
             stack.append((event.anchor, parts, 0))
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in known:
-                raise ValueError("it holds a part that refers to itself")
+                raise ValueError("a part of it refers to itself")
             more, height = known[event.anchor]
             parts += more
         elif isinstance(event, yaml.ScalarEvent):
@@ -69,5 +70,5 @@ def _bounded(yaml: Any, data: bytes, loader: Any) -> None:
         stack[-1] = anchor, began, max(inner, height)
         if len(stack) + height > MAX_DEPTH + 1 or parts > MAX_PARTS:
             raise ValueError(
-                f"it is nested deeper than {MAX_DEPTH}, or holds more than {MAX_PARTS} parts"
+                f"it is nested deeper than {MAX_DEPTH}, or has more than {MAX_PARTS} parts"
             )

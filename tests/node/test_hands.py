@@ -82,7 +82,7 @@ def test_without_nvidia_modprobe_a_sentence_and_no_busy_loop(node: Node) -> None
     try:
         gate.wait_why(node, "missing: /dev/nvidia5", gate.BEFORE_A_HEARTBEAT_S)
         gate.until(
-            lambda: "a hand did not take: nvidia-modprobe" in gate.said(node),
+            lambda: "action failed: nvidia-modprobe" in gate.said(node),
             lambda: gate.said(node),
         )
         first = gate.status(node)["cycle"]["number"]
@@ -90,7 +90,7 @@ def test_without_nvidia_modprobe_a_sentence_and_no_busy_loop(node: Node) -> None
         time.sleep(6)
         spun = gate.status(node)["cycle"]["number"] - first
         assert spun <= 2 + (time.monotonic() - began), "cycles without an end"
-        lines = [line for line in gate.said(node).splitlines() if "a hand did not take" in line]
+        lines = [line for line in gate.said(node).splitlines() if "action failed" in line]
         assert len(lines) == 1, "said once, not at every look"
     finally:
         node.run(f"mv /usr/bin/away {MODPROBE}; simgpu nodes make")

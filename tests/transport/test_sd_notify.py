@@ -68,5 +68,5 @@ def test_a_socket_that_went_away_is_a_problem_not_an_exception(peer, environ):
     notify = Notify()
     peer.close()
     assert not notify.ready()
-    assert "did not take a message" in notify.problem
+    assert "did not receive a message" in notify.problem
     notify.close()

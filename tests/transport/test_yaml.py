@@ -37,20 +37,20 @@ def test_what_a_file_holds(data: bytes, is_json: bool, value: Any) -> None:
 @pytest.mark.parametrize(
     ("data", "is_json", "says"),
     [
-        (b"{", True, "it is no JSON"),
-        (b"\xff\xfe", True, "it is no JSON"),
-        (b"[" * 100_000, True, "nested too deep"),
-        (b"a: [", False, "it is no YAML.* in line 2"),
-        (b"\x00", False, "it is no YAML"),
-        (b"\xff\xff", False, "no YAML"),
+        (b"{", True, "it is not valid JSON"),
+        (b"\xff\xfe", True, "it is not valid JSON"),
+        (b"[" * 100_000, True, "nested too deeply"),
+        (b"a: [", False, "it is not valid YAML.* in line 2"),
+        (b"\x00", False, "it is not valid YAML"),
+        (b"\xff\xff", False, "not valid YAML"),
         (b"a: b\nc: :d: e\n f", False, "in line"),
         (b"- " * 250_000, False, "nested deeper"),  # ends a Python that composes it (libyaml 0.2.5)
         (b"[" * 250_000, False, "nest"),
         (b"{a: " * 100, False, "nested deeper"),
-        (b"a\n" * 3 + b"- x: [" + b"1," * 200_000 + b"1]", False, "no YAML|parts"),
+        (b"a\n" * 3 + b"- x: [" + b"1," * 200_000 + b"1]", False, "not valid YAML|parts"),
         (b"[" + b"1," * 200_000 + b"1]", False, "parts"),
         (b"a: &a [*a]\n", False, "refers to itself"),
-        (b"a: *b\n", False, "refers to itself|no YAML"),
+        (b"a: *b\n", False, "refers to itself|not valid YAML"),
         (
             b"".join(
                 b"a%d: &a%d [%s]\n" % (n, n, b", ".join([b"*a%d" % (n - 1) if n else b"x"] * 9))
