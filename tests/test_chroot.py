@@ -176,7 +176,7 @@ WRONG = (
 )
 
 
-def test_what_cannot_be_done_is_said(chroot: Any) -> None:
+def test_impossible_requests_are_reported(chroot: Any) -> None:
     for words, status, sentence in WRONG:
         done = install(chroot, *words, check=False)
         assert done.returncode == status and sentence in done.stderr, done

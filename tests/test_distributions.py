@@ -31,7 +31,7 @@ def interpreter(version: str) -> str:
 
 @pytest.mark.timeout(5400)
 @pytest.mark.parametrize("release", RELEASES)
-def test_unit_and_wire_with_the_libraries_of_ubuntu(release: str) -> None:
+def test_unit_and_transport_with_the_libraries_of_ubuntu(release: str) -> None:
     wanted = REPO / "tests" / "tools" / f"ubuntu-{release}.txt"
     if not os.environ.get("GPU_GATE_UBUNTU"):
         pytest.skip(f"NOT RUN: Ubuntu {release}'s libraries take minutes; set GPU_GATE_UBUNTU=1")

@@ -43,7 +43,7 @@ def test_every_page_is_reached_from_the_readme_and_no_link_is_dead() -> None:
     } == set()
 
 
-def test_every_file_of_ours_that_a_page_names_is_there() -> None:
+def test_every_file_that_a_page_names_exists() -> None:
     pages = [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
@@ -68,7 +68,7 @@ def table(page: str, head: str) -> str:
     return text.partition(head)[2].partition("\n\n")[0]
 
 
-def test_the_rooms_of_the_design_are_rooms() -> None:
+def test_the_rooms_of_the_design_exist() -> None:
     named = set(re.findall(r"`(\w+)/?`", table("docs/design.md", "| floor | packages |")))
     package = ROOT / "agent"
     folders = {p.parent.name for p in package.rglob("*.py") if p.parent != package}

@@ -8,12 +8,12 @@ from agent.core.doctor.suspects import FAULTS
 from tests.tools.fault_pages import FOLDER, pages
 
 
-def test_the_pages_are_written_from_the_rules() -> None:
+def test_the_pages_match_the_rules() -> None:
     there = {path.name: path.read_text() for path in FOLDER.glob("*.md")}
     assert there == pages(), "python3 tests/tools/fault_pages.py"
 
 
-def test_every_fault_has_what_a_person_needs() -> None:
+def test_every_fault_has_a_remedy_and_a_source() -> None:
     ids = [fault.id for fault in FAULTS]
     assert len(set(ids)) == len(ids)
     for fault in FAULTS:

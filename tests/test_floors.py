@@ -112,7 +112,7 @@ def test_only_relative_imports_inside_the_package(path: Path) -> None:
 
 
 @each_source
-def test_model_and_core_cannot_reach_the_world(path: Path) -> None:
+def test_model_and_core_do_no_io(path: Path) -> None:
     _, foreign = imports(path, ast.walk(tree(path)))
     if floor(dotted(path)) in ("model", "core"):
         assert not foreign & IMPURE
@@ -184,7 +184,7 @@ def test_no_fork_no_shell(path: Path) -> None:
 
 
 @each_source
-def test_only_foreseen_exceptions_are_caught(path: Path) -> None:
+def test_only_specific_exceptions_are_caught(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ExceptHandler):
             caught = (
@@ -203,7 +203,7 @@ def test_only_foreseen_exceptions_are_caught(path: Path) -> None:
             assert not {getattr(a, "id", "") for a in node.args} & {"Exception", "BaseException"}
 
 
-def test_rooms_are_named_for_what_they_hold() -> None:
+def test_rooms_are_named_after_their_content() -> None:
     names = {part for path in FILES for part in path.relative_to(PACKAGE).with_suffix("").parts}
     assert not names & BANNED_NAMES
     assert {path.relative_to(PACKAGE).parts[0] for path in FILES} == {*MAY_IMPORT, *STARTS} - {""}

@@ -48,7 +48,7 @@ def test_ansible_role_is_a_list_of_named_tasks_with_one_module_each() -> None:
         )
 
 
-def test_user_data_never_waits_in_a_boot_that_may_wait_for_it() -> None:
+def test_user_data_does_not_block_a_boot_that_may_wait_for_it() -> None:
     text = (IMAGES / "cloud-init/user-data.yaml").read_text()
     assert text.startswith("#cloud-config\n")
     data = yaml.safe_load(text)
@@ -59,7 +59,7 @@ def test_user_data_never_waits_in_a_boot_that_may_wait_for_it() -> None:
     assert starts and all(words == "systemctl start --no-block" for words in starts)
 
 
-def test_mkosi_names_every_package_that_the_deb_wants() -> None:
+def test_mkosi_lists_every_dependency_of_the_deb() -> None:
     control = (IMAGES.parent / "deb" / "control").read_text().partition("Package: gpu-gate\n")[2]
     depends = re.findall(r"^ ([a-z0-9-]+),$", control.partition("Description:")[0], re.M)
     named = re.findall(r"^    (\S+)$", (IMAGES / "mkosi/mkosi.conf").read_text(), re.M)
@@ -75,7 +75,7 @@ def test_mkosi_names_every_package_that_the_deb_wants() -> None:
         ("hadolint", ["kind/Dockerfile"]),
     ],
 )
-def test_its_own_linter_has_nothing_to_say(name: str, argv: list[str]) -> None:
+def test_its_own_linter_reports_nothing(name: str, argv: list[str]) -> None:
     if shutil.which(name) is None:
         pytest.skip(f"NOT CHECKED: {argv[-1]}, because {name} is not installed")
     done = subprocess.run([name, *argv], cwd=IMAGES, capture_output=True, text=True, timeout=120)

@@ -36,16 +36,16 @@ def passes(*words: str, text: str = "") -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_rules_are_well_formed_and_fire_when_they_should(promtool: str):
+def test_the_rules_are_valid_and_fire_as_tested(promtool: str):
     passes(promtool, "check", "rules", "gpu-gate.rules.yml")
     passes(promtool, "test", "rules", "gpu-gate.rules.test.yml")
 
 
-def test_the_metrics_are_named_as_prometheus_wants_it(promtool: str):
+def test_the_metrics_follow_prometheus_naming(promtool: str):
     passes(promtool, "check", "metrics", text=render(BEFORE))
 
 
-def test_every_alert_has_its_page_and_asks_for_what_exists():
+def test_every_alert_has_a_runbook_and_uses_existing_metrics():
     pages = re.findall(r"^## (\w+)$", (ROOT / "docs/alerts.md").read_text(), re.MULTILINE)
     assert pages == [rule["alert"] for rule in RULES]
     for rule in RULES:
@@ -53,7 +53,7 @@ def test_every_alert_has_its_page_and_asks_for_what_exists():
         assert set(re.findall(r"gpu_gate_\w+", rule["expr"])) <= NAMES
 
 
-def test_the_page_gives_each_node_series_of_its_own(promtool: str, tmp_path: Path):
+def test_the_scrape_example_labels_each_node(promtool: str, tmp_path: Path):
     said = (ROOT / "docs/alerts.md").read_text().partition("```yaml\n")[2].partition("```")[0]
     (target,) = yaml.safe_load(said)["scrape_configs"][0]["static_configs"]
     assert target["targets"] == ["127.0.0.1:9477"] and target["labels"]["instance"]
@@ -75,7 +75,7 @@ def test_nightingale_has_the_same_rules():
         )
 
 
-def test_the_dashboard_asks_for_what_exists_and_its_panels_do_not_overlap():
+def test_the_dashboard_uses_existing_metrics_and_its_panels_do_not_overlap():
     board = json.loads((MONITORING / "grafana-dashboard.json").read_text())
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:

@@ -118,7 +118,7 @@ def test_one_version_everywhere() -> None:
     assert re.findall(r"^## (.+)$", (REPO / "NEWS.md").read_text(), re.MULTILINE)[0] == version()
 
 
-def test_a_wheel_would_have_every_folder() -> None:
+def test_a_wheel_contains_every_folder() -> None:
     listed = (REPO / "pyproject.toml").read_text().partition("\npackages = ")[2].partition("]")[0]
     said = re.findall(r'"(gpu_gate[\w.]*)"', listed)
     folders = {
@@ -199,7 +199,7 @@ def test_conffile(deb: Path) -> None:
     assert run("dpkg-deb", "--info", deb, "conffiles").split() == ["/etc/gpu-gate/gpu-gate.conf"]
 
 
-def test_an_upgrade_touches_the_agent_and_nothing_else(deb: Path) -> None:
+def test_an_upgrade_restarts_only_the_agent(deb: Path) -> None:
     postinst = run("dpkg-deb", "--info", deb, "postinst")
     acted_on = re.findall(r"deb-systemd-(?:invoke|helper)\b[^\n']*'([^\n]*)'", postinst)
     assert set(acted_on) == {"gpu-gate.service"}
@@ -303,7 +303,7 @@ def test_manual_names_the_lines_operators_look_for() -> None:
     } == ids
 
 
-def test_the_program_names_pages_that_the_packages_bring() -> None:
+def test_the_program_names_pages_that_the_packages_install() -> None:
     named = {
         path
         for file in (REPO / "agent").rglob("*.py")
@@ -421,7 +421,7 @@ def test_autopkgtest(node: Any) -> None:
 
 
 @pytest.mark.node
-def test_upgrade_keeps_a_hold_and_the_target_ends_it(node: Any) -> None:
+def test_an_upgrade_keeps_the_wait_and_stopping_the_target_ends_it(node: Any) -> None:
     start_held(node)
     waits = node.show("gpu-gate-wait.service", "InvocationID")
     # Without the agent: it would see no GPU and release.
@@ -438,7 +438,7 @@ def test_upgrade_keeps_a_hold_and_the_target_ends_it(node: Any) -> None:
 
 
 @pytest.mark.node
-def test_removal_lets_a_held_kubelet_go_and_purge_leaves_nothing(node: Any) -> None:
+def test_removal_releases_a_waiting_kubelet_and_purge_leaves_nothing(node: Any) -> None:
     start_held(node)
     dpkg(node, "--remove", "gpu-gate")
     node.wait_for("systemctl is-active kubelet.service")

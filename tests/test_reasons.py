@@ -67,7 +67,7 @@ HINTS = {"NoPluginSocket", "CheckpointEmpty", "CheckpointUnreadable", "SocketDea
 """Of link 9, which proves nothing: the steps are link 8's and 10's."""
 
 
-def test_what_waiting_does_not_mend_comes_with_a_next_step() -> None:
+def test_a_fault_that_waiting_does_not_heal_has_a_next_step() -> None:
     parts = [field.name for field in dataclasses.fields(Finding)]
     lacking = set()
     for path in (ROOT / "agent/core").rglob("*.py"):

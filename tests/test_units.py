@@ -232,14 +232,14 @@ def tool(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", SAYS)
-def test_unit_says_what_the_design_says(name: str) -> None:
+def test_units_match_the_design(name: str) -> None:
     said = dict(settings(UNITS / name))
     wrong = {key: said.get(key) for key, value in SAYS[name].items() if said.get(key) != value}
     assert not wrong
 
 
 @pytest.mark.parametrize("path", ALL, ids=str)
-def test_nothing_that_breaks_the_agent_or_a_node(path: Path) -> None:
+def test_no_directive_breaks_the_agent_or_a_node(path: Path) -> None:
     keys = {key.partition(".")[2] for key, _ in settings(path)}
     assert not keys & set(FORBIDDEN)
     orders = [v for k, v in settings(path) if k.partition(".")[2] in ORDERS]
@@ -319,7 +319,7 @@ MOST_EXPOSED = "60"
 """Tenths; 5.4 on systemd 252. The scale differs a little from version to version."""
 
 
-def test_what_is_loose_in_the_agents_sandbox_says_why() -> None:
+def test_every_loose_setting_of_the_sandbox_has_a_reason() -> None:
     keys = {key.partition(".")[2] for key, _ in settings(UNITS / AGENT)}
     comments = " ".join(
         line for line in (UNITS / AGENT).read_text().splitlines() if line.startswith("#")
@@ -341,14 +341,14 @@ def test_systemd_does_not_call_the_agent_exposed() -> None:
     assert done.returncode == 0, done.stdout[-200:]
 
 
-def test_every_end_of_the_wait_but_the_ordinary_one_leaves_the_mark() -> None:
+def test_every_early_end_of_the_wait_writes_the_mark() -> None:
     command = dict(settings(UNITS / WAIT))["Service.ExecStopPost"]
     assert command.startswith("-/bin/sh -c ")
     assert ">/run/gpu-gate/released" in command
 
 
 @pytest.mark.parametrize("path", [*ALL, UNITS / BARRIER], ids=str)
-def test_every_file_begins_by_saying_what_it_is_for(path: Path) -> None:
+def test_every_file_begins_with_its_purpose(path: Path) -> None:
     assert path.read_text(encoding="ascii").startswith("# ")
 
 
@@ -381,7 +381,7 @@ def verify(folder: Path, *units: str | Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_systemd_has_nothing_to_say(tmp_path: Path) -> None:
+def test_systemd_reports_nothing(tmp_path: Path) -> None:
     gated = ("kubelet.service", "k3s.service", "k3s-agent.service")
     done = verify(node(tmp_path / "units"), AGENT, WAIT, TARGET, BARRIER, *gated)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
@@ -395,7 +395,7 @@ def test_no_ordering_cycle_in_a_whole_boot(tmp_path: Path) -> None:
     assert not CYCLE.search(done.stdout + done.stderr)
 
 
-def test_a_cycle_would_be_seen(tmp_path: Path) -> None:
+def test_an_ordering_cycle_would_be_detected(tmp_path: Path) -> None:
     more = {f"{WAIT}.d/x.conf": "[Unit]\nAfter=kubelet.service"}
     done = verify(node(tmp_path / "units", more), "kubelet.service")
     assert CYCLE.search(done.stdout + done.stderr)

@@ -41,7 +41,7 @@ def nvidia_smi(fields: str) -> set[tuple[str, ...]]:
     return {tuple(part.strip() for part in line.split(",")) for line in done.stdout.splitlines()}
 
 
-def test_every_gpu_is_seen_as_nvidia_smi_sees_it(driver: str) -> None:
+def test_every_gpu_equals_what_nvidia_smi_shows(driver: str) -> None:
     said = probe()
     assert said["end"] == "answered" and said["errors"] == []
     seen = {(gpu["uuid"], gpu["bus_id"], gpu["name"]) for gpu in said["gpus"]}
@@ -52,12 +52,12 @@ def test_every_gpu_is_seen_as_nvidia_smi_sees_it(driver: str) -> None:
     assert all(Path(f"/dev/nvidia{gpu['minor']}").exists() for gpu in said["gpus"])
 
 
-def test_probe_after_probe_sees_the_same() -> None:
+def test_consecutive_probes_agree() -> None:
     first, *others = [[(gpu["uuid"], gpu["minor"]) for gpu in probe()["gpus"]] for _ in range(3)]
     assert first and others == [first, first]
 
 
-def test_a_probe_that_holds_nvml_lets_go_of_it() -> None:
+def test_a_probe_releases_nvml() -> None:
     holder = subprocess.Popen(
         [sys.executable, "-I", PROGRAM, "--hold"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -53,7 +53,7 @@ def _without(rig: Rig) -> bool:
             "nothing gives it back"
         )
         rig.node.systemctl("start", "gpu-gate")
-        gate.until(lambda: feel.changes(CTL)[-1:] == [True], lambda: gate.said(rig.node))
+        gate.until(lambda: feel.changes(CTL)[-1:] == [True], lambda: gate.agent_log(rig.node))
         print(
             "                       gpu-gate starts: trainer-a can open it again, without a restart of "
             "the container"
@@ -66,7 +66,7 @@ def _healed(rig: Rig) -> bool:
     _wait(rig, container, "lost")
     with rig.feeling(container, CTL) as feel:
         rig.take_away(container)
-        gate.until(lambda: bool(feel.gaps_s(CTL)), lambda: gate.said(rig.node))
+        gate.until(lambda: bool(feel.gaps_s(CTL)), lambda: gate.agent_log(rig.node))
         gap_ms = feel.gaps_s(CTL)[0] * 1000
         print(
             "    healing only       daemon-reload: trainer-b lost it and could open it again "

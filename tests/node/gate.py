@@ -121,7 +121,7 @@ def released(node: Node) -> dict[str, Any]:
     )
 
 
-def said(node: Node, *words: str) -> str:
+def agent_log(node: Node, *words: str) -> str:
     """What gpu-gate's agent wrote to the journal in this boot."""
     return node.journal("-u", "gpu-gate.service", "-t", "gpu-gate", "-o", "cat", *words)
 
@@ -144,11 +144,11 @@ def is_held(node: Node) -> bool:
 
 def wait_held(node: Node) -> None:
     """Until the kubelet's start is asked for and held, and the agent has looked."""
-    wait_looked(node)
+    wait_first_cycle(node)
     until(lambda: is_held(node), lambda: f"held; {status(node)}")
 
 
-def wait_looked(node: Node) -> None:
+def wait_first_cycle(node: Node) -> None:
     """Until an agent has looked once: before that its status has no meaning."""
     until(
         lambda: status(node).get("cycle", {}).get("number"), lambda: f"a cycle, but {status(node)}"

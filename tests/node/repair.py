@@ -73,7 +73,7 @@ def wrapped(text: str, label: str, name: str, company: str) -> str:
     return text.replace("    - name: nvidia-device-plugin-ctr\n", f"{other}    - name: {name}\n")
 
 
-def named(node: Node, *names: str) -> dict[str, dict[str, Any]]:
+def wait_named(node: Node, *names: str) -> dict[str, dict[str, Any]]:
     """The running containers of these names, once there is one of each and the usual plugin is
     gone."""
     found: dict[str, dict[str, Any]] = {}
@@ -121,7 +121,7 @@ def log(node: Node, container_id: str) -> str:
     return node.run(f"cat {log_path(node, container_id)}", check=False).stdout
 
 
-def says(node: Node, container_id: str, words: str) -> None:
+def wait_log(node: Node, container_id: str, words: str) -> None:
     """Until its log says so."""
     path = log_path(node, container_id)
     gate.until(
@@ -145,23 +145,23 @@ def replace_plugin(node: Node, text: str = "") -> dict[str, Any]:
     return wait_running(node, lambda rows: len(rows) == 1 and rows[0]["id"] not in old)[0]
 
 
-def gave_up(node: Node, text: str = "") -> dict[str, Any]:
+def unregistered_plugin(node: Node, text: str = "") -> dict[str, Any]:
     """A plugin (an old one, if not said otherwise) that asked NVML while that failed, and will not
     ask again; NVML is well since."""
     node.run("simgpu nvml reset init=999")
     found = replace_plugin(node, text or manifest(node, OLD="1"))
-    says(node, found["id"], "only deploy this plugin on GPU nodes")
+    wait_log(node, found["id"], "only deploy this plugin on GPU nodes")
     node.run("simgpu nvml ok")
     return found
 
 
-def with_nvml_of_its_own(node: Node, words: str) -> dict[str, str]:
+def own_nvml(node: Node, words: str) -> dict[str, str]:
     """The environment of a plugin whose NVML fails whatever the host's does."""
     node.run(f"{{ cat /run/simgpu/nvml; echo '{words}'; }} >/run/simgpu/own")
     return {"SIMGPU_NVML": "/run/simgpu/own"}
 
 
-def well(node: Node, **env: str) -> dict[str, Any]:
+def registered_plugin(node: Node, **env: str) -> dict[str, Any]:
     """A plugin that registered all GPUs."""
     node.run("simgpu nvml ok")
     found = replace_plugin(node, manifest(node, **env))
@@ -201,7 +201,7 @@ def bundles(node: Node) -> list[str]:
     return node.run(f"ls {EVIDENCE}", check=False).stdout.split()
 
 
-def ends_well(node: Node, whats: list[str]) -> None:
+def wait_repaired(node: Node, whats: list[str]) -> None:
     """All GPUs are listed, the node is ready, and this was done for it."""
     gate.wait_ready(node)
     gate.until(lambda: gate.allocatable(node) == 8, lambda: gate.kubelet_state(node))
@@ -212,7 +212,7 @@ def ends_well(node: Node, whats: list[str]) -> None:
     assert [e["what"] for e in actions(node)] == whats, entries(node)
 
 
-def held(node: Node, reason: str, count: int) -> str:
+def wait_blocked(node: Node, reason: str, count: int) -> str:
     """The phase is BLOCKED for this reason, and so many things were done; why."""
     now = gate.wait_gate(node, phase="BLOCKED", reason=reason)
     assert not now["ready"]
@@ -226,7 +226,7 @@ def finding(node: Node, condition: str) -> dict[str, Any]:
     )
 
 
-def goes_on(node: Node, looks: int = 3) -> None:
+def wait_cycles(node: Node, looks: int = 3) -> None:
     """The agent looks on: so many cycles more, and it is healthy."""
     before = gate.status(node)["cycle"]["number"]
     gate.until(

@@ -129,7 +129,7 @@ def test_systemd_policies(node: Node, properties: tuple[str, ...], wanted: str) 
     assert leftovers(node) == ""
 
 
-def test_the_answer_is_what_the_process_itself_gets(node: Node) -> None:
+def test_the_answer_equals_what_the_process_itself_gets(node: Node) -> None:
     with scope(node, *STRICT) as (pid, cgroup):
         inside = f'sh -c \'echo $$ >{cgroup}/cgroup.procs; exec python3 -c "open(\\"{CTL}\\")"\''
         assert "Operation not permitted" in node.run(inside, check=False).stderr
@@ -224,7 +224,7 @@ def limits(node: Node, pid: int) -> Iterator[list[Path]]:
         yield files
 
 
-def test_a_frozen_container_at_its_limits_feels_nothing(node: Node) -> None:
+def test_a_check_does_not_affect_a_frozen_container_at_its_limits(node: Node) -> None:
     names = "cgroup.procs cgroup.events cgroup.stat cgroup.freeze cgroup.threads"
     with scope(node, *STRICT) as (pid, cgroup), limits(node, pid) as files:
         node.run(f"echo 1 >{cgroup}/cgroup.freeze")
@@ -250,13 +250,13 @@ def test_a_frozen_container_at_its_limits_feels_nothing(node: Node) -> None:
 # --- what it says when it cannot look
 
 
-def test_not_root(node: Node) -> None:
+def test_a_user_other_than_root_gets_unknown(node: Node) -> None:
     answer = ask(node, 1, NULL, by="setpriv --reuid=65534 --clear-groups")["answers"][0]
     assert (answer["access"], answer["errno"]) == ("unknown", 1)
     assert answer["detail"] == "Only root can look at the device access of others."
 
 
-def test_gone(node: Node) -> None:
+def test_a_process_that_ends_is_unknown(node: Node) -> None:
     with scope(node, *STRICT) as (pid, _):
         pass
     assert poll(
@@ -264,7 +264,7 @@ def test_gone(node: Node) -> None:
     )
 
 
-def test_a_device_that_this_host_lacks(node: Node) -> None:
+def test_a_device_that_does_not_exist_on_this_host(node: Node) -> None:
     for devices in (["/dev/nvidia77"], ["/dev/nvidia77", NULL]):
         missing = ask(node, 1, *devices)["answers"][0]
         assert (missing["access"], missing["errno"]) == ("unknown", 2)
@@ -290,7 +290,7 @@ def test_a_device_that_this_host_lacks(node: Node) -> None:
         ("DevicePolicy=closed", "gpu-gate itself may not open it: Operation not permitted."),
     ],
 )
-def test_what_we_may_not_do_is_unknown_and_never_denied(
+def test_a_denial_of_our_own_is_unknown_and_never_denied(
     node: Node, sandbox: str, sentence: str
 ) -> None:
     run = (
@@ -303,7 +303,7 @@ def test_what_we_may_not_do_is_unknown_and_never_denied(
     assert re.match(sentence, answer["detail"]), answer
 
 
-def test_where_our_own_cgroup_takes_no_more_the_root_is_used(node: Node) -> None:
+def test_the_root_is_used_if_our_own_cgroup_allows_no_child(node: Node) -> None:
     with scope(node, *STRICT) as (pid, _):
         shut = (
             "echo 0 >/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)/cgroup.max.descendants"
@@ -314,7 +314,7 @@ def test_where_our_own_cgroup_takes_no_more_the_root_is_used(node: Node) -> None
     assert leftovers(node) == ""
 
 
-def test_without_the_right_to_make_nodes_the_hosts_own_is_asked(node: Node) -> None:
+def test_without_cap_mknod_the_hosts_own_node_is_checked(node: Node) -> None:
     run = "systemd-run --quiet --pipe --wait --property=CapabilityBoundingSet=~CAP_MKNOD"
     with scope(node, *STRICT) as (pid, _):
         assert accesses(node, pid, CTL, "/dev/null", by=run) == ["denied", "allowed"]
@@ -322,7 +322,7 @@ def test_without_the_right_to_make_nodes_the_hosts_own_is_asked(node: Node) -> N
     assert answer["detail"] == "No device node of our own could be made: Operation not permitted."
 
 
-def test_what_a_killed_probe_left_is_removed(node: Node) -> None:
+def test_leftovers_of_a_killed_program_are_removed(node: Node) -> None:
     with scope(node, *STRICT) as (pid, _):
         kept = node.run(
             f"""
@@ -340,7 +340,7 @@ def test_what_a_killed_probe_left_is_removed(node: Node) -> None:
     ], "a live one's"
 
 
-def test_however_a_probe_ends_the_next_one_answers_and_cleans_up(node: Node) -> None:
+def test_after_any_end_of_a_program_the_next_one_answers_and_cleans_up(node: Node) -> None:
     with scope(node, *STRICT) as (pid, _):
         many = f"--pid {pid} {CTL} " * 200
         lines = node.run(
@@ -370,7 +370,7 @@ CONTAINER = """
 """
 
 
-def test_a_runc_container_that_is_given_devices_behind_runc_loses_them(node: Node) -> None:
+def test_a_container_loses_devices_that_runc_does_not_know(node: Node) -> None:
     """What libnvidia-container's legacy hook does: its program on the leaf, and systemd knows
     nothing of it."""
     node.wait_for("ctr version")
@@ -395,7 +395,7 @@ def test_a_privileged_container(node: Node) -> None:
 
 
 @pytest.mark.parametrize("suite", tree.SUITES)
-def test_the_plugins_container_before_and_after_it_is_denied(make_node, suite: str) -> None:
+def test_the_plugins_container_before_and_after_a_denial(make_node, suite: str) -> None:
     node = prepare(make_node(suite, deb=False, standins=True))
     node.wait_for("simcri id nvidia-device-plugin-ctr")
     pid = json.loads(node.run("simcri inspect nvidia-device-plugin-ctr").stdout)["info"]["pid"]
@@ -471,7 +471,7 @@ def test_v1(rules: list[str], wanted: list[str], tmp_path: Path) -> None:
 # --- the unit
 
 
-def test_reloads_meanwhile_change_no_answer(node: Node) -> None:
+def test_concurrent_reloads_change_no_answer(node: Node) -> None:
     """The programs are replaced while they are looked at, those of the probe's own service among
     them."""
     with (

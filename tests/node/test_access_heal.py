@@ -60,7 +60,7 @@ def felt(feel: Feeling, container: Container) -> list[list[bool]]:
     return [feel.changes(device) for device in all_of(container)]
 
 
-def test_without_gpu_gate_they_lose_them(rig: Rig) -> None:
+def test_without_gpu_gate_containers_lose_their_devices(rig: Rig) -> None:
     """The fault itself, and with runc 1.1.5 that of the missing link as well."""
     behind = rig.legacy("behind", 1, "c:10:229:rw")
     rig.node.run("simgpu nodes unlink")
@@ -77,7 +77,7 @@ def test_without_gpu_gate_they_lose_them(rig: Rig) -> None:
         rig.remove(name)
 
 
-def test_the_installation_takes_nothing_away(rig: Rig, deb: Path) -> None:
+def test_the_installation_takes_no_device_away(rig: Rig, deb: Path) -> None:
     """Its own daemon-reload is one."""
     rig.node.copy(deb, "/root/gpu-gate.deb")
     container = rig.legacy("install", 1, "c:10:229:rw", "c:4:*:rw")
@@ -90,7 +90,7 @@ def test_the_installation_takes_nothing_away(rig: Rig, deb: Path) -> None:
     rig.remove("install")
 
 
-def test_what_is_lost_comes_back_and_what_would_be_lost_is_kept(rig: Rig) -> None:
+def test_lost_devices_are_restored_and_devices_at_risk_are_kept(rig: Rig) -> None:
     settings(rig, "[Access]\nPrevent=report\n")
     heal = rig.legacy("heal", 2, "c:10:229:rw")
     wait_seen(rig, heal, "allowed", "lost")
@@ -99,7 +99,7 @@ def test_what_is_lost_comes_back_and_what_would_be_lost_is_kept(rig: Rig) -> Non
         rig.take_away(heal)
         gate.until(
             lambda: all(healed.changes(device) == [True, False, True] for device in given),
-            lambda: f"{[healed.changes(device) for device in given]}\n{gate.said(rig.node)}",
+            lambda: f"{[healed.changes(device) for device in given]}\n{gate.agent_log(rig.node)}",
         )
         wait_seen(rig, heal, "allowed", "allowed")
         settings(rig, "")  # as the package is
@@ -112,7 +112,7 @@ def test_what_is_lost_comes_back_and_what_would_be_lost_is_kept(rig: Rig) -> Non
         # Nobody knows that the hook gave it another vendor's device: that is not given back.
         assert (healed.changes(FUSE), healed.changes(NULL)) == ([True, False], [True])
     said = f"default/heal-gpu-node heal had lost /dev/nvidia{heal.gpus[0].rpartition(':')[2]}, "
-    assert gate.said(rig.node).count(said) == 1
+    assert gate.agent_log(rig.node).count(said) == 1
     others = [f"c:195:{n}" for n in range(8) if f"c:195:{n}" not in keep.gpus]
     assert not any(rig.can_all(keep, *others[:2]))
     rig.remove("heal")
@@ -120,13 +120,13 @@ def test_what_is_lost_comes_back_and_what_would_be_lost_is_kept(rig: Rig) -> Non
     # again.
     rig.deny(keep, CTL)
     words = "keep could not be helped: a device program that is not systemd's denies /dev/nvidiactl"
-    gate.until(lambda: words in gate.said(rig.node), lambda: gate.said(rig.node))
+    gate.until(lambda: words in gate.agent_log(rig.node), lambda: gate.agent_log(rig.node))
     rig.node.systemctl("daemon-reload")
-    assert not poll(lambda: gate.said(rig.node).count(words) > 1, 2)
+    assert not poll(lambda: gate.agent_log(rig.node).count(words) > 1, 2)
     rig.remove("keep")
 
 
-def test_the_others_are_left_alone(rig: Rig) -> None:
+def test_other_scopes_are_not_changed(rig: Rig) -> None:
     """Privileged, another vendor's, a tenant who makes a node, a plain service: nothing given,
     nothing counted."""
     rig.node.run("systemd-run --quiet --unit=plain sleep 1000")
@@ -152,7 +152,7 @@ def test_the_others_are_left_alone(rig: Rig) -> None:
     assert not any(seen(rig, one) for one in (privileged, vendor, tenant))
 
 
-def test_upgrade_and_removal_take_nothing_away(rig: Rig) -> None:
+def test_upgrade_and_removal_take_no_device_away(rig: Rig) -> None:
     """With an agent that only says: the package does it itself."""
     settings(rig, ONLY_SAID)
     container = rig.legacy("upgrade", 1, "c:10:229:rw")

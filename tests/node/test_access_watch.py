@@ -58,7 +58,7 @@ def deny(node: Node, cgroup: str) -> None:
     node.run(["python3", "/opt/probe/program.py", f"/sys/fs/cgroup{cgroup}", "deny", "195", "255"])
 
 
-def test_from_a_start_to_losses(node: Node) -> None:
+def test_access_from_the_start_of_a_container_to_its_losses(node: Node) -> None:
     pod = wait_now(node, "main", "allowed")
     assert (pod["namespace"], len(pod["gpus"])) == ("default", 2)
     assert (pod["cgroup_driver"], pod["how"]) == ("systemd", "scratch")
@@ -90,11 +90,11 @@ def test_from_a_start_to_losses(node: Node) -> None:
     assert node.run("gpu-gate access", check=False).returncode == 1
     assert repair.finding(node, "WorkloadAccess")["reason"] == "AccessDenied"
     assert gate.readyz(node)[0] == 200, "a workload's loss is said, and closes nothing"
-    assert "may not open /dev/nvidiactl" in gate.said(node)
+    assert "may not open /dev/nvidiactl" in gate.agent_log(node)
 
     assert gate.allocatable(node) == 8, "the kubelet lists everything"
     deny(node, plugin["cgroup"])
     gate.until(lambda: gate.readyz(node)[0] == 503, "the node is not ready at once")
-    repair.ends_well(node, ["rebuild"])
+    repair.wait_repaired(node, ["rebuild"])
     wait_row(node, gate.PLUGIN, lambda row: row["id"] != plugin["id"])
-    assert "Traceback" not in gate.said(node)
+    assert "Traceback" not in gate.agent_log(node)

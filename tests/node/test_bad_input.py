@@ -45,20 +45,20 @@ def test_config_check_names_file_and_line(node: Node, text: str, line: int, sent
     assert node.run(["gpu-gate", "config", "--check"]).stderr == ""
 
 
-def test_the_agent_runs_on_with_what_is_right(node: Node) -> None:
+def test_the_agent_uses_the_valid_settings(node: Node) -> None:
     gate.start_over(node, settings="".join(text for text, _, _ in BROKEN[:4]) + gate.QUICK)
     gate.wait_kubelet(node)
     gate.wait_ready(node)
     assert [
         note.split(": ")[0].rpartition(":")[2] for note in gate.status(node)["config_problems"]
     ] == ["2", "3", "4", "6", "8"]
-    assert f"configuration: {gate.CONF}:2: unknown key DeadlinSec=" in gate.said(node)
+    assert f"configuration: {gate.CONF}:2: unknown key DeadlinSec=" in gate.agent_log(node)
     shown = node.run(["gpu-gate", "config"]).stdout
     assert "DeadlineSec=180s" in shown
     assert "StableIntervalSec=0.2s" in shown
 
 
-def test_a_reload_keeps_the_last_good_value(node: Node) -> None:
+def test_a_reload_keeps_the_last_valid_value(node: Node) -> None:
     gate.start_over(node, settings=gate.QUICK + "DeadlineSec=77s\n")
     gate.wait_ready(node)
     pid = gate.agent_pid(node)
@@ -67,16 +67,16 @@ def test_a_reload_keeps_the_last_good_value(node: Node) -> None:
     gate.until(lambda: gate.status(node)["config_problems"], "not read")
     (problem,) = gate.status(node)["config_problems"]
     assert "DeadlineSec=soon" in problem
-    assert "DeadlineSec=77s" in gate.said(node).splitlines()[-1] or "DeadlineSec=77s" in gate.said(
-        node
-    )
+    assert "DeadlineSec=77s" in gate.agent_log(node).splitlines()[
+        -1
+    ] or "DeadlineSec=77s" in gate.agent_log(node)
     assert gate.agent_pid(node) == pid
 
 
 # --- the port
 
 
-def test_a_port_that_is_taken_costs_the_face_only(node: Node) -> None:
+def test_a_port_in_use_disables_only_http(node: Node) -> None:
     gate.start_over(node, start=False)
     node.run(
         "systemd-run -q --unit=taker socat TCP-LISTEN:9477,bind=127.0.0.1,reuseaddr,fork "
@@ -105,7 +105,7 @@ def test_a_port_that_is_taken_costs_the_face_only(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("sim", "word"), [("", "Open"), ("simgpu nvml init=999", "Deadline")])
-def test_no_bus_at_all(node: Node, sim: str, word: str) -> None:
+def test_a_node_without_dbus(node: Node, sim: str, word: str) -> None:
     gate.start_over(node, sim=sim, start=False)
     node.systemctl("mask", "--runtime", "--now", *DBUS)
     try:
@@ -171,7 +171,7 @@ JUNK = {
 
 
 @pytest.mark.parametrize(("program", "sentence"), JUNK.values(), ids=JUNK.keys())
-def test_a_probe_that_says_something_else(node: Node, program: str, sentence: str) -> None:
+def test_a_probe_with_malformed_output(node: Node, program: str, sentence: str) -> None:
     good = node.read(PROBE)
     gate.start_over(node, start=False)
     node.put(PROBE, program)
@@ -199,7 +199,7 @@ def test_a_probe_that_says_something_else(node: Node, program: str, sentence: st
 # --- what cannot heal by waiting
 
 
-def test_a_mismatch_is_held_for_a_person_and_not_the_kubelet(node: Node) -> None:
+def test_a_version_mismatch_needs_an_operator_and_releases_the_kubelet(node: Node) -> None:
     gate.start_over(node, sim="simgpu driver version 550.90.07", settings=gate.QUICK)
     try:
         gate.wait_kubelet(node)
@@ -225,7 +225,9 @@ def test_a_mismatch_is_held_for_a_person_and_not_the_kubelet(node: Node) -> None
         ("nouveau", "BLOCKED", "bound to nouveau"),  # after a second in which it is not yet said
     ],
 )
-def test_gpus_of_another_driver_hold_nobody(node: Node, driver: str, phase: str, says: str) -> None:
+def test_gpus_of_another_driver_do_not_delay_the_kubelet(
+    node: Node, driver: str, phase: str, says: str
+) -> None:
     gate.start_over(
         node, sim=f"for n in $(seq 0 7); do simgpu bind $n {driver}; done; simgpu driver unload"
     )

@@ -65,7 +65,7 @@ def wait_seen(node: Node, wanted: tuple[bool, bool, str, str]) -> None:
     )
 
 
-def test_the_barrier(make_node, deb: Path) -> None:
+def test_the_barrier_opens_and_closes(make_node, deb: Path) -> None:
     node = make_node(boot=False)
     gate.prepare(
         node, "plug --gpus 8\n", f"{gate.QUICK}[Node]\nStartupTaint={TAINT}\nReadyForSec=1s\n"

@@ -73,7 +73,7 @@ def test_suites_bring_their_systemd(node: Node, suite: str) -> None:
     assert node.run("systemctl --version").stdout.startswith(wanted[suite])
 
 
-def test_nothing_says_container(node: Node) -> None:
+def test_a_node_does_not_look_like_a_container(node: Node) -> None:
     assert not node.exists("/run/systemd/container")
     assert not node.exists("/run/host")
     assert "container" not in node.read("/proc/1/environ")
@@ -111,7 +111,7 @@ def test_uevents_arrive(node: Node) -> None:
     assert seen[1].startswith("UDEV")
 
 
-def test_kernel_state_can_be_laid_over(node: Node) -> None:
+def test_kernel_state_can_be_overlaid(node: Node) -> None:
     node.run(
         """
         mount -t tmpfs sim /sys/bus/pci/devices; mkdir /sys/bus/pci/devices/0000:07:00.0
@@ -166,7 +166,7 @@ def test_a_process_in_state_d_survives_sigkill(node: Node) -> None:
         assert sleeper.wait(60) != 0
 
 
-def test_a_command_that_hangs_is_ended_and_told(node: Node) -> None:
+def test_a_hanging_command_is_killed_and_reported(node: Node) -> None:
     with pytest.raises(NodeError, match="did not end in"):
         node.run("echo before; sleep 77 & sleep 77", timeout=0.5)
     assert node.run("pgrep -cf 'sleep [7]7'", check=False).stdout.strip() == "0"
@@ -178,7 +178,7 @@ def test_a_boot_that_fails_shows_the_console(make_node) -> None:
         node.boot(until="never.target", timeout=10)
 
 
-def test_nodes_beside_each_other_are_apart(make_node) -> None:
+def test_parallel_nodes_are_isolated(make_node) -> None:
     nodes = [make_node(deb=False, standins=False) for _ in range(2)]
     for node in nodes:
         node.run("systemd-run --quiet socat TCP-LISTEN:9477,bind=127.0.0.1,fork SYSTEM:hostname")
@@ -189,7 +189,7 @@ def test_nodes_beside_each_other_are_apart(make_node) -> None:
     assert nodes[1].is_active("dbus.service")
 
 
-def test_nothing_is_left_after_poweroff_and_close(suite: str) -> None:
+def test_nothing_remains_after_poweroff_and_close(suite: str) -> None:
     with Node(tree.layers(suite, sim=False)) as node:
         node.boot()
         node.poweroff()
@@ -201,7 +201,7 @@ def test_nothing_is_left_after_poweroff_and_close(suite: str) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_of_a_runner_that_dies(how: signal.Signals) -> None:
+def test_nothing_remains_of_a_runner_that_dies(how: signal.Signals) -> None:
     program = (
         "import signal, sys, time; sys.path.insert(0, sys.argv[1])\n"
         "import nspawn, tree\n"
@@ -221,7 +221,7 @@ def test_nothing_is_left_of_a_runner_that_dies(how: signal.Signals) -> None:
     assert remains.poll(lambda: not remnants(name), 60), remnants(name)
 
 
-def test_what_a_dead_runner_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+def test_the_next_start_removes_leftovers_of_a_dead_runner(tmp_path: Path) -> None:
     folder = tmp_path / "node-dead"
     folder.mkdir()
     sleeper = subprocess.Popen(["sleep", "60"])

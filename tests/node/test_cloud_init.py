@@ -108,7 +108,7 @@ def test_the_first_boot_ends_ungated_and_the_second_is_gated(fresh: Node) -> Non
         assert "999" in calls and calls[-3:] == ["0", "0", "0"], calls
 
 
-def test_an_installation_that_fails_is_told_and_the_kubelet_starts(fresh: Node) -> None:
+def test_a_failed_installation_is_reported_and_the_kubelet_starts(fresh: Node) -> None:
     with fresh as node:
         node.run(f"rm {SITE}/gpu-gate.deb")
         node.boot()

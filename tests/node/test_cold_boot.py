@@ -25,7 +25,7 @@ def cold(make_node) -> Callable[..., Node]:
     return booted
 
 
-def test_the_race_is_won(cold, suite: str) -> None:
+def test_the_kubelet_starts_after_nvml_is_stable(cold, suite: str) -> None:
     """NVML says 999 for a while after persistenced: the plugin asks once, and registers 8 the first
     time."""
     node = cold(COLD, suite=suite)
@@ -53,7 +53,7 @@ def test_the_race_is_won(cold, suite: str) -> None:
     assert node.wait_booted() == "running"
 
 
-def test_healthy_gpus_are_asked_while_the_agent_loads(cold, suite: str) -> None:
+def test_healthy_gpus_are_probed_while_the_agent_loads(cold, suite: str) -> None:
     """The first of the three probes is begun before the first look, and counts."""
     node = cold("plug --gpus 8\ncalls\n", suite=suite)
     gate.wait_kubelet(node)
@@ -65,7 +65,7 @@ def test_healthy_gpus_are_asked_while_the_agent_loads(cold, suite: str) -> None:
 
 
 @pytest.mark.parametrize("suite", ["trixie"])
-def test_no_gpu_at_all(cold, suite: str) -> None:
+def test_a_boot_without_gpus(cold, suite: str) -> None:
     node = cold("# none\n", suite=suite)
     gate.wait_kubelet(node)
     gate.wait_phase(node, "NOT_APPLICABLE")
@@ -111,7 +111,7 @@ def test_the_driver_comes_later(cold) -> None:
     gate.wait_phase(node, "OPEN")
     first = next(
         line
-        for line in gate.said(node).splitlines()
+        for line in gate.agent_log(node).splitlines()
         if "WAITING" not in line and "woken by" in line
     )
     assert "woken by timer" not in first, "it was told, and did not find out by and by"
@@ -120,7 +120,7 @@ def test_the_driver_comes_later(cold) -> None:
     assert gate.status(node)["cycle"]["number"] < 100
 
 
-def test_masked_for_good(cold) -> None:
+def test_a_masked_target_does_not_gate(cold) -> None:
     """`systemctl mask`: the next boot is not gated, though NVML never comes."""
     node = cold("plug --gpus 8\nnvml init=999\n")
     gate.wait_held(node)

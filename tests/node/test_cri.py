@@ -64,7 +64,7 @@ def plugin(node: Node) -> dict:
     return found
 
 
-def test_what_runs(node: Node) -> None:
+def test_running_containers(node: Node) -> None:
     found = ask(node, "cri.runtime(SOCKET, 5)")
     container = plugin(node)
     sandbox = next(s for s in found["sandboxes"] if s["id"] == container["sandbox_id"])
@@ -77,7 +77,7 @@ def test_what_runs(node: Node) -> None:
     assert now - 300 < sandbox["created_at"] <= container["created_at"] <= now
 
 
-def test_one_container(node: Node) -> None:
+def test_status_of_one_container(node: Node) -> None:
     container = plugin(node)
     found = ask(node, f"cri.container(SOCKET, {container['id']!r}, 5)")
     assert (found["state"], found["exit_code"]) == ("running", 0)
@@ -95,7 +95,7 @@ def test_one_container(node: Node) -> None:
     assert "Registered device plugin" in node.read(found["log_path"])
 
 
-def test_the_live_host_answers_the_same(node: Node) -> None:
+def test_the_live_host_gives_the_same_answers(node: Node) -> None:
     container = plugin(node)
     host = ask(node, f"LiveHost().container(SOCKET, {container['id']!r})")
     assert host["is"] == "Seen"
@@ -104,7 +104,7 @@ def test_the_live_host_answers_the_same(node: Node) -> None:
     assert tail["is"] == "Seen"
 
 
-def test_what_is_not_there(node: Node) -> None:
+def test_missing_containers_and_sockets(node: Node) -> None:
     assert ask(node, "cri.container(SOCKET, 'f' * 64, 5)")["kind"] == "not-found"
     assert ask(node, "LiveHost().container(SOCKET, 'f' * 64)")["why"] == "missing"
     assert ask(node, "LiveHost().runtime('/run/crio/crio.sock')")["why"] == "missing"
@@ -112,7 +112,7 @@ def test_what_is_not_there(node: Node) -> None:
     assert ask(node, "cri.remove_container(SOCKET, 'f' * 64, 5)") is None
 
 
-def test_stop_and_remove_make_the_kubelet_build_it_again(node: Node) -> None:
+def test_the_kubelet_recreates_a_container_after_stop_and_remove(node: Node) -> None:
     before = plugin(node)
     ask(node, f"cri.stop_container(SOCKET, {before['id']!r}, 10, 15)")
     ended = ask(node, f"cri.container(SOCKET, {before['id']!r}, 5)")
@@ -131,7 +131,7 @@ def test_stop_and_remove_make_the_kubelet_build_it_again(node: Node) -> None:
     assert (after["sandbox_id"], after["name"]) == (before["sandbox_id"], before["name"])
 
 
-def test_a_containerd_that_stands_still(node: Node) -> None:
+def test_a_frozen_containerd(node: Node) -> None:
     pid = node.show("containerd.service", "MainPID")
     node.run(f"kill -STOP {pid}")
     try:
@@ -142,7 +142,7 @@ def test_a_containerd_that_stands_still(node: Node) -> None:
     assert plugin(node)
 
 
-def test_a_containerd_that_is_down(node: Node) -> None:
+def test_a_stopped_containerd(node: Node) -> None:
     node.systemctl("stop", "containerd")
     try:
         assert ask(node, "cri.runtime(SOCKET, 5)")["kind"] == "missing"

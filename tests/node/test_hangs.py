@@ -54,7 +54,7 @@ def probe(node: Node) -> dict[str, Any]:
 # --- seven of eight
 
 
-def test_seven_of_eight_are_released_by_the_deadline_and_named(node: Node) -> None:
+def test_with_seven_of_eight_the_deadline_releases_and_names_the_gpu(node: Node) -> None:
     gate.start_over(node, sim="simgpu nvml show=7", settings=gate.QUICK)
     gate.wait_held(node)
     gate.wait_why(node, LAST)
@@ -83,7 +83,7 @@ def test_seven_of_eight_are_released_by_the_deadline_and_named(node: Node) -> No
     gate.wait_ready(node)
 
 
-def test_on_deadline_hold_goes_on_holding_up_to_its_own_end(node: Node) -> None:
+def test_on_deadline_hold_waits_up_to_hold_sec(node: Node) -> None:
     settings = gate.QUICK + "DeadlineSec=1s\nOnDeadline=hold\nHoldSec={}\n"
     gate.start_over(node, sim="simgpu nvml show=7", settings=settings.format("10min"))
     gate.wait_held(node)
@@ -100,7 +100,7 @@ def test_on_deadline_hold_goes_on_holding_up_to_its_own_end(node: Node) -> None:
 
 
 @pytest.mark.parametrize("how", ["hang=init", "hang=handle gpu=3 deaf"])
-def test_a_probe_that_hangs_is_ended_named_and_backed_off_from(node: Node, how: str) -> None:
+def test_a_hanging_probe_is_killed_reported_and_backed_off(node: Node, how: str) -> None:
     gate.start_over(node, sim=f"simgpu nvml {how}", settings=gate.QUICK + HANGING)
     gate.wait_held(node)
     pid = gate.agent_pid(node)
@@ -129,7 +129,7 @@ def test_a_probe_that_hangs_is_ended_named_and_backed_off_from(node: Node, how: 
     not FREEZER.exists(), reason="no v1 freezer here, so no process can be held in state D"
 )
 @pytest.mark.parametrize("suite", tree.SUITES)
-def test_a_probe_that_nobody_can_end(make_node, suite: str) -> None:
+def test_a_probe_that_cannot_be_killed(make_node, suite: str) -> None:
     node = make_node(suite, boot=False)
     gate.prepare(node, "plug --gpus 8\nnvml hang=init\n", gate.QUICK + FROZEN)
     node.boot()
@@ -166,7 +166,7 @@ def test_a_probe_that_nobody_can_end(make_node, suite: str) -> None:
 @pytest.mark.skipif(
     not FREEZER.exists(), reason="no v1 freezer here, so no process can be held in state D"
 )
-def test_an_agent_that_lives_through_the_hang_recovers_by_itself(node: Node) -> None:
+def test_an_agent_recovers_by_itself_after_a_hang(node: Node) -> None:
     gate.start_over(
         node,
         sim="simgpu nvml hang=init",
@@ -184,7 +184,7 @@ def test_an_agent_that_lives_through_the_hang_recovers_by_itself(node: Node) -> 
 @pytest.mark.skipif(
     not FREEZER.exists(), reason="no v1 freezer here, so no process can be held in state D"
 )
-def test_nothing_is_left_of_a_node_full_of_life(make_node) -> None:
+def test_nothing_remains_of_a_busy_node(make_node) -> None:
     """Closed with an agent, containers and a probe in state D: no process, no cgroup, no folder
     stays here."""
     node = make_node(boot=False)

@@ -49,24 +49,24 @@ def test_a_pause_is_shown_everywhere_and_ends_by_itself(node: Node) -> None:
     assert probes(node) > before
     node.run("simgpu nvml ok")
     gate.wait_ready(node)
-    said = gate.said(node)
+    said = gate.agent_log(node)
     assert "\npaused: a new driver\n" in said and "\nno longer paused\n" in said
 
 
-def test_no_probe_while_mig_is_changed(node: Node) -> None:
+def test_no_probe_during_a_mig_change(node: Node) -> None:
     node.systemctl("start", "--no-block", "nvidia-mig-manager.service")
     gate.wait_why(node, "paused while nvidia-mig-manager.service is starting")
     before = probes(node)
     node.systemctl("daemon-reload")
     gate.wait_phase(node, "REVALIDATING")
-    repair.goes_on(node)
+    repair.wait_cycles(node)
     assert probes(node) == before
     node.systemctl("stop", "nvidia-mig-manager.service")
     gate.wait_ready(node)
     assert probes(node) > before
 
 
-def test_a_lost_gpu_is_named_and_an_old_line_holds_nobody(node: Node) -> None:
+def test_a_lost_gpu_is_reported_and_an_old_log_line_has_no_effect(node: Node) -> None:
     node.run(
         f"simgpu lose 3; simgpu kmsg 'NVRM: Xid (PCI:{gate.BUS_IDS[3][:-2]}): 79, GPU has "
         "fallen off the bus.'"
@@ -81,20 +81,20 @@ def test_a_lost_gpu_is_named_and_an_old_line_holds_nobody(node: Node) -> None:
     assert repair.finding(node, "KernelLogQuiet")["reason"] == "KernelReports"
 
 
-def test_a_silent_gsp_is_not_asked_and_a_late_driver_gets_a_new_plugin(node: Node) -> None:
-    repair.well(node)
+def test_no_probe_of_a_silent_gsp_and_a_new_plugin_for_a_late_driver(node: Node) -> None:
+    repair.registered_plugin(node)
     gate.wait_ready(node)
     before, number = probes(node), len(repair.actions(node))
     node.run(
         f"simgpu kmsg 'NVRM: Xid (PCI:{gate.BUS_IDS[5][:-2]}): 119, Timeout after 6s of waiting'"
     )
-    why = repair.held(node, "GspTimeout", number)
+    why = repair.wait_blocked(node, "GspTimeout", number)
     assert gate.BUS_IDS[5] in why and "nvidia-smi --gpu-reset" in why
     assert probes(node) == before
     node.run("simgpu driver unload")
     gate.wait_phase(node, "WAITING")
     early = repair.replace_plugin(node, repair.manifest(node))
-    repair.says(node, early["id"], "Failed to initialize NVML")
+    repair.wait_log(node, early["id"], "Failed to initialize NVML")
     node.run("simgpu driver load")
     gate.wait_ready(node)
     (action,) = repair.actions(node)[number:]

@@ -56,7 +56,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def opened(chromium: Browser, node: Node) -> Iterator[Page]:
     """The page, loaded once. At the end nobody complained, and nothing was asked of anybody
     else."""
-    gate.wait_looked(node)
+    gate.wait_first_cycle(node)
     chromium.complaints.clear()
     with viewed(node) as where:
         chromium.asked.clear()
@@ -75,7 +75,7 @@ def opened(chromium: Browser, node: Node) -> Iterator[Page]:
         chromium.wait("location.href === 'about:blank'")
 
 
-def test_a_node_that_missed_the_race_is_mended_before_ones_eyes(
+def test_the_page_shows_the_repair_of_a_node_that_missed_the_race(
     chromium: Browser, make_node: MakeNode, deb: Path
 ) -> None:
     """Act 1."""
@@ -84,7 +84,7 @@ def test_a_node_that_missed_the_race_is_mended_before_ones_eyes(
     demo.make_plugin_old_and_deaf(node)
     node.boot()
     node.wait_for("simcri ps -a")  # basic.target is there before the runtime is
-    repair.says(node, repair.plugin(node)["id"], "Failed to initialize NVML")
+    repair.wait_log(node, repair.plugin(node)["id"], "Failed to initialize NVML")
     node.run("simgpu nvml ok")
     node.put(gate.CONF, "[Plugin]\nRepair=report\n")
     tree.install_deb(node, deb)
@@ -112,7 +112,7 @@ def test_a_node_that_missed_the_race_is_mended_before_ones_eyes(
         assert "The kubelet listed every GPU: ready" in page.text("#time")
 
 
-def test_a_boot_with_the_gate_and_devices_that_are_lost_and_given_back(
+def test_the_page_shows_a_gated_boot_and_restored_devices(
     chromium: Browser, make_node: MakeNode
 ) -> None:
     """Acts 2 and 3."""

@@ -52,7 +52,7 @@ def test_the_alert_fires_in_the_incident_and_resolves_after_the_repair(make_node
     node.boot()
     gate.wait_ready(node)
     repair.without_agent(node)
-    repair.gave_up(node)
+    repair.unregistered_plugin(node)
     repair.with_agent(node, "[Plugin]\nRepair=report\n")  # as nobody were there who mends
     node.systemctl("start", "prometheus.service")
     gate.until(
@@ -61,7 +61,7 @@ def test_the_alert_fires_in_the_incident_and_resolves_after_the_repair(make_node
     )
     gate.configure(node, gate.QUICK)
     node.systemctl("reload", "gpu-gate.service")
-    repair.ends_well(node, ["rebuild"])
+    repair.wait_repaired(node, ["rebuild"])
     gate.until(lambda: not firing(node), lambda: str(ask(node, "alerts")))
     (series,) = ask(node, "query?query=gpu_gate_devices_registered")["result"]  # type: ignore[misc]
     assert series["metric"]["resource"] == "nvidia.com/gpu" and series["value"][1] == "8"

@@ -14,7 +14,7 @@ from nspawn import Node
 INCIDENT = "plug --gpus 8\npersistenced: nvml init=999\n"
 
 
-def test_the_incident(make_node, suite: str, deb) -> None:
+def test_the_incident_is_repaired(make_node, suite: str, deb) -> None:
     """Without the gate the plugin asks too early; then the package is installed on the broken
     node."""
     node: Node = make_node(suite, deb=False, boot=False)
@@ -23,7 +23,7 @@ def test_the_incident(make_node, suite: str, deb) -> None:
     node.put(gate.CONF, "[Gate]\nStableIntervalSec=0.5s\n")
     node.boot()
     broken = repair.plugin(node)
-    repair.says(node, broken["id"], "Failed to initialize NVML")
+    repair.wait_log(node, broken["id"], "Failed to initialize NVML")
     node.run("simgpu nvml ok")
     gate.until(
         lambda: (
@@ -40,7 +40,7 @@ def test_the_incident(make_node, suite: str, deb) -> None:
     kubelet = gate.kubelet_start(node)
 
     tree.install_deb(node, deb)
-    repair.ends_well(node, ["rebuild"])
+    repair.wait_repaired(node, ["rebuild"])
     rebuilt = repair.plugin(node)
     assert rebuilt["id"] != broken["id"]
     assert rebuilt["sandbox"] == broken["sandbox"]
@@ -50,7 +50,7 @@ def test_the_incident(make_node, suite: str, deb) -> None:
     (action,) = repair.actions(node)
     assert action["target"] == broken["id"]
     assert action["cause"].startswith("PluginInitFailed kube-system/nvidia-device-plugin-gpu-node/")
-    said = gate.said(node)
+    said = gate.agent_log(node)
     assert "Failed to initialize NVML: nvml: Unknown Error." in said, "it names the broken link"
     order = [
         said.index(part)

@@ -31,16 +31,16 @@ def module_node(make_module_node) -> Node:
 def node(module_node: Node) -> Iterator[Node]:
     repair.without_agent(module_node)
     yield module_node
-    assert "Traceback" not in gate.said(module_node)
+    assert "Traceback" not in gate.agent_log(module_node)
 
 
 FAULTS = ("refuse", "garbage", "hang")
 
 
-def test_a_kubelet_whose_word_cannot_be_had(node: Node) -> None:
+def test_a_kubelet_that_does_not_answer(node: Node) -> None:
     """Not zero GPUs: unknown. With a plugin that is broken for everyone to see, and nothing is
     done."""
-    broken = repair.gave_up(node)
+    broken = repair.unregistered_plugin(node)
     node.run(f"simgpu kubelet podresources={FAULTS[0]}")
     repair.with_agent(node)
     gate.wait_why(node, "the kubelet's pod-resources API gave no answer")
@@ -58,12 +58,12 @@ def test_a_kubelet_whose_word_cannot_be_had(node: Node) -> None:
         assert repair.healthz(node) == 200
     assert repair.actions(node) == [] and repair.plugin(node) == broken
     node.run("simgpu kubelet ok")
-    repair.ends_well(node, ["rebuild"])
+    repair.wait_repaired(node, ["rebuild"])
 
 
-def test_a_runtime_that_is_away(node: Node) -> None:
+def test_a_stopped_runtime(node: Node) -> None:
     """Said, and nothing is done; once it is back, the plugin is mended."""
-    broken = repair.gave_up(node)
+    broken = repair.unregistered_plugin(node)
     node.systemctl("stop", "containerd.service")
     repair.with_agent(node)
     gate.until(
@@ -77,33 +77,33 @@ def test_a_runtime_that_is_away(node: Node) -> None:
         return code == 503 and "the container runtime" in why and "gave no answer" in why
 
     gate.until(told, lambda: gate.readyz(node))
-    repair.goes_on(node, 2)
+    repair.wait_cycles(node, 2)
     assert repair.entries(node) == []
     node.systemctl("start", "containerd.service")
     assert repair.plugin(node)["id"] == broken["id"], "its container outlived the runtime"
-    repair.ends_well(node, ["rebuild"])
+    repair.wait_repaired(node, ["rebuild"])
 
 
-def test_a_runtime_that_is_stuck(node: Node) -> None:
+def test_a_frozen_runtime(node: Node) -> None:
     """Each look waits for it a second and no longer."""
-    repair.gave_up(node)
+    repair.unregistered_plugin(node)
     with repair.stopped(node, "containerd.service"):
         repair.with_agent(node)
         gate.wait_why(node, "the kubelet lists no")
-        repair.goes_on(node, 2)
+        repair.wait_cycles(node, 2)
         assert repair.finding(node, "PluginHealthy")["reason"] == "RuntimeSilent"
         assert repair.entries(node) == []
-    repair.ends_well(node, ["rebuild"])
+    repair.wait_repaired(node, ["rebuild"])
 
 
-def test_a_runtime_that_restarts_under_a_well_plugin(node: Node) -> None:
-    before = repair.well(node)
+def test_a_runtime_restart_under_a_healthy_plugin(node: Node) -> None:
+    before = repair.registered_plugin(node)
     repair.with_agent(node)
     gate.wait_ready(node)
     for _ in range(2):
         node.systemctl("restart", "containerd.service")
-        repair.goes_on(node, 2)
-    repair.ends_well(node, [])
+        repair.wait_cycles(node, 2)
+    repair.wait_repaired(node, [])
     assert repair.plugin(node)["id"] == before["id"]
 
 
@@ -128,15 +128,17 @@ def full(node: Node) -> None:
         (full, "RepairRefused", "less than 32 MiB are free for evidence, so no repair was begun"),
     ],
 )
-def test_without_a_ledger_nothing_is_done(node: Node, spoil, reason: str, says: str) -> None:
-    broken = repair.plugin(node) if gate.allocatable(node) != 8 else repair.gave_up(node)
+def test_no_repair_without_a_ledger(node: Node, spoil, reason: str, says: str) -> None:
+    broken = (
+        repair.plugin(node) if gate.allocatable(node) != 8 else repair.unregistered_plugin(node)
+    )
     spoil(node)
     try:
         repair.with_agent(node)
         gate.until(lambda: gate.gate(node).get("reason") == reason, lambda: gate.gate(node))
         assert says in gate.gate(node)["why"]
         assert says in gate.readyz(node)[1]
-        repair.goes_on(node, 2)
+        repair.wait_cycles(node, 2)
         assert repair.plugin(node) == broken
         assert repair.bundles(node) == []
     finally:
@@ -155,7 +157,7 @@ def a_minute_later(node: Node) -> None:
 def frozen_at_the_act(node: Node, settings: str = "") -> None:
     """The runtime stands still from the moment the evidence is kept: the stop is asked for, and not
     heard."""
-    repair.gave_up(node)
+    repair.unregistered_plugin(node)
     node.run(f"mv {JOURNALCTL} {JOURNALCTL}.real")
     node.put(JOURNALCTL, FREEZE, 0o755)
     try:
@@ -165,7 +167,7 @@ def frozen_at_the_act(node: Node, settings: str = "") -> None:
         node.run(f"mv {JOURNALCTL}.real {JOURNALCTL}")
 
 
-def ends_well_now_or_later(node: Node) -> None:
+def wait_repaired_now_or_later(node: Node) -> None:
     """A runtime that thaws may still carry out what it was asked; if it does not, one more repair
     is made."""
 
@@ -177,10 +179,10 @@ def ends_well_now_or_later(node: Node) -> None:
     if not gate.until(settled, lambda: gate.gate(node))["ready"]:
         a_minute_later(node)
         whats = ["rebuild"] * 2
-    repair.ends_well(node, whats)
+    repair.wait_repaired(node, whats)
 
 
-def test_killed_between_the_ledger_and_the_act(node: Node) -> None:
+def test_agent_killed_between_the_ledger_and_the_action(node: Node) -> None:
     try:
         frozen_at_the_act(node)
         node.systemctl("kill", "--signal=KILL", "gpu-gate.service")
@@ -188,31 +190,31 @@ def test_killed_between_the_ledger_and_the_act(node: Node) -> None:
         node.run("systemctl stop gpu-gate; systemctl kill --signal=CONT containerd.service")
     assert len(repair.bundles(node)) == 1 and repair.outcomes(node) == []
     node.systemctl("start", "gpu-gate.service")
-    ends_well_now_or_later(node)
+    wait_repaired_now_or_later(node)
 
 
-def test_a_runtime_that_stops_nothing(node: Node) -> None:
+def test_a_runtime_that_does_not_stop_the_container(node: Node) -> None:
     """Written down as soon as the hand gives up, and not charged: it is tried again."""
     try:
         frozen_at_the_act(node, "VerifyWithinSec=40s\n")
-        gate.until(lambda: repair.outcomes(node), lambda: gate.said(node)[-2000:])
+        gate.until(lambda: repair.outcomes(node), lambda: gate.agent_log(node)[-2000:])
     finally:
         node.systemctl("kill", "--signal=CONT", "containerd.service")
     (said,) = repair.outcomes(node)
     assert said.startswith("did not take: ")
     assert node.read(f"{repair.actions(node)[0]['evidence']}/outcome") == f"{said}\n"
-    ends_well_now_or_later(node)
+    wait_repaired_now_or_later(node)
 
 
-def test_killed_between_stop_and_remove(node: Node) -> None:
+def test_agent_killed_between_stop_and_remove(node: Node) -> None:
     """The plugin takes its time to end, and the agent is killed meanwhile: what was begun is not
     begun again."""
-    before = repair.well(node, OLD="1", DEAF="1", LINGER_S="15")
+    before = repair.registered_plugin(node, OLD="1", DEAF="1", LINGER_S="15")
     repair.with_agent(node)
     gate.wait_ready(node)
     node.systemctl("restart", "kubelet.service")
-    repair.says(node, before["id"], "shutting down")
+    repair.wait_log(node, before["id"], "shutting down")
     repair.kill_agent(node)
     assert repair.plugin(node)["id"] == before["id"] and len(repair.actions(node)) == 1
-    repair.ends_well(node, ["rebuild"])
+    repair.wait_repaired(node, ["rebuild"])
     assert repair.plugin(node)["id"] != before["id"]

@@ -52,37 +52,37 @@ def sandboxes(node: Node) -> str:
     return node.run("simcri pods").stdout
 
 
-def test_what_a_rebuild_does_not_cure_is_held_and_not_done_again(node: Node) -> None:
+def test_a_failed_rebuild_is_blocked_and_not_repeated(node: Node) -> None:
     """NVML is well on the host, and fails for ever in the plugin's container."""
-    broken = repair.gave_up(
-        node, repair.manifest(node, OLD="1", **repair.with_nvml_of_its_own(node, "init error=999"))
+    broken = repair.unregistered_plugin(
+        node, repair.manifest(node, OLD="1", **repair.own_nvml(node, "init error=999"))
     )
     pods = sandboxes(node)
     repair.with_agent(node, "VerifyWithinSec=5s\n")
-    why = repair.held(node, "SameCauseAgain", 1)
+    why = repair.wait_blocked(node, "SameCauseAgain", 1)
     assert "did not cure it" in why and repair.EVIDENCE in why
     rebuilt = repair.plugin(node)
     assert rebuilt["id"] != broken["id"]
     assert gate.readyz(node) == (503, why)
     assert repair.outcomes(node) == ["not cured"]
     node.systemctl("restart", "gpu-gate.service")
-    repair.held(node, "SameCauseAgain", 1)
+    repair.wait_blocked(node, "SameCauseAgain", 1)
     repair.kill_agent(node)
-    repair.held(node, "SameCauseAgain", 1)
+    repair.wait_blocked(node, "SameCauseAgain", 1)
     assert repair.plugin(node) == rebuilt and sandboxes(node) == pods
 
 
 def test_a_container_without_the_library(node: Node) -> None:
     broken = repair.replace_plugin(node, repair.without_library(repair.manifest(node)))
-    repair.says(node, broken["id"], "Incompatible strategy detected auto")
+    repair.wait_log(node, broken["id"], "Incompatible strategy detected auto")
     repair.with_agent(node)
-    why = repair.held(node, "PluginLacksLibrary", 0)
+    why = repair.wait_blocked(node, "PluginLacksLibrary", 0)
     assert "lacks NVML's library" in why and "RuntimeClass" in why
     assert repair.plugin(node) == broken and repair.bundles(node) == []
 
 
-def test_a_deaf_plugin_costs_one_rebuild_for_each_kubelet_restart(node: Node) -> None:
-    repair.well(node, OLD="1", DEAF="1")
+def test_a_deaf_plugin_gets_one_rebuild_for_each_kubelet_restart(node: Node) -> None:
+    repair.registered_plugin(node, OLD="1", DEAF="1")
     repair.with_agent(node)
     gate.wait_ready(node)
     for restart in (1, 2):
@@ -91,7 +91,7 @@ def test_a_deaf_plugin_costs_one_rebuild_for_each_kubelet_restart(node: Node) ->
         gate.until(
             lambda count=restart: len(repair.actions(node)) == count, lambda: gate.gate(node)
         )
-        repair.ends_well(node, ["rebuild"] * restart)
+        repair.wait_repaired(node, ["rebuild"] * restart)
         assert repair.plugin(node)["id"] != before["id"]
     assert all(e["cause"].startswith("PluginForgotten ") for e in repair.actions(node))
     assert len({e["cause"] for e in repair.actions(node)}) == 2, (
@@ -99,18 +99,18 @@ def test_a_deaf_plugin_costs_one_rebuild_for_each_kubelet_restart(node: Node) ->
     )
 
 
-def test_a_plugin_that_hears_the_kubelet_is_left_alone(node: Node) -> None:
-    before = repair.well(node)
+def test_a_plugin_that_registers_again_is_not_restarted(node: Node) -> None:
+    before = repair.registered_plugin(node)
     repair.with_agent(node, "RegisterWithinSec=60s\n")
     gate.wait_ready(node)
     for _ in range(2):
         node.systemctl("restart", "kubelet.service")
         gate.until(lambda: gate.allocatable(node) == 8, lambda: gate.kubelet_state(node))
-        repair.ends_well(node, [])
+        repair.wait_repaired(node, [])
     assert repair.plugin(node) == before
 
 
-def test_the_overlap(node: Node) -> None:
+def test_an_old_instance_removes_the_new_registration(node: Node) -> None:
     """An old instance outlives the new one's registration, and its exit takes that away: running,
     "Registered", and nothing allocatable for good."""
     node.run(f"mv {gate.MANIFEST} /root/plugin.yaml")
@@ -119,16 +119,16 @@ def test_the_overlap(node: Node) -> None:
         gate.until(lambda: gate.allocatable(node) == 8, lambda: gate.kubelet_state(node))
         node.put(gate.MANIFEST, repair.manifest(node, OLD="1"))
         new = repair.plugin(node)
-        repair.says(node, new["id"], "Registered device plugin")
+        repair.wait_log(node, new["id"], "Registered device plugin")
     gate.until(lambda: gate.allocatable(node) == 0, lambda: gate.kubelet_state(node))
     assert "Stopping" not in repair.log(node, new["id"]), "for all that it knows, it is registered"
     repair.with_agent(node)
-    repair.ends_well(node, ["rebuild"])
+    repair.wait_repaired(node, ["rebuild"])
     assert repair.actions(node)[0]["cause"].startswith("PluginForgotten ")
 
 
-def test_a_crash_loop_is_the_kubelets(node: Node) -> None:
-    own = repair.with_nvml_of_its_own(node, "init error=999")
+def test_a_crash_loop_is_left_to_the_kubelet(node: Node) -> None:
+    own = repair.own_nvml(node, "init error=999")
     since = node.run("journalctl -n 0 --show-cursor -q").stdout.strip().removeprefix("-- cursor: ")
     node.put(gate.MANIFEST, repair.manifest(node, FAIL_ON_INIT_ERROR="true", **own))
     gate.until(
@@ -145,35 +145,35 @@ def test_a_crash_loop_is_the_kubelets(node: Node) -> None:
     )
     assert "exit status 1" in exited["because"]
     gate.until(lambda: "exit status 1" in gate.readyz(node)[1], lambda: gate.readyz(node))
-    repair.goes_on(node)
+    repair.wait_cycles(node)
     assert repair.actions(node) == [] and not gate.gate(node)["ready"]
 
 
-def test_nobody_but_a_person_chooses_between_two(node: Node) -> None:
-    repair.gave_up(node)
+def test_two_plugins_need_an_operator(node: Node) -> None:
+    repair.unregistered_plugin(node)
     node.run("simgpu nvml reset init=999")
     second = node.read(gate.MANIFEST).replace("  name: nvidia-device-plugin\n", "  name: second\n")
     node.put("/etc/kubernetes/manifests/second.yaml", second)
     try:
         for row in repair.wait_running(node, lambda rows: len(rows) == 2):
-            repair.says(node, row["id"], "only deploy this plugin on GPU nodes")
+            repair.wait_log(node, row["id"], "only deploy this plugin on GPU nodes")
         node.run("simgpu nvml ok")
         repair.with_agent(node)
-        why = repair.held(node, "TwoPlugins", 0)
+        why = repair.wait_blocked(node, "TwoPlugins", 0)
         assert "nvidia-device-plugin-gpu-node" in why and "second-gpu-node" in why
-        repair.goes_on(node, 2)
+        repair.wait_cycles(node, 2)
         assert repair.actions(node) == [] and len(repair.running(node)) == 2
     finally:
         node.run("rm /etc/kubernetes/manifests/second.yaml")
         repair.plugin(node)
 
 
-def test_a_tenants_pod_that_looks_like_it_changes_nothing(node: Node) -> None:
+def test_a_tenants_pod_that_imitates_the_plugin_has_no_effect(node: Node) -> None:
     """Its label, its image and its names, and not the kubelet's folder: the plugin is mended, and
     nobody else."""
     node.run("simgpu nvml reset init=999")
     broken = repair.replace_plugin(node, repair.manifest(node, OLD="1"))
-    repair.says(node, broken["id"], "only deploy this plugin on GPU nodes")
+    repair.wait_log(node, broken["id"], "only deploy this plugin on GPU nodes")
     image = re.search(r"image: (\S+)", node.read(gate.MANIFEST))[1]
     node.put("/etc/kubernetes/manifests/tenant.yaml", TENANT.format(image=image))
     tenant = next(
@@ -184,7 +184,7 @@ def test_a_tenants_pod_that_looks_like_it_changes_nothing(node: Node) -> None:
     try:
         node.run("simgpu nvml ok")
         repair.with_agent(node)
-        repair.ends_well(node, ["rebuild"])
+        repair.wait_repaired(node, ["rebuild"])
         assert repair.actions(node)[0]["target"] == broken["id"]
         assert tenant in repair.running(node)
         assert [p["namespace"] for p in gate.status(node)["plugins"]] == ["kube-system"]
@@ -193,7 +193,7 @@ def test_a_tenants_pod_that_looks_like_it_changes_nothing(node: Node) -> None:
         repair.plugin(node)
 
 
-def test_some_are_listed(node: Node) -> None:
+def test_a_partly_registered_plugin_is_restarted_only_on_request(node: Node) -> None:
     """NVML showed 7 when the plugin asked, and shows 8 since: said; done only where the owner opted
     in."""
     node.run("simgpu nvml reset show=7")
@@ -201,7 +201,7 @@ def test_some_are_listed(node: Node) -> None:
     gate.until(lambda: gate.allocatable(node) == 7, lambda: gate.kubelet_state(node))
     node.run("simgpu nvml ok")
     repair.with_agent(node)
-    why = repair.held(node, "PartlyRegistered", 0)
+    why = repair.wait_blocked(node, "PartlyRegistered", 0)
     assert "RepairPartial=yes" in why
     assert repair.finding(node, "PluginRegistered")["because"].startswith(
         "the kubelet lists 7 of 8 GPUs, not GPU-"
@@ -209,23 +209,23 @@ def test_some_are_listed(node: Node) -> None:
     assert repair.plugin(node) == seven and gate.allocatable(node) == 7
     gate.configure(node, repair.QUICK + "RepairPartial=yes\n")
     node.systemctl("reload", "gpu-gate.service")
-    repair.ends_well(node, ["rebuild"])
+    repair.wait_repaired(node, ["rebuild"])
 
 
-def test_sighup_where_it_answers(node: Node) -> None:
+def test_sighup_to_a_plugin_that_registers_in_place(node: Node) -> None:
     """Its access to /dev/nvidiactl was just verified, and v0.20.0 registers in place: the same
     container goes on."""
-    broken = repair.gave_up(node, repair.manifest(node))
+    broken = repair.unregistered_plugin(node, repair.manifest(node))
     repair.with_agent(node)
-    repair.ends_well(node, ["hup"])
+    repair.wait_repaired(node, ["hup"])
     assert repair.plugin(node) == broken
     assert "Received SIGHUP, restarting." in repair.log(node, broken["id"])
 
 
-def test_sighup_in_vain_is_followed_by_a_new_container(node: Node) -> None:
+def test_a_new_container_follows_a_failed_sighup(node: Node) -> None:
     """The whole ladder at once, and within a budget of one an hour."""
-    own = repair.with_nvml_of_its_own(node, "init error=999")
-    broken = repair.gave_up(node, repair.manifest(node, **own))
+    own = repair.own_nvml(node, "init error=999")
+    broken = repair.unregistered_plugin(node, repair.manifest(node, **own))
     repair.with_agent(node, "RepairsPerHour=1\n")
     gate.until(
         lambda: (
@@ -235,30 +235,30 @@ def test_sighup_in_vain_is_followed_by_a_new_container(node: Node) -> None:
         lambda: repair.log(node, broken["id"]),
     )
     node.run("cat /run/simgpu/nvml >/run/simgpu/own")
-    repair.ends_well(node, ["hup", "rebuild"])
+    repair.wait_repaired(node, ["hup", "rebuild"])
     assert repair.plugin(node)["id"] != broken["id"]
 
 
-def test_report_only(node: Node) -> None:
-    broken = repair.gave_up(node)
+def test_repair_report_changes_nothing(node: Node) -> None:
+    broken = repair.unregistered_plugin(node)
     repair.with_agent(node, "Repair=report\n")
-    why = repair.held(node, "RepairOff", 0)
+    why = repair.wait_blocked(node, "RepairOff", 0)
     assert "would start the plugin afresh" in why and "Failed to initialize NVML" in why
     assert repair.plugin(node) == broken and repair.bundles(node) == []
 
 
-def test_pause_stops_it_and_resume_does_not_forget(node: Node) -> None:
-    repair.well(node, OLD="1")
+def test_a_pause_postpones_a_repair(node: Node) -> None:
+    repair.registered_plugin(node, OLD="1")
     repair.with_agent(node)
     gate.wait_ready(node)
     node.run("gpu-gate pause")
-    broken = repair.gave_up(node)
+    broken = repair.unregistered_plugin(node)
     gate.wait_why(node, "the kubelet lists no")
-    repair.goes_on(node)
+    repair.wait_cycles(node)
     assert gate.gate(node)["phase"] == "OPEN"
     assert repair.actions(node) == [] and repair.plugin(node) == broken
     node.run("gpu-gate resume")
-    repair.ends_well(node, ["rebuild"])
+    repair.wait_repaired(node, ["rebuild"])
 
 
 @pytest.mark.parametrize(
@@ -272,35 +272,35 @@ def test_pause_stops_it_and_resume_does_not_forget(node: Node) -> None:
         ("app.kubernetes.io/component: hami-device-plugin", "device-plugin", "vgpu-monitor"),
     ],
 )
-def test_a_pod_as_a_daemonset_makes_it_with_company(
+def test_a_daemonset_pod_with_other_containers(
     node: Node, label: str, name: str, company: str
 ) -> None:
     """Found by its pod's label; what shares its pod and image is left alone."""
     node.run("simgpu nvml reset init=999")
     node.put(gate.MANIFEST, repair.wrapped(repair.manifest(node, OLD="1"), label, name, company))
     try:
-        broken = repair.named(node, name, company)
-        repair.says(node, broken[name]["id"], "only deploy this plugin on GPU nodes")
+        broken = repair.wait_named(node, name, company)
+        repair.wait_log(node, broken[name]["id"], "only deploy this plugin on GPU nodes")
         node.run("simgpu nvml ok")
         repair.with_agent(node)
-        repair.ends_well(node, ["rebuild"])
-        after = repair.named(node, name, company)
+        repair.wait_repaired(node, ["rebuild"])
+        after = repair.wait_named(node, name, company)
         assert after[company] == broken[company] and after[name]["id"] != broken[name]["id"]
         assert repair.actions(node)[0]["target"] == broken[name]["id"]
     finally:
         node.put(gate.MANIFEST, repair.manifest(node))
 
 
-def test_a_pod_that_would_not_start_it_again(node: Node) -> None:
+def test_a_pod_with_restart_policy_never(node: Node) -> None:
     never = repair.manifest(node, OLD="1").replace("spec:\n", "spec:\n  restartPolicy: Never\n", 1)
-    broken = repair.gave_up(node, never)
+    broken = repair.unregistered_plugin(node, never)
     repair.with_agent(node)
-    why = repair.held(node, "NeverStartedAgain", 0)
+    why = repair.wait_blocked(node, "NeverStartedAgain", 0)
     assert "restartPolicy is Never" in why
     assert repair.plugin(node) == broken and repair.bundles(node) == []
 
 
-def test_a_plugin_that_is_a_unit(node: Node) -> None:
+def test_a_plugin_that_runs_as_a_unit(node: Node) -> None:
     """No container: its unit, of a name that is known, is restarted, once for a cause."""
     node.put(f"/etc/systemd/system/{UNIT}", UNIT_FILE)
     node.run(
@@ -315,7 +315,7 @@ def test_a_plugin_that_is_a_unit(node: Node) -> None:
         node.run("simgpu nvml ok")
         before = node.show(UNIT, "InvocationID")
         repair.with_agent(node)
-        repair.ends_well(node, ["restart-unit"])
+        repair.wait_repaired(node, ["restart-unit"])
         assert node.show(UNIT, "InvocationID") != before
         (action,) = repair.actions(node)
         assert action["target"] == f"{UNIT} {before[:12]}"

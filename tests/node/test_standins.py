@@ -89,7 +89,7 @@ def test_a_healthy_node(make, suite):
     )
 
 
-def test_the_incident_and_its_cure(make):
+def test_the_incident_and_its_repair(make):
     """999 while the plugin starts; nothing heals by itself; stop and remove make the kubelet build
     it again."""
     node = make(conf="plug --gpus 8\npersistenced: nvml init=999\n")
@@ -140,7 +140,7 @@ def test_crash_loop(make):
     wait_for(lambda: allocatable(node) == 8)
 
 
-def test_old_plugin_ends_on_sighup(make):
+def test_an_old_plugin_exits_on_sighup(make):
     node = make(conf="plug\npersistenced: nvml init=999\n", OLD="1")
     wait_for(lambda: "this is not a GPU node" in plugin_log(node))
     node.run("simgpu nvml ok")

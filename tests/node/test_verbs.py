@@ -61,7 +61,7 @@ def test_doctor(node: Node) -> None:
     assert json.loads(gpu_gate(node, "doctor", "--json")[1])["first_broken"] is None
 
 
-def test_doctor_does_not_repeat_what_the_agent_heard_long_ago(node: Node) -> None:
+def test_doctor_does_not_reuse_an_old_probe(node: Node) -> None:
     """The agent asks NVML of a quiet node every ten minutes."""
     last = gate.status(node)["probe"]["last"]["ended_at"]
     gate.until(
@@ -102,7 +102,7 @@ def test_doctor_needs_no_agent(node: Node) -> None:
         gate.wait_ready(node)
 
 
-def test_doctor_deep_asks_cuda(node: Node) -> None:
+def test_doctor_deep_calls_cuda(node: Node) -> None:
     """The fabric is not ready: NVML is content, CUDA says 802. And a CUDA that hangs does not hang
     the doctor."""
     assert_says(
@@ -131,7 +131,7 @@ def test_doctor_deep_asks_cuda(node: Node) -> None:
         node.run("rm -f /run/simgpu/cuda /etc/gpu-gate/gpu-gate.conf.d/hang.conf")
 
 
-def test_doctor_asks_the_journal_versions_and_sockets(node: Node) -> None:
+def test_doctor_reads_the_journal_versions_and_sockets(node: Node) -> None:
     """Real ones: journald, containerd, runc; the kubelet's own line of a registration is a
     stand-in's."""
     node.run(
@@ -155,7 +155,7 @@ def test_doctor_asks_the_journal_versions_and_sockets(node: Node) -> None:
     ), journal
 
 
-def test_doctor_as_nobody_says_what_it_may_not_ask(node: Node) -> None:
+def test_doctor_as_user_nobody_reports_what_it_cannot_read(node: Node) -> None:
     done = node.run(
         "setpriv --reuid 65534 --regid 65534 --clear-groups gpu-gate doctor", check=False
     )
@@ -191,7 +191,7 @@ def test_the_timeline_of_this_boot_and_of_a_bundle(node: Node) -> None:
     )
 
 
-def test_evidence_says_later_what_was_seen_then(node: Node) -> None:
+def test_evidence_gives_the_same_diagnosis_later(node: Node) -> None:
     code, out, err = gpu_gate(node, "evidence", "/tmp/kept")
     assert (code, err) == (0, "")
     assert out.endswith("read it with: gpu-gate doctor /tmp/kept\n")
@@ -231,20 +231,20 @@ def test_config(node: Node) -> None:
     assert gpu_gate(node, "config", "--check") == (0, "", "")
 
 
-def test_wrong_words(node: Node) -> None:
+def test_wrong_arguments(node: Node) -> None:
     for words in (("fly",), ("status", "now"), ()):
         code, out, err = gpu_gate(node, *words)
         assert (code, out) == (2, "")
         assert "gpu-gate" in err and "Traceback" not in err
 
 
-def test_wait_of_a_person_ends_at_once(node: Node) -> None:
+def test_wait_from_a_shell_ends_at_once(node: Node) -> None:
     code, _, err = gpu_gate(node, "wait")
     assert code == 0
     assert err == "the kubelet may start: stable: NVML enumerates 8 of 8 GPUs\n"
 
 
-def test_verbs_of_a_user_who_is_not_root(node: Node) -> None:
+def test_verbs_for_a_user_other_than_root(node: Node) -> None:
     """The unix socket is root's; over HTTP everybody may ask; nobody else may pause."""
 
     def as_nobody(verb: str) -> tuple[int, str, str]:
@@ -307,7 +307,7 @@ def test_the_journal_has_fields_and_message_ids(node: Node) -> None:
     node.run("simgpu driver load; simgpu nvml ok")
 
 
-def test_systemctl_status_says_it_too(node: Node) -> None:
+def test_systemctl_status_shows_the_state(node: Node) -> None:
     gate.start_over(node)
     gate.wait_ready(node)
     gate.until(

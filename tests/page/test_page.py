@@ -116,7 +116,7 @@ def test_a_broken_node(chromium: Browser, shown: Any) -> None:
     assert chromium.value("document.title").startswith("✕ Not ready")
 
 
-def test_a_healthy_node_with_what_was_done_to_it(chromium: Browser, shown: Any) -> None:
+def test_a_healthy_node_with_its_repairs(chromium: Browser, shown: Any) -> None:
     shown(story("repair_seed_003").status())
     assert text_of(chromium, "h1") == "Ready"
     assert (
@@ -134,7 +134,7 @@ def test_a_healthy_node_with_what_was_done_to_it(chromium: Browser, shown: Any) 
         assert what in boot
 
 
-def test_a_container_that_lost_its_gpus_and_has_them_again(chromium: Browser, shown: Any) -> None:
+def test_a_container_that_lost_its_gpus_and_got_them_back(chromium: Browser, shown: Any) -> None:
     telling = Telling(LOST_DEVICES)
     answers = shown(telling.status())
     assert text_of(chromium, "h1") == "Ready"
@@ -167,7 +167,7 @@ def test_a_container_that_lost_its_gpus_and_has_them_again(chromium: Browser, sh
     )
 
 
-def test_names_of_gpus_stay_on_one_line_where_there_is_room(chromium: Browser, shown: Any) -> None:
+def test_names_of_gpus_stay_on_one_line_if_there_is_room(chromium: Browser, shown: Any) -> None:
     body = Telling(LOST_DEVICES).status()
     for gpu in body["probe"]["last"]["gpus"]:
         gpu["name"] = "NVIDIA H100 80GB HBM3"
@@ -183,7 +183,7 @@ LINES = """[...document.querySelectorAll('td.gpu')].map((cell) => {
     return range.getClientRects().length; })"""
 
 
-def test_it_follows_the_node(chromium: Browser, shown: Any) -> None:
+def test_the_page_follows_the_node(chromium: Browser, shown: Any) -> None:
     """From a boot that waits to ready, and back, without being loaded again."""
     telling = Telling(
         "world gpus=8\ndo plugin is version=0.9\ndo nvml 999\nat 1 kubelet starts\nrun 5\n"
@@ -201,7 +201,7 @@ def test_it_follows_the_node(chromium: Browser, shown: Any) -> None:
     assert chromium.value("window.mine") == 1
 
 
-def test_what_the_node_says_is_text(chromium: Browser, shown: Any) -> None:
+def test_data_of_the_node_is_inserted_as_text(chromium: Browser, shown: Any) -> None:
     for word in HOSTILE:
         shown(hostile(Telling(LOST_GPU).status(), word))
         chromium.wait("!document.getElementById('held').innerText.includes('trainer-0')")
@@ -234,7 +234,7 @@ def hostile(value: Any, word: str, name: str = "") -> Any:
     return word if isinstance(value, str) and name not in closed else value
 
 
-def test_the_policy_lets_nothing_else_run(chromium: Browser, shown: Any) -> None:
+def test_the_policy_allows_nothing_else(chromium: Browser, shown: Any) -> None:
     """Were something from the node ever to become markup, it would still not be run."""
     shown(story("repair_seed_003").status())
     chromium.value("""(() => {
@@ -314,7 +314,7 @@ def test_keyboard_and_screen_reader(chromium: Browser, shown: Any) -> None:
     assert ("heading", "Not ready") in said
 
 
-def test_without_javascript_it_says_where_to_ask(chromium: Browser, shown: Any) -> None:
+def test_without_javascript_the_page_lists_the_addresses(chromium: Browser, shown: Any) -> None:
     answers = shown(story("no_gpu").status())
     chromium.tell("Emulation.setScriptExecutionDisabled", value=True)
     try:
@@ -324,7 +324,7 @@ def test_without_javascript_it_says_where_to_ask(chromium: Browser, shown: Any) 
         chromium.tell("Emulation.setScriptExecutionDisabled", value=False)
 
 
-def test_an_agent_that_goes_away_is_said_and_found_again(chromium: Browser, shown: Any) -> None:
+def test_a_missing_agent_is_shown_until_it_returns(chromium: Browser, shown: Any) -> None:
     answers = shown(story("repair_seed_003").status())
     chromium.wait("document.getElementById('live').innerText.startsWith('live')")
     assert answers.faces is not None

@@ -76,7 +76,7 @@ def test_a_real_status_fits_the_schema(name: str) -> None:
     assert not list(faults(body, SCHEMA, SCHEMA))
 
 
-def test_before_the_first_look_it_fits_too() -> None:
+def test_a_status_before_the_first_cycle_fits_the_schema() -> None:
     assert not list(faults(told(seen=LastCycle(Gate(started_at=0.0))), SCHEMA, SCHEMA))
 
 
@@ -102,7 +102,7 @@ def test_the_schema_can_fail(path: tuple[Any, ...], value: Any) -> None:
     assert list(faults(body, SCHEMA, SCHEMA))
 
 
-def test_the_last_actions_with_why_and_what_came_of_them() -> None:
+def test_the_last_actions_with_cause_and_outcome() -> None:
     entries = (
         entry(7, boot_id="another boot"),
         entry(1),
@@ -134,7 +134,7 @@ def test_the_last_actions_with_why_and_what_came_of_them() -> None:
     )
 
 
-def test_a_repair_that_could_not_be_begun_is_told() -> None:
+def test_a_repair_that_could_not_begin_is_shown() -> None:
     """Nothing is in the ledger then."""
     history = ActionHistory()
     history.note(Rebuild(1, "c1", "a cause", "because"), NOW, "the ledger cannot be written")
@@ -142,7 +142,7 @@ def test_a_repair_that_could_not_be_begun_is_told() -> None:
     assert row["disruptive"] and row["outcome"].startswith("failed")
 
 
-def test_it_is_bounded() -> None:
+def test_the_status_is_bounded() -> None:
     many = seen(tuple(entry(n, at=float(n)) for n in range(500)))
     body = told(snapshot(ledger=many, plugins=snapshot().plugins * 50))
     assert [a["at"] for a in body["actions"]] == [float(n) for n in range(480, 500)]
@@ -155,7 +155,7 @@ def test_it_is_bounded() -> None:
     assert not list(faults(body, SCHEMA, SCHEMA))
 
 
-def test_the_first_broken_link_is_the_doctors() -> None:
+def test_the_first_broken_link_equals_the_doctors() -> None:
     """A plugin that failed blocks nothing by itself: that it is not registered does. It is broken
     all the same."""
     assert told()["first_broken"] is None
@@ -173,7 +173,7 @@ def test_registered_against_expected() -> None:
     assert told(snapshot(allocatable=MISSING))["registered"] == []
 
 
-def test_growing_ages_are_no_news_and_a_verdict_is() -> None:
+def test_growing_ages_are_no_change_and_a_verdict_is() -> None:
     telling = story("repair_seed_003")
     before = _without_times(telling.status())
     telling.play.rest(70)

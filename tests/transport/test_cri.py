@@ -88,7 +88,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "containerd.sock"
 
 
-def test_what_runs(run: Any, path: Path) -> None:
+def test_running_containers(run: Any, path: Path) -> None:
     bare = message((1, "s2")), message((1, "c2"), (6, 9))
     with serving(
         path,

@@ -794,7 +794,7 @@ def test_nothing_is_wrong_where_all_is_listed_or_nothing_can_be_said(
     assert fault(snapshot(**changes), DEFAULTS, short) is None
 
 
-def test_nobody_but_a_person_chooses_between_two() -> None:
+def test_two_plugins_need_an_operator() -> None:
     two = (sight(of=container("c1")), sight(FAILED_LOG, of=container("c2")))
     said = fault(snapshot(plugins=two), DEFAULTS, short=True)
     assert said is not None

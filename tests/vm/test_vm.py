@@ -33,7 +33,7 @@ def went_well(boot: qemu.Boot, *names: str) -> None:
     assert boot.ended, boot.told()
 
 
-def test_the_incident_a_crash_reloads_and_limits(disk: Disk) -> None:
+def test_the_incident_with_a_crash_reloads_and_limits(disk: Disk) -> None:
     went_well(s.live(disk, "gated,load", {**s.INCIDENT, **s.KILLED}), *GATED)
 
 
@@ -46,7 +46,7 @@ def test_the_incident_without_the_gate(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("settings", [OPEN, HOLD], ids=["open", "hold"])
-def test_broken_gpus_end_in_a_machine_that_can_be_reached(disk: Disk, settings: str) -> None:
+def test_a_machine_with_broken_gpus_is_reachable(disk: Disk, settings: str) -> None:
     went_well(
         s.live(disk, "deadline", {**s.BROKEN, s.CONF: settings}),
         "held_and_reachable",
@@ -62,7 +62,7 @@ def test_cgroup_v1(disk: Disk) -> None:
     )
 
 
-def test_a_machine_that_does_not_end_is_ended_and_told(disk: Disk) -> None:
+def test_a_machine_that_does_not_end_is_killed_and_reported(disk: Disk) -> None:
     boot = s.live(disk, "", {}, within_s=3)
     assert not boot.ended and boot.results == {}
     assert "did not end in time" in boot.told()

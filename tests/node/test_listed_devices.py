@@ -35,7 +35,7 @@ def lists(node: Node, words: str) -> None:
     assert repair.actions(node) == []
 
 
-def test_mig_mixed_and_then_made_anew_under_a_limited_plugin(node: Node) -> None:
+def test_mig_mixed_and_then_recreated_under_a_limited_plugin(node: Node) -> None:
     in_mig(node, "a", "b", "c")
     repair.replace_plugin(node, repair.manifest(node, MIG_STRATEGY="mixed"))
     lists(

@@ -28,7 +28,7 @@ def node(module_node: Node) -> Iterator[Node]:
     assert gate.agent_pid(module_node) == pid
 
 
-def test_dev_node_gone_and_back(node: Node) -> None:
+def test_a_device_node_disappears_and_returns(node: Node) -> None:
     """Closes within one look; nvidia-modprobe is out of the way, or the hand would be quicker than
     the eye."""
     node.run("mv /usr/bin/nvidia-modprobe /usr/bin/away")
@@ -37,12 +37,12 @@ def test_dev_node_gone_and_back(node: Node) -> None:
         gate.wait_why(node, "/dev/nvidia3", gate.BEFORE_A_HEARTBEAT_S)
         code, why = gate.readyz(node)
         assert (code, "/dev/nvidia3" in why) == (503, True)
-        assert "woken by inotify /dev" in gate.said(node)
+        assert "woken by inotify /dev" in gate.agent_log(node)
     finally:
         node.run("mv /usr/bin/away /usr/bin/nvidia-modprobe; simgpu nodes make")
 
 
-def test_a_deaf_plugin_is_named_and_left_alone(node: Node) -> None:
+def test_a_deaf_plugin_is_reported_and_not_restarted(node: Node) -> None:
     """A plugin that does not register again after a kubelet restart: not ready, the reason, and no
     hand moves."""
     manifest = node.read(gate.MANIFEST)
@@ -75,7 +75,7 @@ def test_a_deaf_plugin_is_named_and_left_alone(node: Node) -> None:
         node.put(gate.MANIFEST, manifest)
 
 
-def test_the_plugins_folder_goes_and_comes_back(node: Node) -> None:
+def test_the_plugins_folder_disappears_and_returns(node: Node) -> None:
     node.run(f"rm -rf {gate.SOCKETS}; mkdir {gate.SOCKETS}")
     gate.until(lambda: gate.status(node)["cycle"]["wakes"], "no cycle")
     cycle = gate.status(node)["cycle"]["number"]

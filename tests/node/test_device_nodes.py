@@ -44,7 +44,7 @@ def links(node: Node) -> list[str]:
     )
 
 
-def test_links_are_made_again(node: Node) -> None:
+def test_missing_links_are_created(node: Node) -> None:
     before = links(node)
     assert len(before) >= 9
     node.run("simgpu nodes unlink")
@@ -62,7 +62,7 @@ def test_links_are_made_again(node: Node) -> None:
         ("nvidia-uvm", "-u -c 0"),
     ],
 )
-def test_nodes_are_made_again_by_nvidia_modprobe(node: Node, name: str, asked: str) -> None:
+def test_nvidia_modprobe_creates_missing_nodes(node: Node, name: str, asked: str) -> None:
     number = node.run(["stat", "-c", "%t:%T", f"/dev/{name}"]).stdout
     node.run(["rm", f"/dev/{name}"])
     node.wait_for(["test", "-c", f"/dev/{name}"], gate.BEFORE_A_HEARTBEAT_S)
@@ -71,26 +71,26 @@ def test_nodes_are_made_again_by_nvidia_modprobe(node: Node, name: str, asked: s
     gate.wait_ready(node)
 
 
-def test_a_node_of_another_major_is_not_taken_for_ours(node: Node) -> None:
+def test_a_node_with_another_major_is_not_accepted(node: Node) -> None:
     node.run("rm /dev/nvidia3; mknod /dev/nvidia3 c 1 3")
     gate.wait_why(node, "/dev/nvidia3", gate.BEFORE_A_HEARTBEAT_S)
     node.run("rm /dev/nvidia3; simgpu nodes make")
 
 
-def test_without_nvidia_modprobe_a_sentence_and_no_busy_loop(node: Node) -> None:
+def test_without_nvidia_modprobe_one_log_line_and_no_busy_loop(node: Node) -> None:
     node.run(f"mv {MODPROBE} /usr/bin/away; rm /dev/nvidia5")
     try:
         gate.wait_why(node, "missing: /dev/nvidia5", gate.BEFORE_A_HEARTBEAT_S)
         gate.until(
-            lambda: "action failed: nvidia-modprobe" in gate.said(node),
-            lambda: gate.said(node),
+            lambda: "action failed: nvidia-modprobe" in gate.agent_log(node),
+            lambda: gate.agent_log(node),
         )
         first = gate.status(node)["cycle"]["number"]
         began = time.monotonic()
         time.sleep(6)
         spun = gate.status(node)["cycle"]["number"] - first
         assert spun <= 2 + (time.monotonic() - began), "cycles without an end"
-        lines = [line for line in gate.said(node).splitlines() if "action failed" in line]
+        lines = [line for line in gate.agent_log(node).splitlines() if "action failed" in line]
         assert len(lines) == 1, "said once, not at every look"
     finally:
         node.run(f"mv /usr/bin/away {MODPROBE}; simgpu nodes make")
@@ -108,10 +108,10 @@ def test_without_a_module_nvidia_modprobe_is_never_called(node: Node) -> None:
     node.run("simgpu driver load")
 
 
-def test_a_person_who_wants_no_hands_gets_none(node: Node) -> None:
+def test_make_nodes_no_creates_nothing(node: Node) -> None:
     gate.configure(node, gate.QUICK + "[Driver]\nMakeNodes=no\n")
     node.systemctl("reload", "gpu-gate.service")
-    gate.until(lambda: "MakeNodes=no" in gate.said(node), "not read")
+    gate.until(lambda: "MakeNodes=no" in gate.agent_log(node), "not read")
     node.run("rm /dev/char/195:3 /dev/nvidia6")
     gate.wait_why(node, "missing: /dev/nvidia6", gate.BEFORE_A_HEARTBEAT_S)
     assert calls(node) == []

@@ -39,13 +39,13 @@ def _nothing_stays(node: Node) -> Iterator[None]:
 
 
 @BOTH
-def test_killed_while_the_kubelet_is_held(node: Node) -> None:
+def test_agent_killed_while_the_kubelet_waits(node: Node) -> None:
     gate.start_over(node, sim=NEVER)
     gate.wait_held(node)
     pid, waits = gate.agent_pid(node), node.show("gpu-gate-wait.service", "InvocationID")
     node.systemctl("kill", "--signal=KILL", "gpu-gate.service")
     gate.until(lambda: gate.agent_pid(node) not in (pid, "0"), "not started again")
-    gate.wait_looked(node)
+    gate.wait_first_cycle(node)
     assert gate.is_held(node)
     assert node.show("gpu-gate-wait.service", "InvocationID") == waits
     node.run("simgpu nvml ok")
@@ -54,12 +54,12 @@ def test_killed_while_the_kubelet_is_held(node: Node) -> None:
 
 
 @ONE
-def test_an_agent_started_again_does_not_begin_the_deadline_anew(node: Node) -> None:
+def test_a_restart_of_the_agent_does_not_extend_the_deadline(node: Node) -> None:
     gate.start_over(node, sim=NEVER, settings=gate.QUICK + "DeadlineSec=600s\n")
     gate.wait_held(node)
     began = gate.status(node)["gate"]["deadline_in_s"]
     node.systemctl("restart", "gpu-gate.service")
-    gate.wait_looked(node)
+    gate.wait_first_cycle(node)
     assert gate.status(node)["gate"]["deadline_in_s"] < began
 
 
@@ -108,7 +108,7 @@ def test_without_an_agent_the_wait_ends_at_the_deadline(node: Node, trouble) -> 
 
 
 @ONE
-def test_an_agent_stopped_for_longer_than_its_watchdog_is_started_again(node: Node) -> None:
+def test_the_watchdog_restarts_a_stopped_agent(node: Node) -> None:
     """WatchdogSec is 90 s; 6 s for the test. The kubelet is held all the while, and then let go by
     the new one."""
     node.put("/run/systemd/system/gpu-gate.service.d/watchdog.conf", "[Service]\nWatchdogSec=6s\n")
@@ -127,7 +127,7 @@ def test_an_agent_stopped_for_longer_than_its_watchdog_is_started_again(node: No
 
 
 @BOTH
-def test_restarted_killed_and_stopped_after_release(node: Node) -> None:
+def test_agent_restarted_killed_and_stopped_after_the_release(node: Node) -> None:
     gate.start_over(node)
     gate.wait_ready(node)
     kubelet, target = (
@@ -204,12 +204,12 @@ def newer(deb: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @BOTH
-def test_upgraded_while_held_then_while_open(node: Node, newer: Path, deb: Path) -> None:
+def test_upgrade_while_the_kubelet_waits_and_while_open(node: Node, newer: Path, deb: Path) -> None:
     gate.start_over(node, sim=NEVER)
     gate.wait_held(node)
     waits, pid = node.show("gpu-gate-wait.service", "InvocationID"), gate.agent_pid(node)
     tree.install_deb(node, newer)
-    gate.wait_looked(node)
+    gate.wait_first_cycle(node)
     assert gate.status(node)["agent"]["version"] == "99.0.0"
     assert gate.agent_pid(node) != pid
     assert gate.is_held(node)
