@@ -1,18 +1,18 @@
 """GET over HTTP/1.1, answered at once from memory, on TCP or a unix socket; and streams of
 server-sent events.
 
-No library: aiohttp brings 8 MiB into an agent of 40 that may take 45 (3.8.4 on Python 3.11;
-docs/design.md §9), and bounds neither the number of connections nor the time a client may take for
-its first line.
+There is no library: aiohttp adds 8 MiB to an agent of 40 MiB whose limit is 45 (3.8.4 on Python
+3.11), and limits neither the number of connections nor the time that a client may take for its
+first line.
 
-What a client may cost is bounded here, whoever it is:
-- so many connections; the one that was quiet longest makes room for a new one, so that nobody is
-  shut out;
-- a request must be whole in IDLE_S from the connection's start or the last answer, however it drips
-  (slowloris);
-- no body, no other method, no folded header: whatever is not plain is refused, and the connection
-  ends;
-- pipelined requests take turns with everybody else's, and wait while their answers are not read.
+Every client is limited:
+- The number of connections has a limit. A new one replaces the one that was idle longest, so that
+  no client is locked out.
+- A request must be complete within IDLE_S after the connection's start or the last response,
+  however slowly it arrives (slowloris).
+- A request with a body, another method or a folded header is refused, and its connection ends.
+- Pipelined requests take turns with those of other clients, and wait while the responses are not
+  read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import cast
+from typing import NamedTuple, cast
 
 from . import acceptor
 from .acceptor import Acceptor
@@ -32,18 +32,19 @@ from .acceptor import Acceptor
 MOST_CONNECTIONS = 128
 IDLE_S = 10.0
 UNREAD_S = 30.0
-"An answer must be read within it: a phone at the end of a thin line is slow, and no attack."
+"""A client must read a response within this time. It is generous: a phone on a slow line is no
+attack."""
 LINGER_S = 2.0
-"""A connection that we end is read on for so long: closed with bytes unread, the kernel would tear
-our answer."""
+"""How long a connection that we end is still read: if it were closed with bytes unread, the kernel
+would reset it and lose our response."""
 SWEEP_S = 1.0
 HEAD_BYTES = 8192
 HEAD_LINES = 64
 UNSENT_BYTES = 64 << 10
-"Above it a connection is not read any further."
+"With more unsent bytes than this, a connection is not read any further."
 ALL_UNSENT_BYTES = 4 << 20
 SOCKET_BYTES = 256 << 10
-"What the kernel may hold of one connection's answers; by itself it would take up to 4 MiB."
+"The kernel's buffer for the responses of one connection; its default grows up to 4 MiB."
 AT_A_TIME = 8
 
 _FIRST = re.compile(rb"([A-Z]{1,20}) (\S{1,2048}) HTTP/1\.([01])")
@@ -52,7 +53,7 @@ _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):([\x20-\x7e\t\x80-\x
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request is answered with."""
+    """The response to a request."""
 
     code: int
     body: bytes
@@ -63,17 +64,26 @@ class Answer:
 
 
 Answerer = Callable[[str, str], Answer]
-"""(path, Host header) to an answer. Must not block."""
+"""From path and Host header to the response. Must not block."""
 
 
-class Refusal(Exception):
-    """A request that is not answered."""
+class _Request(NamedTuple):
+    path: str
+    "without its query"
+    host: str
+    "the Host header; empty in HTTP/1.0 without one"
+    is_last: bool
+    "the client wants the connection to end after it"
 
-    def __init__(self, code: int, why: str, is_head: bool = False) -> None:
-        super().__init__(why)
+
+class _Refused(Exception):
+    """A request that is refused, with its response."""
+
+    def __init__(self, code: int, sentence: str, is_head: bool = False) -> None:
+        super().__init__(sentence)
         self.answer = Answer(
             code,
-            b"" if is_head else f"{why}\n".encode(),
+            b"" if is_head else f"{sentence}\n".encode(),
             headers=(("Allow", "GET"),) if code == HTTPStatus.METHOD_NOT_ALLOWED else (),
         )
 
@@ -89,19 +99,18 @@ class Server:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str, port: int) -> None:
-        """OSError, and nothing listens."""
+        """Listen on each address of the host. Raises OSError, and then listens on none."""
         try:
             for bound in await acceptor.tcp(host, port):
-                bound.setsockopt(
-                    socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES
-                )  # what it accepts inherits it
+                # Accepted sockets inherit it.
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
                 self._acceptors.append(Acceptor(bound, lambda: Connection(self)))
         except OSError:
             self.close()
             raise
 
     async def listen_unix(self, path: str) -> None:
-        """OSError."""
+        """Listen on a unix socket. Raises OSError."""
         self._acceptors.append(Acceptor(acceptor.unix(path), lambda: Connection(self)))
 
     @property
@@ -131,7 +140,7 @@ class Server:
             self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
 
     def used(self, connection: Connection) -> None:
-        """It is no longer the one that was quiet longest."""
+        """It is no longer the connection that was idle longest."""
         if connection in self._connections:
             del self._connections[connection]
             self._connections[connection] = None
@@ -140,7 +149,8 @@ class Server:
         self._connections.pop(connection, None)
 
     def relieve(self) -> None:
-        """Answers that nobody reads are dropped, the oldest first, before they fill the memory."""
+        """Abort connections whose responses are not read, the oldest first, before they fill the
+        memory."""
         waiting = sum(c.unsent_bytes for c in self._connections)
         for connection in list(self._connections):
             if waiting <= ALL_UNSENT_BYTES:
@@ -150,7 +160,8 @@ class Server:
                 connection.abort()
 
     def _sweep(self) -> None:
-        """Only while there are connections: an agent that nobody asks is not woken."""
+        """Abort overdue connections. Without connections there is no timer: an idle agent
+        sleeps."""
         now = self._loop.time()
         for connection in list(self._connections):
             if connection.is_overdue(now):
@@ -229,7 +240,7 @@ class Connection(asyncio.Protocol):
             if end < 0:
                 if len(self._head) >= HEAD_BYTES:
                     self._write(
-                        Refusal(431, "a request here is 8 KiB at most").answer, is_last=True
+                        _Refused(431, "the request is larger than 8 KiB").answer, is_last=True
                     )
                 self._transport.resume_reading()
                 return
@@ -243,12 +254,12 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, head: bytes) -> None:
         try:
-            path, host, is_last = _read(head)
-        except Refusal as refused:
+            request = _read(head)
+        except _Refused as refused:
             self._write(refused.answer, is_last=True)
             return
         self._server.used(self)
-        self._write(self._server.answer(path, host), is_last)
+        self._write(self._server.answer(request.path, request.host), request.is_last)
 
     def _write(self, answer: Answer, is_last: bool) -> None:
         self._since = self._loop.time()
@@ -272,33 +283,32 @@ class Connection(asyncio.Protocol):
             self._transport.write_eof()
 
 
-def _read(head: bytes) -> tuple[str, str, bool]:
-    """(path without its query, Host header, this is the last request); Refusal for what is not
-    plain."""
+def _read(head: bytes) -> _Request:
+    """Parse a request. Raises _Refused if it is not a plain GET."""
     first, *rest = head.split(b"\r\n")
     found = _FIRST.fullmatch(first)
     if found is None:
-        raise Refusal(400, "this is no HTTP/1.1 request")
+        raise _Refused(400, "not an HTTP/1.1 request")
     if found[1] != b"GET":
-        raise Refusal(
-            405, "only GET is answered; nothing can be changed here", is_head=found[1] == b"HEAD"
+        raise _Refused(
+            405, "only GET is allowed: this service is read-only", is_head=found[1] == b"HEAD"
         )
     if len(rest) > HEAD_LINES:
-        raise Refusal(431, f"a request here has {HEAD_LINES} headers at most")
+        raise _Refused(431, f"the request has more than {HEAD_LINES} headers")
     headers: dict[bytes, bytes] = {}
     for line in rest:
         header = _HEADER.fullmatch(line)
         if header is None or (header[1].lower() == b"host" and b"host" in headers):
-            raise Refusal(400, "a header of this request is none")
+            raise _Refused(400, "malformed header")
         headers[header[1].lower()] = header[2].strip()
     if headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
-        raise Refusal(413, "a request here has no body")
+        raise _Refused(413, "a request body is not allowed")
     if found[3] == b"1" and b"host" not in headers:
-        raise Refusal(400, "an HTTP/1.1 request has a Host header")
+        raise _Refused(400, "an HTTP/1.1 request needs a Host header")
     if not found[2].startswith(b"/"):
-        raise Refusal(400, "ask for a path")
+        raise _Refused(400, "the request target must be a path")
     is_last = found[3] == b"0" or b"close" in headers.get(b"connection", b"").lower()
-    return (
+    return _Request(
         found[2].split(b"?", 1)[0].decode("latin-1"),
         headers.get(b"host", b"").decode("latin-1"),
         is_last,
