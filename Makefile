@@ -4,9 +4,11 @@ SUITE ?= bookworm
 ARGS ?=
 # A node mostly waits, so that two cores bear three tests at a time.
 WORKERS ?= 3
+QUICK = tests/test_linters.py tests/test_floors.py tests/test_complexity.py tests/test_types.py \
+	tests/unit tests/service tests/stories
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vm test-gpu lint bench deb node-shell vm soak clean set-up-node set-up-test set-up-vm
+.PHONY: help demo check test test-vm test-gpu lint bench deb node-shell vm soak clean set-up-check set-up-node set-up-test set-up-vm
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -14,6 +16,9 @@ help: ## this list
 demo: set-up-node ## a GPU node boots without the gate and with it, and the difference is shown
 	@tests/node/tree.py bookworm
 	@python3 tests/node/demo.py $(ARGS)
+
+check: set-up-check ## the inner loop, in a minute and without root: layout, lint, types, unit, service, quick stories
+	@.venv/bin/pytest -q -m "not exhaustive" --timeout=300 --numprocesses=2 $(QUICK) $(ARGS)
 
 test: set-up-test ## every test but those of whole machines and of a real GPU; ARGS="-k name" for some
 	@tests/node/tree.py bookworm trixie
@@ -48,6 +53,10 @@ clean: ## removes all that the targets made, nodes of dead runs included
 	@tests/node/remains.py clean-all
 	@rm -rf .cache .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+set-up-check:
+	@[ "$$(id -u)" != 0 ] || tests/tools/setup check
+	@tests/tools/venv
 
 set-up-node:
 	@tests/tools/setup node

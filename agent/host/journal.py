@@ -75,5 +75,5 @@ def newest_request(lines: Iterable[bytes]) -> str:
     for line in lines:
         message = (parse.json_object(line) or {}).get("MESSAGE")
         request = REQUEST.search(message) if isinstance(message, str) else None
-        found = request.group(1)[:200] if request else found
+        found = request.group(1).rstrip(".")[:200] if request else found
     return found

@@ -95,7 +95,7 @@ class Machine:
 
     # --- life
 
-    def boot(self: M, *, until: str = "basic.target", timeout: float = 120.0) -> M:
+    def boot(self: M, *, until: str = "basic.target", timeout: float = 300.0) -> M:
         """Switch the node on and wait until the unit `until` is active and the system bus answers.
 
         basic.target and not the whole boot: a gate that holds the kubelet holds multi-user.target
@@ -114,7 +114,7 @@ class Machine:
             )
         return self
 
-    def wait_booted(self, timeout: float = 180.0) -> str:
+    def wait_booted(self, timeout: float = 300.0) -> str:
         """Wait for the end of the boot; `running`, or `degraded` when a unit failed."""
         done = self.run(["systemctl", "is-system-running", "--wait"], check=False, timeout=timeout)
         return done.stdout.strip()
@@ -134,7 +134,7 @@ class Machine:
         self._halt()
 
     def reboot(
-        self: M, *, orderly: bool = True, until: str = "basic.target", timeout: float = 180.0
+        self: M, *, orderly: bool = True, until: str = "basic.target", timeout: float = 300.0
     ) -> M:
         """Down and up again with the same disk; /run, /tmp and /dev are new, the boot id as
         well."""
@@ -160,7 +160,7 @@ class Machine:
         command: Command,
         *,
         check: bool = True,
-        timeout: float = 120.0,
+        timeout: float | None = 300.0,
         input: str | bytes | None = None,
         env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:

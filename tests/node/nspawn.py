@@ -75,7 +75,7 @@ class Node(Machine):
     def exists(self, path: str) -> bool:
         return self.run(["test", "-e", path], check=False).returncode == 0
 
-    def wait_for(self, command: Command, timeout: float = 90.0, pause: float = 0.05) -> None:
+    def wait_for(self, command: Command, timeout: float = 300.0, pause: float = 0.05) -> None:
         """Until the command succeeds."""
         if not poll(lambda: self.run(command, check=False).returncode == 0, timeout, pause):
             last = self.run(command, check=False)
@@ -86,7 +86,7 @@ class Node(Machine):
 
     # --- systemd
 
-    def systemctl(self, *words: str, check: bool = True, timeout: float = 120.0) -> str:
+    def systemctl(self, *words: str, check: bool = True, timeout: float = 300.0) -> str:
         return self.run(["systemctl", *words], check=check, timeout=timeout).stdout.strip()
 
     def is_active(self, unit: str) -> bool:

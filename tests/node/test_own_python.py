@@ -29,7 +29,7 @@ PARTS = (
     ("tests/transport", "tests/service"),
     ("tests/stories/test_stories.py::test_story",),
 )
-"""Each has the whole of a test's time."""
+"""Parts of a run that are reported apart. None has a time limit: only each test in it has."""
 
 
 def checkout(node: Node) -> None:
@@ -48,6 +48,7 @@ def checkout(node: Node) -> None:
     node.run("mkdir -p /root/checkout; exec tar -x -C /root/checkout", input=packed)
 
 
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part[0])
 @pytest.mark.parametrize("suite", tree.SUITES)
 def test_tiers_pass_with_the_suites_own_python(
@@ -66,13 +67,13 @@ def test_tiers_pass_with_the_suites_own_python(
         "-q",
         "-p",
         "no:cacheprovider",
-        "--timeout=250",
+        "--timeout=900",
         "-k",
         "not dropped",
         *part,
     ]
     # Debian 13's protobuf on Python 3.13: as an error it would break the import of protobuf itself.
     words += ["-W", "ignore:Type google.protobuf.pyext:DeprecationWarning"]
-    done = node.run(["env", "-C", "/root/checkout", *words], check=False, timeout=280)
+    done = node.run(["env", "-C", "/root/checkout", *words], check=False, timeout=None)
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout

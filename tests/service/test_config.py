@@ -11,7 +11,7 @@ import pytest
 
 from agent.model.settings import Settings
 from agent.service import config
-from agent.service.cycle_log import tell_config
+from agent.service.cycle_log import log_config
 from agent.service.setting_values import parse_span
 
 REPO = Path(__file__).resolve().parents[2]
@@ -404,9 +404,9 @@ def test_a_problem_is_told_once_and_counted_at_each_reload(
     """A hundred lines at each of a hundred reloads would cost the journal what else it holds."""
     caplog.set_level("INFO")
     first = loaded(tmp_path, "[Gate]\nDeadlineSec=soon\n")
-    tell_config(first)
+    log_config(first)
     again = loaded(tmp_path, "[Gate]\nDeadlineSec=soon\nStableProbes=many\n")
-    tell_config(again, first.problems)
+    log_config(again, first.problems)
     assert caplog.text.count("DeadlineSec=soon") == caplog.text.count("StableProbes=many") == 1
     assert caplog.messages[-1].endswith("; 2 problems: gpu-gate config --check")
 

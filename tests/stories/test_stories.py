@@ -65,6 +65,7 @@ def end_of(name: str, make: Callable[..., Machine] = Machine) -> Machine:
     return play.rest(REST_S)
 
 
+@pytest.mark.exhaustive
 @every_story(but=OTHERWISE)
 def test_lost_signals_cost_seconds_never_truth(name: str) -> None:
     calm = end_of(name)
@@ -99,6 +100,7 @@ def moments(acted: list[Action]) -> list[int]:
     return chosen
 
 
+@pytest.mark.exhaustive
 @every_story(but=OTHERWISE)
 def test_an_agent_killed_after_any_action_ends_in_the_same_place(name: str) -> None:
     calm = end_of(name)
@@ -109,6 +111,7 @@ def test_an_agent_killed_after_any_action_ends_in_the_same_place(name: str) -> N
         )
 
 
+@pytest.mark.exhaustive
 @every_story(but=OTHERWISE)
 def test_an_agent_killed_within_any_repair_ends_in_the_same_place(name: str) -> None:
     calm = end_of(name)

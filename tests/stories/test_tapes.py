@@ -18,7 +18,7 @@ from .machine import Machine, finish
 from .random_worlds import TROUBLED_S, machine_of, recipe
 from .timeline import BOOT
 
-WORLDS = 60
+WORLDS, BLOCKS = 60, 12
 LOOKS = 4
 
 
@@ -30,9 +30,11 @@ def moments(seed: int) -> Iterator[Machine]:
         yield machine
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, BLOCKS))]
+)
 def test_a_tape_means_what_the_look_meant(block: int, tmp_path: Path) -> None:
-    for seed in range(block * WORLDS // 4, (block + 1) * WORLDS // 4):
+    for seed in range(block * WORLDS // BLOCKS, (block + 1) * WORLDS // BLOCKS):
         for number, machine in enumerate(moments(seed)):
             world, settings = machine.world, machine.world.settings
             meant = diagnose(finish(collect(world, settings)), settings)

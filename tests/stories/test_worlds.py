@@ -17,7 +17,7 @@ from .repair_laws import Broken
 from .timeline import BOOT
 
 WORLDS = 1000
-BLOCK = 100
+BLOCK = 50
 FOR_A_PERSON = {
     "RepairOff",
     "PartlyRegistered",
@@ -75,7 +75,10 @@ def _heals(machine: Machine, made: Recipe) -> None:
     )
 
 
-@pytest.mark.parametrize("block", range(WORLDS // BLOCK))
+@pytest.mark.parametrize(
+    "block",
+    [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, WORLDS // BLOCK))],
+)
 def test_worlds(block: int) -> None:
     if "SEED" in os.environ:
         pytest.skip("one seed is played")

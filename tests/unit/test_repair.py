@@ -992,7 +992,9 @@ def play(seed: int) -> list[Any]:
     return done
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize(
+    "block", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, 10))]
+)
 def test_laws_of_the_hands(block: int) -> None:
     done = [action for seed in range(block * 20, block * 20 + 20) for action in play(seed)]
     assert {type(a) for a in done} == {Rebuild, SendHup}, (
@@ -1078,6 +1080,7 @@ LIVES: list[tuple[str, dict[str, Any], int]] = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "acted", [True, False], ids=["dropped after the act", "dropped before the act"]
 )
@@ -1108,7 +1111,9 @@ def test_memory_may_be_dropped_at_any_moment(
             assert world.gate.reason == "SameCauseAgain"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, 20))]
+)
 def test_memory_that_is_dropped_again_and_again(seed: int) -> None:
     rng = random.Random(seed)
     world = World(
