@@ -58,7 +58,7 @@ def test_grace_period_and_the_lying_checkpoint(programs):
     assert registered(programs) == {}
 
 
-def test_killed_plugin_leaves_its_socket_and_comes_back(programs):
+def test_a_killed_plugin_leaves_its_socket_and_restarts(programs):
     programs.kubelet()
     plugin = programs.plugin()
     wait_for(lambda: programs.allocatable() == 8)
@@ -69,7 +69,7 @@ def test_killed_plugin_leaves_its_socket_and_comes_back(programs):
     wait_for(lambda: programs.allocatable() == 8)
 
 
-def test_kubelet_restart_is_seen_by_creation(programs):
+def test_a_kubelet_restart_is_detected_by_the_sockets_creation(programs):
     kubelet = programs.kubelet()
     plugin = programs.plugin()
     wait_for(lambda: programs.allocatable() == 8)
@@ -170,7 +170,7 @@ def test_old_plugin_registers(programs):
     assert "Retreiving plugins." in text_of(plugin)
 
 
-def test_no_devices_waits_whatever_was_asked(programs):
+def test_no_devices_waits_whatever_the_settings(programs):
     programs.simgpu("nvml", "show=0")
     programs.kubelet()
     plugin = programs.plugin(FAIL_ON_INIT_ERROR="true")
@@ -188,7 +188,7 @@ def test_seven_of_eight_for_good(programs):
     assert programs.allocatable() == 7
 
 
-def test_lost_gpu_ends_it_even_when_told_not_to_fail(programs):
+def test_a_lost_gpu_ends_the_plugin_whatever_its_settings(programs):
     programs.simgpu("nvml", "gpu=3", "error=15")
     programs.kubelet()
     assert programs.plugin(FAIL_ON_INIT_ERROR="false").wait(5) == 1

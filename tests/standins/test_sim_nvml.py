@@ -149,7 +149,7 @@ def test_calls_are_recorded(programs):
     assert lines[0][1] == lines[1][1] and float(lines[0][0]) < float(lines[1][0])
 
 
-def test_device_nodes_are_asked_for(programs):
+def test_device_nodes_are_collected(programs):
     """check-devices=on without a node in /dev: no driver to talk to."""
     programs.simgpu("nvml", "reset", "check-devices=on")
     assert look(programs)["error"] in (9, 999)

@@ -103,7 +103,7 @@ def test_devices_of_an_allocation(tmp_path):
     assert config.devices[0].permissions == "rw" and config.envs[0].key == "A"
 
 
-def test_no_pod_is_said(tmp_path):
+def test_a_manifest_without_a_pod_is_reported(tmp_path):
     (tmp_path / "a.yaml").write_text("kind: Pod\nspec: {}")
     (tmp_path / "b.yaml").write_text("{")
     (tmp_path / ".c.yaml").write_text("nonsense")
@@ -141,7 +141,7 @@ def test_node_as_a_folder(tmp_path):
         assert os.minor((tmp_path / "dev/nvidia3").stat().st_rdev) == 3
 
 
-def test_driver_comes_and_goes(tmp_path):
+def test_driver_is_loaded_and_unloaded(tmp_path):
     simgpu(tmp_path, "plug", "--no-driver")
     assert (
         not (tmp_path / "proc/driver/nvidia").exists() and not (tmp_path / "dev/nvidiactl").exists()
@@ -159,7 +159,7 @@ def test_driver_comes_and_goes(tmp_path):
     assert "nvidia" not in (tmp_path / "proc/devices").read_text()
 
 
-def test_bound_elsewhere_and_gone(tmp_path):
+def test_gpus_bound_to_another_driver_and_removed(tmp_path):
     simgpu(tmp_path, "plug", "--bound", "vfio-pci")
     assert os.readlink(tmp_path / "sys/bus/pci/devices/0000:07:00.0/driver").endswith("/vfio-pci")
     assert not (tmp_path / "proc/driver/nvidia").exists()

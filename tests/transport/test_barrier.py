@@ -189,7 +189,7 @@ def world(pki: Path, tmp_path: Path) -> Iterator[World]:
     found.close()
 
 
-def test_no_pod_slips_from_start_over_trouble_and_back(world: World) -> None:
+def test_no_pod_is_admitted_early_across_faults_and_recovery(world: World) -> None:
     world.until(lambda: world.condition == ("False", "NotRegistered"))
     for _ in range(5):
         world.turn()
@@ -215,7 +215,7 @@ def test_no_pod_slips_from_start_over_trouble_and_back(world: World) -> None:
     )
 
 
-def test_a_quiet_node_costs_nothing(world: World) -> None:
+def test_an_idle_node_causes_no_work(world: World) -> None:
     world.open()
     world.turn()
     asked, reads = len(world.api.requests), world.agent.status_reads
@@ -227,7 +227,7 @@ def test_a_quiet_node_costs_nothing(world: World) -> None:
     )
 
 
-def test_what_others_undo_is_done_again(world: World) -> None:
+def test_changes_by_others_are_reverted(world: World) -> None:
     world.open()
     world.api.set(lambda node: node["metadata"]["labels"].pop(LABEL))
     world.until(lambda: world.is_open)
@@ -252,7 +252,7 @@ def test_what_others_undo_is_done_again(world: World) -> None:
         (0, {}, "not answer"),
     ],
 )
-def test_refused_writes_cost_nothing_but_time(
+def test_refused_writes_are_retried(
     world: World, caplog: pytest.LogCaptureFixture, code: int, headers: dict[str, str], said: str
 ) -> None:
     caplog.set_level("INFO")
@@ -296,7 +296,7 @@ def test_a_kubelets_credential_keeps_label_and_condition(
     world.until(lambda: LABEL not in world.api.node["metadata"]["labels"])
 
 
-def test_an_agent_that_dies_and_comes_back_in_time_changes_nothing(world: World) -> None:
+def test_a_quick_restart_of_the_agent_does_not_change_the_barrier(world: World) -> None:
     world.open()
     writes = len(world.api.writes)
     world.agent.alive = False
@@ -311,7 +311,7 @@ def test_an_agent_that_dies_and_comes_back_in_time_changes_nothing(world: World)
     assert not world.is_open
 
 
-def test_a_barrier_that_is_killed_takes_up_what_stands(world: World) -> None:
+def test_a_killed_barrier_continues_from_the_nodes_state(world: World) -> None:
     world.open()
     writes = len(world.api.writes)
     world.agent.ready = None  # the agent, too, begins anew
@@ -324,7 +324,7 @@ def test_a_barrier_that_is_killed_takes_up_what_stands(world: World) -> None:
     world.until(lambda: not world.is_open)
 
 
-def test_a_stopped_barrier_takes_its_word_back(world: World) -> None:
+def test_a_stopped_barrier_closes(world: World) -> None:
     world.open()
     world.barrier.stop()
     world.barrier.watcher.close(0)
@@ -333,7 +333,7 @@ def test_a_stopped_barrier_takes_its_word_back(world: World) -> None:
     assert world.condition == ("Unknown", "BarrierStopped")
 
 
-def test_the_watch_survives_cuts_forgotten_history_and_a_node_made_anew(world: World) -> None:
+def test_the_watch_survives_disconnects_expired_history_and_a_recreated_node(world: World) -> None:
     world.open()
     for trouble in (world.api.cut, world.api.forget):
         trouble()
@@ -378,7 +378,7 @@ class BrokenApi(ApiServer):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_watch_that_ends_unforeseen_ends_the_barrier(tmp_path: Path) -> None:
+def test_an_unexpected_end_of_a_watch_ends_the_barrier(tmp_path: Path) -> None:
     """With an old Node it would go on as if nothing had happened; systemd starts it again."""
     stub = StubAgent()
     agent = Agent(stub.readyz, stub.status, NoAgent)

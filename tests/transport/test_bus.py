@@ -99,7 +99,7 @@ def test_hundreds_of_units_stay_below_the_daemons_limit_of_open_calls(run, tmp_p
     run(main())
 
 
-def test_only_what_is_watched_is_heard(run, tmp_path):
+def test_only_watched_units_are_reported(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
             await world.heard(BusSignal.CONNECTED)
@@ -125,7 +125,7 @@ def test_only_what_is_watched_is_heard(run, tmp_path):
     run(main())
 
 
-def test_jobs_are_heard_when_asked_for(run, tmp_path):
+def test_job_signals_are_received_on_request(run, tmp_path):
     async def main():
         async with World(tmp_path, watch_jobs=True) as world:
             await world.heard(BusSignal.CONNECTED)
@@ -135,7 +135,7 @@ def test_jobs_are_heard_when_asked_for(run, tmp_path):
     run(main())
 
 
-def test_a_signal_from_anybody_else_is_not_believed(run, tmp_path):
+def test_a_signal_from_another_sender_is_ignored(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
             await world.heard(BusSignal.CONNECTED)
@@ -163,7 +163,7 @@ def test_already_subscribed_is_success(run, tmp_path):
     run(main())
 
 
-def test_a_new_owner_is_subscribed_to_before_it_is_told_of(run, tmp_path):
+def test_a_new_owner_is_subscribed_to_before_it_is_announced(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
             old = await world.heard(BusSignal.CONNECTED)
@@ -177,7 +177,7 @@ def test_a_new_owner_is_subscribed_to_before_it_is_told_of(run, tmp_path):
     run(main())
 
 
-def test_a_slow_answer_is_a_timeout_and_the_bus_lives_on(run, tmp_path):
+def test_a_slow_answer_is_a_timeout_and_the_bus_stays_connected(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
             await world.heard(BusSignal.CONNECTED)
@@ -231,7 +231,7 @@ def test_a_call_in_the_moment_of_the_loss_fails_too(run, tmp_path):
     run(main())
 
 
-def test_a_bus_that_comes_late_is_found(run, tmp_path):
+def test_a_bus_that_starts_late_is_found(run, tmp_path):
     async def main():
         world = World(tmp_path)
         running = asyncio.ensure_future(world.bus.run())
@@ -332,7 +332,7 @@ def test_a_bus_that_hangs_up_during_authentication_is_a_problem(run, tmp_path):
     run(main())
 
 
-def test_a_bus_that_says_nothing_is_a_problem(run, tmp_path):
+def test_a_silent_bus_is_a_problem(run, tmp_path):
     async def main():
         with _bad_bus(tmp_path / "bus", 5):
             assert "within 0.05 s" in await _problem_with(f"unix:path={tmp_path}/bus", 0.05)
@@ -340,7 +340,7 @@ def test_a_bus_that_says_nothing_is_a_problem(run, tmp_path):
     run(main())
 
 
-def test_a_bus_that_accepts_nobody_does_not_block_us(run, tmp_path):
+def test_a_bus_that_accepts_no_connection_does_not_block(run, tmp_path):
     async def main():
         with _bad_bus(tmp_path / "bus", 0), socket.socket(socket.AF_UNIX) as other:
             other.connect(str(tmp_path / "bus"))  # the backlog is full now

@@ -34,7 +34,7 @@ async def problem_of(program: str, within_s: float = PATIENCE_S) -> ProgramError
         assert await child.end(PATIENCE_S) is None
 
 
-def test_a_line_then_held_open_then_released_to_its_own_end(run):
+def test_a_child_prints_a_line_and_ends_after_its_release(run):
     async def main():
         child = await Child.start(shell("""echo '{"gpus": 8}'; cat; echo released >&2; exit 7"""))
         assert await child.first_line(PATIENCE_S) == b'{"gpus": 8}\n'
@@ -61,7 +61,7 @@ def test_a_line_then_held_open_then_released_to_its_own_end(run):
         ("exec >&-; exec sleep 60", ErrorKind.EXITED, "closed its output"),
     ],
 )
-def test_what_came_instead_of_a_line_is_named(run, program, kind, said):
+def test_malformed_output_is_reported(run, program, kind, said):
     problem = run(problem_of(program))
     assert problem.kind is kind
     assert said in problem.sentence
@@ -74,7 +74,7 @@ def test_silence_is_a_hang(run):
 
 
 @pytest.mark.parametrize("where", [1, 2])
-def test_a_flood_is_stopped_at_the_limit_and_costs_no_memory(run, where):
+def test_a_flood_is_cut_at_the_limit_and_uses_no_memory(run, where):
     flood = f"import os\nfor _ in range(16384): os.write({where}, b'x' * 65536)"
 
     async def main():
@@ -90,7 +90,7 @@ def test_a_flood_is_stopped_at_the_limit_and_costs_no_memory(run, where):
     run(main())
 
 
-def test_a_program_that_is_not_there_is_unstartable(run):
+def test_a_missing_program_is_unstartable(run):
     async def main():
         with pytest.raises(ProgramError) as caught:
             await Child.start(["/nonexistent/nvidia-modprobe"])
@@ -100,7 +100,7 @@ def test_a_program_that_is_not_there_is_unstartable(run):
     run(main())
 
 
-def test_who_ignores_sigterm_is_killed_with_what_it_started(run):
+def test_a_child_that_ignores_sigterm_is_killed_with_its_children(run):
     async def main():
         child = await Child.start(shell("trap '' TERM; sleep 60 & echo $!; wait"))
         grandchild = int(await child.first_line(PATIENCE_S))
@@ -177,7 +177,7 @@ def test_an_ordinary_program_is_run_to_its_end(run):
     assert (outcome.code, outcome.out, outcome.err, outcome.kind) == (4, b"out\n", "err", None)
 
 
-def test_a_grandchild_that_keeps_the_pipe_open_does_not_hold_us(run):
+def test_a_grandchild_that_keeps_the_pipe_open_does_not_block(run):
     outcome = run(run_once(shell("sleep 60 & echo done; echo $! >&2"), PATIENCE_S))
     os.kill(int(outcome.err), 9)
     assert (outcome.code, outcome.out, outcome.kind) == (0, b"done\n", None)
@@ -188,7 +188,7 @@ def test_an_ordinary_program_that_does_not_end_is_ended(run):
     assert (outcome.kind, outcome.code) == (ErrorKind.TIMED_OUT, -15)
 
 
-def test_what_cannot_be_started_is_an_outcome_too(run):
+def test_a_program_that_cannot_start_is_an_outcome(run):
     outcome = run(run_once(["/nonexistent"], PATIENCE_S))
     assert (outcome.kind, outcome.code) == (ErrorKind.NOT_STARTED, None)
 
@@ -201,7 +201,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def test_one_that_cannot_be_followed_is_killed_and_told(run, monkeypatch):
+def test_a_child_without_a_pidfd_is_killed_and_reported(run, monkeypatch):
     """Where no descriptor is left for its pidfd: it must neither go on by itself nor end whoever
     started it."""
 

@@ -181,7 +181,7 @@ def test_nightingale_evaluates_its_own_rules(server: Server, tmp_path: Path):
         {"data": {"result": [{"metric": {"resource": "nvidia_com_gpu"}, "value": [1, "NaN"]}]}},
     ],
 )
-def test_what_is_no_answer_is_a_refusal(server: Server, page: Any):
+def test_a_malformed_answer_is_a_refusal(server: Server, page: Any):
     server.pages = {"/api/v1/query": page, "/api/v2/alerts": page if page != [] else {"a": 1}}
     word = cluster.ask(
         Settings(prometheus=server.address, alertmanager=server.address, node_name="n1")
@@ -210,7 +210,7 @@ def test_another_program_on_that_port_is_a_refusal(words: bytes):
     assert isinstance(word.alerts, Refusal) and word.alerts.why is Why.FAILED and word.alerts.detail
 
 
-def test_nobody_there():
+def test_unreachable_servers_are_refusals():
     word = cluster.ask(
         Settings(prometheus="http://127.0.0.1:9", alertmanager="http://127.0.0.1:9", node_name="n")
     )

@@ -13,7 +13,9 @@ from agent.transport.systemd import BusSignal
 from .test_bus import World
 
 
-def test_a_verb_has_its_answers(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verb_gets_answers_over_the_bus(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with World(tmp_path) as world:
             await world.heard(BusSignal.CONNECTED)
@@ -25,7 +27,7 @@ def test_a_verb_has_its_answers(run: Any, tmp_path: Path, monkeypatch: pytest.Mo
     run(main())
 
 
-def test_where_no_bus_is_a_person_does_not_wait(
+def test_a_verb_does_not_wait_for_a_missing_bus(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:

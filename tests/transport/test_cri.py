@@ -145,7 +145,7 @@ def test_of_a_pods_annotations_only_those_that_are_read_are_kept(run: Any, path:
     assert found.annotations == {"cdi.k8s.io/gpu": "nvidia.com/gpu=0"}
 
 
-def test_nothing_runs(run: Any, path: Path) -> None:
+def test_a_runtime_without_containers(run: Any, path: Path) -> None:
     with serving(path, CRI, {"ListPodSandbox": b"", "ListContainers": b""}):
         found = run(cri.runtime(str(path), PATIENCE_S))
     assert (found.sandboxes, found.containers) == ((), ())
@@ -230,7 +230,7 @@ def test_a_container_that_never_started(run: Any, path: Path) -> None:
     assert (found.state, found.image) == (ContainerState.CREATED, "plugin:v1")
 
 
-def test_what_the_author_asked_for_where_no_spec_is_shown(run: Any, path: Path) -> None:
+def test_requested_devices_if_the_runtime_shows_no_spec(run: Any, path: Path) -> None:
     config = {
         "command": ["nvidia-device-plugin"],
         "args": ["-v"],
@@ -281,11 +281,11 @@ def test_a_flood_is_cut(run: Any, path: Path) -> None:
     assert max(map(len, [*found.args, *found.env.values()])) <= cri.WORD_LIMIT
 
 
-def test_what_is_too_large_is_not_read(run: Any, path: Path) -> None:
+def test_a_file_that_is_too_large_is_not_read(run: Any, path: Path) -> None:
     assert detail(run, path, json.dumps({"pid": 7}) + " " * cri.INFO_LIMIT).pid == 0
 
 
-def test_a_container_that_is_gone(run: Any, path: Path) -> None:
+def test_a_container_that_no_longer_exists(run: Any, path: Path) -> None:
     with (
         serving(path, CRI, {"ContainerStatus": grpc.StatusCode.NOT_FOUND}),
         pytest.raises(RpcError) as caught,
@@ -308,7 +308,7 @@ def test_stop_and_remove(run: Any, path: Path, answer: Any) -> None:
 @pytest.mark.parametrize(
     "code", ["UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED"]
 )
-def test_a_stop_that_fails_is_said_and_not_sent_again(run: Any, path: Path, code: str) -> None:
+def test_a_failed_stop_is_reported_and_not_repeated(run: Any, path: Path, code: str) -> None:
     with serving(path, CRI, {"StopContainer": grpc.StatusCode[code]}) as server:
         with pytest.raises(RpcError) as caught:
             run(cri.stop_container(str(path), "c1", 10, PATIENCE_S))

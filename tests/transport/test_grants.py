@@ -100,7 +100,7 @@ def with_rig(run, tmp_path, monkeypatch):
     return runs
 
 
-def test_all_that_would_be_lost_is_named_in_one_call(with_rig):
+def test_one_call_adds_every_device_at_risk(with_rig):
     async def story(rig: Rig):
         (one,) = await rig.did(WITH, WITH)
         assert (one.named, one.problem, one.lost) == (
@@ -119,7 +119,7 @@ def test_all_that_would_be_lost_is_named_in_one_call(with_rig):
     with_rig(story)
 
 
-def test_what_is_denied_is_given_back_with_all_else_there_is(with_rig):
+def test_a_denied_device_is_restored_with_all_others(with_rig):
     async def story(rig: Rig):
         now = {**BASE, "c:10:229": "rw"}
         (one,) = await rig.did(now, now, {**now, "c:195:0": "rw"}, prevent=False)
@@ -143,7 +143,7 @@ def test_the_first_surprise_is_the_last(with_rig):
     with_rig(story)
 
 
-def test_a_surprise_is_told_and_is_the_last_where_its_mark_cannot_be_left(with_rig):
+def test_lost_access_is_reported_and_stops_grants_even_without_a_mark(with_rig):
     async def story(rig: Rig):
         rig.mark.parent.parent.write_text("no folder")
         (one,) = await rig.did(WITH, {**WITH, "c:1:3": "r"}, WITH, WITH, scopes=(A, B))
@@ -173,7 +173,7 @@ def test_a_surprise_is_told_and_is_the_last_where_its_mark_cannot_be_left(with_r
         (({**BASE, "c:*:*": "rwm"},), True, ""),  # it may open everything
     ],
 )
-def test_what_cannot_be_told_or_needs_nothing(with_rig, sweeps, prevent, says):
+def test_containers_that_are_unknown_or_need_no_grant(with_rig, sweeps, prevent, says):
     async def story(rig: Rig):
         told = await rig.did(*sweeps, prevent=prevent)
         if not says:
@@ -188,7 +188,7 @@ def test_what_cannot_be_told_or_needs_nothing(with_rig, sweeps, prevent, says):
 
 
 @pytest.mark.parametrize("devices", [("auto", {}), ("auto", dict(RUNC)), ("strict", {})])
-def test_a_scope_that_turns_out_to_be_another_is_not_touched(with_rig, devices):
+def test_a_scope_that_was_replaced_is_not_changed(with_rig, devices):
     """What was read when it was decided may have changed since."""
 
     async def story(rig: Rig):
@@ -201,7 +201,7 @@ def test_a_scope_that_turns_out_to_be_another_is_not_touched(with_rig, devices):
     with_rig(story)
 
 
-def test_what_is_asked_for_meanwhile_follows(with_rig):
+def test_grants_requested_during_another_follow_it(with_rig):
     async def story(rig: Rig):
         (rig._folder / "sweep.py.json").write_text(json.dumps([WITH, WITH]))
         rig.hand.begin(GrantDevices((of(A),), True))
@@ -213,7 +213,7 @@ def test_what_is_asked_for_meanwhile_follows(with_rig):
     with_rig(story)
 
 
-def test_the_same_trouble_is_told_once(with_rig):
+def test_the_same_problem_is_reported_once(with_rig):
     async def story(rig: Rig):
         gone = {"detail": "It is in no cgroup that can be seen."}
         assert len(await rig.did(gone)) == 1
@@ -222,7 +222,7 @@ def test_the_same_trouble_is_told_once(with_rig):
     with_rig(story)
 
 
-def test_a_container_that_ends_meanwhile_is_no_trouble(with_rig):
+def test_a_container_that_ends_during_a_check_is_no_error(with_rig):
     async def story(rig: Rig):
         (rig._folder / "sweep.py.json").write_text(
             json.dumps([{"detail": "Process 4711 is gone."}])

@@ -33,7 +33,7 @@ class Heard:
         self.changed.clear()
 
 
-def test_a_file_that_comes_and_goes_is_a_change(run, tmp_path):
+def test_a_file_created_and_removed_is_a_change(run, tmp_path):
     async def main():
         heard = Heard()
         heard.inotify.watch([str(tmp_path)])
@@ -47,7 +47,7 @@ def test_a_file_that_comes_and_goes_is_a_change(run, tmp_path):
     run(main())
 
 
-def test_many_changes_are_told_once(run, tmp_path):
+def test_many_changes_are_reported_once(run, tmp_path):
     async def main():
         heard = Heard()
         heard.inotify.watch([str(tmp_path)])
@@ -60,7 +60,7 @@ def test_many_changes_are_told_once(run, tmp_path):
     run(main())
 
 
-def test_names_that_do_not_count_are_not_told(run, tmp_path):
+def test_irrelevant_names_are_not_reported(run, tmp_path):
     async def main():
         heard = Heard()
         heard.inotify.watch({str(tmp_path): ("nvidia", "char")})
@@ -105,7 +105,7 @@ def test_a_missing_folder_is_picked_up_when_it_appears_level_by_level(run, tmp_p
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved away", "parent moved away"])
-def test_a_folder_made_anew_is_watched_anew(run, tmp_path, how):
+def test_a_recreated_folder_is_watched_again(run, tmp_path, how):
     async def main():
         heard = Heard()
         folder = tmp_path / "parent" / "folder"
@@ -128,7 +128,7 @@ def test_a_folder_made_anew_is_watched_anew(run, tmp_path, how):
     run(main())
 
 
-def test_a_folder_that_is_mounted_over_is_watched_anew(run, tmp_path):
+def test_a_folder_that_is_mounted_over_is_watched_again(run, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "tmpfs", str(folder)]
@@ -155,7 +155,7 @@ def test_a_folder_that_is_mounted_over_is_watched_anew(run, tmp_path):
         subprocess.run(["umount", str(folder)], capture_output=True)
 
 
-def test_a_full_queue_is_told_and_nothing_is_lost(run, tmp_path):
+def test_a_full_queue_is_reported_and_nothing_is_lost(run, tmp_path):
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 
     async def main():
@@ -193,7 +193,7 @@ def test_watching_fewer_folders_leaves_no_watch_behind(run, tmp_path):
     run(main())
 
 
-def test_without_watches_left_it_says_so_and_recovers(run, tmp_path, monkeypatch):
+def test_a_lack_of_watches_is_reported_and_recovers(run, tmp_path, monkeypatch):
     class Exhausted:
         def __getattr__(self, name):
             return getattr(real, name)

@@ -91,7 +91,7 @@ def test_a_traceback_is_one_message(peer):
     handler.close()
 
 
-def test_a_message_too_large_for_a_datagram_comes_as_a_sealed_memfd(peer):
+def test_a_message_too_large_for_a_datagram_is_sent_as_a_sealed_memfd(peer):
     handler, logger = _journal(peer)
     logger.error("x" * 3_000_000)
     _, fds, _, _ = socket.recv_fds(peer, 1, 1)

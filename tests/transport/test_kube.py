@@ -107,7 +107,7 @@ def test_a_token_that_is_changed_while_it_still_works_is_taken(
     assert client.node("n")
 
 
-def test_another_ca_is_named(api: Api, tmp_path: Path) -> None:
+def test_another_ca_is_reported(api: Api, tmp_path: Path) -> None:
     certificates(tmp_path / "others")
     path = kubeconfig(tmp_path / "kubeconfig", api.port, tmp_path / "others/ca.pem")
     found = str(trouble(lambda: ApiServer(str(path)).node("n")))
@@ -134,14 +134,14 @@ def test_a_kubeconfig_of_any_kind_is_a_sentence(text: str | None, tmp_path: Path
     assert str(path) in str(trouble(lambda: ApiServer(str(path)).node("n")))
 
 
-def test_a_server_that_is_not_there(tmp_path: Path, pki: Path) -> None:
+def test_a_missing_server(tmp_path: Path, pki: Path) -> None:
     path = kubeconfig(tmp_path / "kubeconfig", 1, pki / "ca.pem")
     assert "https://127.0.0.1:1 does not answer" in str(
         trouble(lambda: ApiServer(str(path)).node("n"))
     )
 
 
-def test_a_watch_tells_what_changes_and_bookmarks(api: Api, client: ApiServer) -> None:
+def test_a_watch_yields_changes_and_bookmarks(api: Api, client: ApiServer) -> None:
     watch = client.watch("n", client.node("n")["metadata"]["resourceVersion"])
     assert next(watch) == ("", {})
     api.set(lambda node: node["metadata"]["labels"].update(x="y"))
@@ -166,7 +166,7 @@ def test_a_watch_from_a_forgotten_version_ends_with_410(api: Api, client: ApiSer
     assert trouble(lambda: next(watch)).code == 410
 
 
-def test_an_event_of_no_object_is_trouble(api: Api, client: ApiServer) -> None:
+def test_an_event_without_an_object_is_an_error(api: Api, client: ApiServer) -> None:
     """Whoever follows the watch takes the Node apart, in a thread that nobody starts again."""
     watch = client.watch("n", client.node("n")["metadata"]["resourceVersion"])
     next(watch)
@@ -176,7 +176,7 @@ def test_an_event_of_no_object_is_trouble(api: Api, client: ApiServer) -> None:
     assert "something that is not an event" in str(trouble(lambda: next(watch)))
 
 
-def test_a_watch_that_is_cut_is_trouble(api: Api, client: ApiServer) -> None:
+def test_a_closed_watch_is_an_error(api: Api, client: ApiServer) -> None:
     watch = client.watch("n", client.node("n")["metadata"]["resourceVersion"])
     next(watch)
     threading.Timer(0.05, api.cut).start()

@@ -157,7 +157,7 @@ MIRROR: tuple[dict[str, str], tuple[str, str]] = (
         ("GKE", GKE, "id-nvidia-gpu-device-plugin"),
     ],
 )
-def test_a_plugin_is_found_where_its_layout_has_it(
+def test_a_plugin_is_found_in_its_layout(
     run: Any, root: Path, layout: str, plugin: Any, found: str
 ) -> None:
     kubelet, runtime, kubelet_root = LAYOUTS[layout]
@@ -190,7 +190,7 @@ def test_a_plugin_is_found_where_its_layout_has_it(
     assert (fault.fault.reason, fault.fault.cure) == ("PluginInitFailed", Cure.FRESH_START)
 
 
-def test_who_listens_on_a_socket(run: Any, root: Path) -> None:
+def test_the_listener_of_a_socket(run: Any, root: Path) -> None:
     """By the kernel's word: also of a process in another mount and network namespace, and with a
     full backlog."""
     path = root / "nvidia-gpu.sock"
@@ -216,7 +216,7 @@ def test_who_listens_on_a_socket(run: Any, root: Path) -> None:
 @pytest.mark.parametrize(
     "make", [lambda path: None, lambda path: path.write_text("x"), lambda path: path.mkdir()]
 )
-def test_what_is_no_socket_has_no_listener(run: Any, root: Path, make: Any) -> None:
+def test_a_file_that_is_no_socket_has_no_listener(run: Any, root: Path, make: Any) -> None:
     make(root / "x.sock")
     assert not isinstance(run(LiveHost(root=str(root)).listener("/x.sock")), Seen)
 
@@ -225,7 +225,7 @@ def test_a_path_that_is_too_long_is_a_refusal(run: Any, root: Path) -> None:
     assert not isinstance(run(LiveHost(root=str(root)).listener("/" + "x" * 200)), Seen)
 
 
-def test_the_listener_is_told_nothing(run: Any, root: Path) -> None:
+def test_the_listener_receives_no_data(run: Any, root: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(root / "x.sock"))
         listener.listen()

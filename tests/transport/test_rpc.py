@@ -96,7 +96,7 @@ def test_the_kind_of_each_status_code(run: Any, path: Path, code: str, kind: Err
     assert len(server.asked) == 1, "nothing is tried twice"
 
 
-def test_a_method_that_is_not_there(run: Any, path: Path) -> None:
+def test_a_missing_method(run: Any, path: Path) -> None:
     with serving(path, POD_RESOURCES, {}):
         assert refused(run, path).kind is ErrorKind.UNIMPLEMENTED
 
@@ -159,7 +159,7 @@ def half_an_answer(connection: socket.socket) -> None:
         (socket.socket.close, {ErrorKind.MISSING, ErrorKind.FAILED, ErrorKind.TIMED_OUT}),
     ],
 )
-def test_what_only_looks_like_a_server(
+def test_a_socket_that_only_looks_like_a_server(
     run: Any, path: Path, treat: Any, kinds: set[ErrorKind]
 ) -> None:
     with listening(path, treat):
@@ -204,7 +204,7 @@ def test_a_socket_that_is_closed_to_us(run: Any, path: Path) -> None:
             )
 
 
-def test_one_connection_for_one_look(run: Any, path: Path) -> None:
+def test_one_connection_for_one_snapshot(run: Any, path: Path) -> None:
     async def look(server: Server) -> None:
         with Channel(str(path)) as ch:
             for _ in range(3):
@@ -217,7 +217,7 @@ def test_one_connection_for_one_look(run: Any, path: Path) -> None:
     assert len(server.asked) == 3
 
 
-def test_a_server_that_comes_back_is_asked_at_once(run: Any, path: Path) -> None:
+def test_a_server_that_returns_is_queried_at_once(run: Any, path: Path) -> None:
     """No back-off is inherited from the channels before."""
 
     async def look() -> None:
@@ -241,7 +241,7 @@ def test_a_channel_that_was_closed(run: Any, path: Path) -> None:
     run(late())
 
 
-def test_who_stops_waiting_leaves_nothing_behind(run: Any, path: Path) -> None:
+def test_a_cancelled_wait_leaves_nothing_behind(run: Any, path: Path) -> None:
     asked, gone = threading.Event(), threading.Event()
 
     def until_gone(connection: socket.socket) -> None:
@@ -287,7 +287,7 @@ def test_a_pool_without_a_free_thread(
     run(look())
 
 
-def test_the_tables_say_what_protobuf_would_read() -> None:
+def test_the_tables_equal_what_protobuf_reads() -> None:
     types = protos.cri()
     status = types["ContainerStatus"](labels={"a": "b"}, state=1)
     assert status.SerializeToString() == message((3, 1), (12, {"a": "b"}))
@@ -297,9 +297,7 @@ def test_the_tables_say_what_protobuf_would_read() -> None:
     assert set(types) & set(protos.pod_resources()) == set()
 
 
-def test_no_thread_is_left_for_a_call(
-    run: Any, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_leaves_no_thread(run: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer, not the end of the agent; and what could not be asked is not asked later, when a
     thread is there."""
 

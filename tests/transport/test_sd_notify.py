@@ -26,7 +26,7 @@ def environ(monkeypatch):
     return monkeypatch.setenv
 
 
-def test_systemd_is_told(peer, environ):
+def test_systemd_is_notified(peer, environ):
     environ("NOTIFY_SOCKET", peer.getsockname())
     environ("WATCHDOG_USEC", "90000000")
     environ("WATCHDOG_PID", str(os.getpid()))
@@ -50,20 +50,20 @@ def test_a_status_beyond_ascii_arrives_as_one_line(peer, environ):
     notify.close()
 
 
-def test_without_a_socket_nothing_is_said(environ):
+def test_without_a_socket_there_is_no_finding(environ):
     notify = Notify()
     assert not notify.ready()
     assert notify.problem is None
     assert notify.watchdog_s is None
 
 
-def test_a_watchdog_meant_for_another_process_is_not_ours(environ):
+def test_a_watchdog_for_another_process_is_ignored(environ):
     environ("WATCHDOG_USEC", "1000000")
     environ("WATCHDOG_PID", "1")
     assert Notify().watchdog_s is None
 
 
-def test_a_socket_that_went_away_is_a_problem_not_an_exception(peer, environ):
+def test_a_removed_socket_is_a_problem_not_an_exception(peer, environ):
     environ("NOTIFY_SOCKET", peer.getsockname())
     notify = Notify()
     peer.close()

@@ -29,7 +29,7 @@ def _uevents(heard: list[dict[str, str]], overflows: list[bool]) -> Uevents:
     return uevents
 
 
-def test_a_uevent_of_a_driver_is_heard_and_others_are_not(run):
+def test_only_uevents_of_a_driver_are_received(run):
     async def main():
         heard: list[dict[str, str]] = []
         uevents = _uevents(heard, [])
@@ -46,7 +46,7 @@ def test_a_uevent_of_a_driver_is_heard_and_others_are_not(run):
     run(main())
 
 
-def test_an_overrun_is_told_and_heard_beyond_without_a_busy_loop(run):
+def test_an_overrun_is_reported_and_reading_continues_without_a_busy_loop(run):
     async def main():
         heard: list[dict[str, str]] = []
         overflows: list[bool] = []
@@ -72,7 +72,7 @@ def test_an_overrun_is_told_and_heard_beyond_without_a_busy_loop(run):
     run(main())
 
 
-def test_without_netlink_it_says_so(run, monkeypatch):
+def test_missing_netlink_is_reported(run, monkeypatch):
     def refuse(*_args, **_kwargs):
         raise OSError("Could not create udev monitor")
 

@@ -29,7 +29,7 @@ def test_the_list_is_read_and_added_to(run, tmp_path):
     run(main())
 
 
-def test_a_scope_that_is_gone_is_no_scope_without_restrictions(run, tmp_path):
+def test_a_missing_scope_is_not_an_unrestricted_scope(run, tmp_path):
     async def main():
         async with World(tmp_path) as world:
             await world.heard(BusSignal.CONNECTED)

@@ -110,7 +110,7 @@ def code(answer: bytes) -> int:
         (b"A" * 200_000, 431),
     ],
 )
-def test_what_is_not_plain_is_refused_and_ends_the_connection(
+def test_an_invalid_request_is_refused_and_closes_the_connection(
     request_: bytes, expected: int
 ) -> None:
     async def story(found: Site) -> None:
@@ -127,7 +127,7 @@ def test_what_is_not_plain_is_refused_and_ends_the_connection(
     on_site(story)
 
 
-def test_the_host_and_the_path_are_told() -> None:
+def test_the_host_and_the_path_are_reported() -> None:
     async def story(found: Site) -> None:
         await found.ask(
             b"GET /%2e%2e/a?x=/b HTTP/1.1\r\nhOsT:  node:9477 \r\nConnection: close\r\n\r\n"
@@ -149,7 +149,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     on_site(story)
 
 
-def test_a_client_that_asks_and_never_reads_is_held_back() -> None:
+def test_a_client_that_never_reads_is_throttled() -> None:
     """It asks for 3 GB; what is written for it stays within the buffers, and others are
     answered."""
 
@@ -164,7 +164,7 @@ def test_a_client_that_asks_and_never_reads_is_held_back() -> None:
     on_site(story)
 
 
-def test_answers_that_nobody_reads_are_dropped_before_they_fill_the_memory(
+def test_unread_answers_are_dropped_before_they_fill_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And nobody else is: who reads is kept, however long ago it asked."""
@@ -194,7 +194,7 @@ def test_answers_that_nobody_reads_are_dropped_before_they_fill_the_memory(
     on_site(story)
 
 
-def test_a_thousand_connections_shut_nobody_out() -> None:
+def test_a_thousand_connections_block_no_client() -> None:
     """Those that say nothing make room, the quietest first: whoever asks is answered."""
 
     async def story(found: Site) -> None:
@@ -237,7 +237,7 @@ def test_a_request_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
     on_site(story)
 
 
-def test_nothing_is_swept_while_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_timer_runs_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that nobody asks is not woken."""
     monkeypatch.setattr(web, "SWEEP_S", 0.02)
 
@@ -264,7 +264,7 @@ def test_a_connection_is_kept_and_used_again() -> None:
     on_site(story)
 
 
-def test_a_stream_goes_on_and_takes_no_more_requests() -> None:
+def test_a_stream_continues_and_takes_no_more_requests() -> None:
     async def story(found: Site) -> None:
         reader, writer = await found.open()
         writer.write(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n" + GET)
@@ -316,7 +316,7 @@ def test_without_a_descriptor_left_clients_wait_and_the_log_is_not_flooded(
     assert caplog.records == []
 
 
-def test_a_unix_socket_has_a_count_of_its_own(tmp_path: Path) -> None:
+def test_a_unix_socket_has_its_own_connection_limit(tmp_path: Path) -> None:
     async def story(found: Site) -> None:
         own = Server(found._answer)
         await own.listen_unix(str(tmp_path / "socket"))

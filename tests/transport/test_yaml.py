@@ -29,7 +29,7 @@ from agent.transport.yaml import MAX_DEPTH, as_json
         (b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, False, None),
     ],
 )
-def test_what_a_file_holds(data: bytes, is_json: bool, value: Any) -> None:
+def test_json_and_yaml_files_are_converted(data: bytes, is_json: bool, value: Any) -> None:
     found = json.loads(as_json(data, is_json))
     assert found == value or value is None
 
@@ -75,7 +75,7 @@ def test_what_a_file_holds(data: bytes, is_json: bool, value: Any) -> None:
         (b"a: .inf\n", False, ""),
     ],
 )
-def test_what_is_refused_with_a_sentence(data: bytes, is_json: bool, says: str) -> None:
+def test_refusals_with_a_message(data: bytes, is_json: bool, says: str) -> None:
     if says:
         with pytest.raises(ValueError, match=says):
             as_json(data, is_json)

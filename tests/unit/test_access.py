@@ -50,7 +50,7 @@ def held(snapshot: Snapshot) -> Any:
     return one
 
 
-def test_allocated_is_given() -> None:
+def test_an_allocated_gpu_entitles_the_container() -> None:
     one = held(access_scene())
     assert {d.device: d.claims for d in one.devices} == dict.fromkeys(
         GIVEN, (Entitlement.ALLOCATED,)
@@ -65,7 +65,7 @@ def test_allocated_is_given() -> None:
     assert [d.access for d in one.devices] == [CurrentAccess.ALLOWED] * 3
 
 
-def test_what_it_may_open_besides_counts_once_it_was_seen() -> None:
+def test_other_devices_count_once_they_were_seen_allowed() -> None:
     """A monitor that was allocated nothing: only what earlier looks saw allowed, or its spec
     names."""
     assert holders(view(access_scene(gpus=()), DEFAULTS)) == ()
@@ -90,7 +90,7 @@ def test_what_it_may_open_besides_counts_once_it_was_seen() -> None:
     assert {d.device for d in named.devices} == {GPU0, GPU1, CTL}
 
 
-def test_a_privileged_neighbour_holds_nothing_by_its_spec() -> None:
+def test_the_spec_of_a_privileged_container_gives_it_no_gpu() -> None:
     everything = ((Device("c", -1, -1), "rwm"), (Device("c", 195, 0), "rwm"))
     assert holders(view(access_scene((process(spec=everything),), gpus=()), DEFAULTS)) == ()
 
@@ -98,14 +98,14 @@ def test_a_privileged_neighbour_holds_nothing_by_its_spec() -> None:
 @pytest.mark.parametrize(
     "changes", [{"state": ContainerState.EXITED}, {"state": ContainerState.CREATED}]
 )
-def test_what_does_not_run_holds_nothing(changes: dict[str, Any]) -> None:
+def test_a_container_that_is_not_running_holds_no_gpu(changes: dict[str, Any]) -> None:
     snapshot = access_scene()
     pods, (box,) = snapshot.runtime.value.sandboxes, snapshot.runtime.value.containers  # type: ignore[union-attr]
     ended = Runtime(pods, (container(box.id, box.sandbox_id, name="main", **changes),))
     assert holders(view(changed(snapshot, runtime=seen(ended)), DEFAULTS)) == ()
 
 
-def test_a_pod_that_has_ended_and_a_process_that_is_gone_hold_nothing() -> None:
+def test_an_ended_pod_and_an_ended_process_hold_no_gpu() -> None:
     snapshot = access_scene()
     ended = sandbox("pod-2", name="train-0", namespace="ml", is_ready=False)
     runtime = Runtime((ended,), snapshot.runtime.value.containers)  # type: ignore[union-attr]
@@ -134,13 +134,13 @@ def test_when_a_verdict_stands(of: dict[str, Any], said: dict[str, Any], stands:
     assert bool(questions(view(snapshot, DEFAULTS))) is not stands or "answers" in said
 
 
-def test_readers_that_disagree_are_unknown_and_not_asked_without_end() -> None:
+def test_disagreeing_readings_are_unknown_and_retries_are_limited() -> None:
     snapshot = access_scene((process(),), verdicts=(verdict(rules=OTHERS),))
     assert questions(view(snapshot, DEFAULTS)) == ()
     assert {d.access for d in held(snapshot).devices} == {CurrentAccess.UNKNOWN}
 
 
-def test_a_question_names_every_node_of_the_host_and_nobodys() -> None:
+def test_a_check_covers_every_node_of_the_host_and_an_unused_number() -> None:
     snapshot = access_scene(verdicts=())
     (question,) = questions(view(snapshot, DEFAULTS))
     assert set(question.devices) == {GPU0, GPU1, CTL, UVM, Device("c", 511, 1), UNUSED_DEVICE}
@@ -148,7 +148,7 @@ def test_a_question_names_every_node_of_the_host_and_nobodys() -> None:
     assert diagnose(snapshot, DEFAULTS).access_check is not None
 
 
-def test_old_verdicts_are_shown_for_a_while_and_not_for_ever() -> None:
+def test_old_verdicts_are_shown_for_a_limited_time() -> None:
     fresh = process(rules=OTHERS, other_until=NOW - 2)
     assert {d.access for d in held(access_scene((fresh,))).devices} == {CurrentAccess.ALLOWED}
     assert held(access_scene((fresh,))).verdict is None
@@ -175,7 +175,7 @@ def test_after_the_next_reload(scopes: tuple[Any, ...], risk: ReloadRisk) -> Non
     assert {d.risk for d in held(access_scene(scopes=scopes)).devices} == {risk}
 
 
-def test_a_reload_cannot_hurt_what_no_unit_carries() -> None:
+def test_a_reload_does_not_affect_a_container_outside_units() -> None:
     one = held(access_scene((process(cgroup_v2=f"/kubepods/pod1/{ID}"),), scopes=()))
     assert {d.risk for d in one.devices} == {ReloadRisk.NO}
     assert {d.risk for d in held(access_scene((process(cgroup_v2="/"),), scopes=())).devices} == {
@@ -202,7 +202,7 @@ LOST = {"verdicts": (verdict((), at=NOW - 3),)}
         ((), LossCause.NEVER_HAD, "never saw it allowed"),
     ],
 )
-def test_the_cause_of_a_loss_is_what_was_observed(
+def test_the_cause_of_a_loss_is_observed(
     sightings: tuple[Any, ...], cause: LossCause, says: str
 ) -> None:
     one = held(
@@ -215,7 +215,7 @@ def test_the_cause_of_a_loss_is_what_was_observed(
     assert "CDI" in one.cure
 
 
-def test_a_node_of_the_spec_that_systemd_was_not_told_of() -> None:
+def test_a_node_of_the_spec_that_systemd_does_not_know() -> None:
     spec = tuple((d, "rw") for d in GIVEN)
     one = held(access_scene((process(spec=spec),)))
     assert "1.1.3" in one.risk_why and "1.1.7" in one.cure
@@ -266,15 +266,15 @@ def test_remembering() -> None:
 
 
 @pytest.mark.parametrize("ids", [("GPU-of-another-node",), ("",), ("MIG-1",), ("nvidia9999/vgpu",)])
-def test_ids_that_nobody_can_resolve_leave_the_control_nodes(ids: tuple[str, ...]) -> None:
+def test_unresolved_ids_leave_the_control_device_nodes(ids: tuple[str, ...]) -> None:
     assert {d.device for d in held(access_scene(gpus=ids)).devices} == {CTL, UVM}
 
 
-def test_gke_calls_its_gpus_by_their_node() -> None:
+def test_gke_names_gpus_after_their_device_node() -> None:
     assert GPU1 in {d.device for d in held(access_scene(gpus=("nvidia1/vgpu0",))).devices}
 
 
-def test_capability_nodes_are_asked_about_only_where_somebody_claims_them() -> None:
+def test_capability_nodes_are_checked_only_if_a_container_is_entitled_to_them() -> None:
     many = tuple(DeviceNode(f"/dev/nvidia-caps/nvidia-cap{n}", 511, n + 2) for n in range(500))
     snapshot = access_scene(verdicts=())
     snapshot = changed(snapshot, nodes=seen((*snapshot.nodes.value, *many)))  # type: ignore[union-attr]
@@ -283,7 +283,7 @@ def test_capability_nodes_are_asked_about_only_where_somebody_claims_them() -> N
     assert set(GIVEN) <= set(question.devices)
 
 
-def test_the_plugin_that_lost_its_access_while_everything_is_listed() -> None:
+def test_a_plugin_that_lost_access_while_everything_is_listed() -> None:
     denied = diagnose(changed(access_scene(), plugins=(sight(access=False),)), DEFAULTS)
     well = finding(denied, "PluginHealthy")
     assert (well.reason, well.blocks) == ("PluginAccessDenied", True)
@@ -293,7 +293,7 @@ def test_the_plugin_that_lost_its_access_while_everything_is_listed() -> None:
     assert finding(fine, "PluginHealthy").verdict is JournalEvent.HOLDS
 
 
-def test_a_reload_asks_for_a_second_look() -> None:
+def test_a_reload_causes_a_second_snapshot() -> None:
     snapshot = changed(access_scene(), manager=seen(Manager("252", NOW - 1)))
     assert diagnose(snapshot, DEFAULTS).access_due == NOW + 4
     assert diagnose(access_scene(()), DEFAULTS).access_due == NOW + 1.0
@@ -311,7 +311,7 @@ def test_an_unknown_answer_is_never_fine() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_workload_from_before_the_drivers_load_is_named(strict: bool) -> None:
+def test_a_workload_older_than_the_driver_is_reported(strict: bool) -> None:
     """The module was loaded again at 500 s after the boot; the container is from 100 s."""
     settings = replace(DEFAULTS, strict_access=strict)
 

@@ -28,7 +28,7 @@ def packed(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_what_was_written_is_read(tmp_path: Path, ending: str) -> None:
+def test_a_written_bundle_can_be_read(tmp_path: Path, ending: str) -> None:
     path = packed(tmp_path / f"b{ending}")
     assert bundle.read(path).answers == bundle.read(packed(tmp_path / "folder")).answers
     assert os.stat(path).st_mode & 0o7777 == 0o600
@@ -46,7 +46,7 @@ def test_any_tar_reads_it(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["ustar", "gnu", "pax", "posix"])
-def test_a_folder_that_somebody_packed_is_read(tmp_path: Path, form: str) -> None:
+def test_a_packed_folder_is_read(tmp_path: Path, form: str) -> None:
     folder = packed(tmp_path / "b")
     subprocess.run(
         ["tar", f"--format={form}", "-czf", "sent.tgz", "./b"], cwd=tmp_path, check=True, timeout=60

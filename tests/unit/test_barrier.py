@@ -126,12 +126,14 @@ def finding(link: int, verdict: str, reason: str, blocks: bool = True) -> dict[s
         (status(ready="yes") | {"findings": "junk"}, None, "NotVerified"),
     ],
 )
-def test_the_agents_word(said: dict[str, Any], ready: bool | None, reason: str) -> None:
+def test_readiness_from_the_agents_status(
+    said: dict[str, Any], ready: bool | None, reason: str
+) -> None:
     word = from_status(said)
     assert (word.ready, word.reason) == (ready, reason)
 
 
-def test_a_word_is_one_printable_line() -> None:
+def test_the_readiness_message_is_one_printable_line() -> None:
     assert Word(False, "X", "a\nb\x1b[31m").line == "X: a?b?[31m"
     assert YES.line == "the kubelet lists 8 of 8 GPUs"
 
@@ -157,7 +159,7 @@ def test_a_break_starts_the_count_again() -> None:
 
 
 @pytest.mark.parametrize("before", [YES, NO])
-def test_not_known_lets_the_last_word_stand_for_a_while(before: Word) -> None:
+def test_an_unknown_state_keeps_the_last_state_for_a_while(before: Word) -> None:
     stood = standing(before)
     found = decide.step(stood, silent("no answer"), 200, SETTINGS)
     found = decide.step(found, UNSURE, 219.9, SETTINGS)
@@ -191,7 +193,7 @@ def test_opening_writes_the_condition_first_and_label_with_taint_in_one_patch() 
     )
 
 
-def test_closing_takes_label_and_taint_first() -> None:
+def test_closing_changes_label_and_taint_first() -> None:
     first, second = wanted(standing(NO), OPEN)
     assert first == (
         False,
@@ -210,7 +212,7 @@ def test_closing_takes_label_and_taint_first() -> None:
     assert said["lastTransitionTime"] == stamp(NOW)
 
 
-def test_nothing_is_written_where_all_is_said() -> None:
+def test_nothing_is_written_if_the_node_is_up_to_date() -> None:
     assert wanted(standing(YES), OPEN) == []
     assert wanted(standing(NO), node(condition="False", reason="NotRegistered")) == []
 
@@ -228,7 +230,7 @@ def test_the_condition_has_a_heartbeat_and_a_reason_that_flaps_is_written_rarely
     )
 
 
-def test_an_earlier_boots_label_is_taken_away_even_by_a_ready_agent() -> None:
+def test_a_label_of_an_earlier_boot_is_removed_even_if_the_agent_is_ready() -> None:
     seen = node("true", tainted=False, condition="True", boot=EARLIER)
     first, second = wanted(standing(YES), seen)
     assert first[1]["metadata"]["labels"] == {LABEL: None}
@@ -236,7 +238,7 @@ def test_an_earlier_boots_label_is_taken_away_even_by_a_ready_agent() -> None:
     assert not decide.adopt(view(seen), BOOT, SETTINGS).is_open
 
 
-def test_what_an_earlier_program_left_stands_but_opens_nothing() -> None:
+def test_state_of_an_earlier_barrier_stays_but_opens_nothing() -> None:
     found = decide.adopt(view(OPEN), BOOT, SETTINGS)
     assert found.is_open
     assert wanted(found, OPEN) == []
@@ -247,7 +249,7 @@ def test_what_an_earlier_program_left_stands_but_opens_nothing() -> None:
     assert decide.adopt(view(node(condition="False")), BOOT, SETTINGS).status == "False"
 
 
-def test_a_label_of_another_value_is_no_barrier_and_goes() -> None:
+def test_a_label_with_another_value_is_removed() -> None:
     assert wanted(standing(NO), node("false", condition="False", reason=NO.reason))[0][1] == {
         "metadata": {"labels": {LABEL: None}}
     }
@@ -259,7 +261,7 @@ def test_without_the_right_to_taint_the_label_is_kept_alone() -> None:
 
 
 @pytest.mark.parametrize("off", [{"node_label": ""}, {"node_condition": ""}, {"node_taint": ""}])
-def test_each_part_can_be_left_out(off: dict[str, str]) -> None:
+def test_each_part_of_the_barrier_can_be_disabled(off: dict[str, str]) -> None:
     settings = Settings(**{"node_taint": TAINT, **off})
     words = str([p.body for p in decide.patches(standing(YES), view(node()), BOOT, NOW, settings)])
     for name, word in (
@@ -278,7 +280,7 @@ def test_each_part_can_be_left_out(off: dict[str, str]) -> None:
         {"status": {"conditions": [1, {}], "nodeInfo": "x"}, "spec": {"taints": {"a": 1}}},
     ],
 )
-def test_a_node_of_another_shape_opens_nothing(junk: dict[str, Any]) -> None:
+def test_a_node_of_another_shape_does_not_open_the_barrier(junk: dict[str, Any]) -> None:
     assert not decide.adopt(view(junk), BOOT, SETTINGS).is_open
     assert not any(p.opens for p in decide.patches(standing(YES), view(junk), BOOT, NOW, SETTINGS))
 

@@ -70,18 +70,18 @@ def test_a_bundle_is_plain_files_for_root_only(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_a_written_bundle_can_be_read(tmp_path: Path) -> None:
     host = Replay(bundle.read(written(tmp_path / "b")))
     assert asyncio.run(host.file("/proc/driver/nvidia/version")) == Seen(b"\x00\xff\n", 1.0)
     assert asyncio.run(host.file("/proc/devices", 3)) == Seen(b"195", 1.0)
 
 
-def test_parents_are_made(tmp_path: Path) -> None:
+def test_parent_folders_are_created(tmp_path: Path) -> None:
     assert read(written(tmp_path / "a/b/c"))
 
 
 @pytest.mark.parametrize("there", ["folder", "file"])
-def test_what_is_there_already_is_left_alone(tmp_path: Path, there: str) -> None:
+def test_an_existing_target_is_not_changed(tmp_path: Path, there: str) -> None:
     target = tmp_path / "b"
     target.mkdir() if there == "folder" else target.write_text("mine")
     with pytest.raises(BundleError, match="is there already"):
@@ -89,14 +89,14 @@ def test_what_is_there_already_is_left_alone(tmp_path: Path, there: str) -> None
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_nothing_is_left_behind_where_it_cannot_be_written(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
     clashing = Tape({Tape.key("file", path): encode(Seen(b"x", 1.0)) for path in ("/a", "/a/b")})
     with pytest.raises(BundleError, match="could not be written"):
         bundle.write(clashing, tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_that_is_too_long_is_a_sentence(tmp_path: Path) -> None:
+def test_a_name_that_is_too_long_is_an_error_message(tmp_path: Path) -> None:
     with pytest.raises(BundleError):
         bundle.write(tape(), tmp_path / ("x" * 300))
 
@@ -244,7 +244,7 @@ def test_a_manifest_that_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
         bundle.read(path.parent)
 
 
-def test_a_link_that_takes_a_folders_place_while_it_is_read_leads_nowhere(tmp_path: Path) -> None:
+def test_a_link_that_replaces_a_folder_during_a_read_is_not_followed(tmp_path: Path) -> None:
     folder = written(tmp_path / "b")
     (folder / "files/proc").rename(tmp_path / "away")
     (folder / "files/proc").symlink_to(tmp_path / "away")
@@ -280,7 +280,7 @@ def test_a_byte_that_differs_is_refused(tmp_path: Path, name: str) -> None:
         read(folder)
 
 
-def test_a_newer_format_names_who_wrote_it(tmp_path: Path) -> None:
+def test_a_newer_format_shows_the_version_that_wrote_it(tmp_path: Path) -> None:
     folder = written(tmp_path / "b")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 99, "gpu_gate": "7.0"}))
@@ -288,7 +288,7 @@ def test_a_newer_format_names_who_wrote_it(tmp_path: Path) -> None:
         bundle.read(folder)
 
 
-def test_what_is_too_much_is_left_out_and_named(tmp_path: Path) -> None:
+def test_content_over_the_limit_is_omitted_and_listed(tmp_path: Path) -> None:
     held = tape()
     for number in range(3):
         held.answers[Tape.key("tail", f"/{number}.log")] = encode(Seen(bytes(20 << 20), 1.0))
@@ -300,7 +300,7 @@ def test_what_is_too_much_is_left_out_and_named(tmp_path: Path) -> None:
     assert isinstance(found, Refusal) and found.why is Why.NOT_RECORDED
 
 
-def test_a_path_that_climbs_is_no_file_name(tmp_path: Path) -> None:
+def test_a_path_with_parent_references_is_no_file_name(tmp_path: Path) -> None:
     held = Tape(
         {**tape().answers, Tape.key("tail", "/var/log/../../../x"): encode(Seen(b"log", 1.0))}
     )

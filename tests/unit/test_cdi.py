@@ -34,13 +34,13 @@ RUN, ETC = "/run/cdi/nvidia.yaml", "/etc/cdi/nvidia.yaml"
 REFRESH = unit(CDI_UNIT, active="inactive", since=None)
 
 
-def test_what_nvidia_ctk_writes() -> None:
+def test_a_spec_by_nvidia_ctk() -> None:
     assert cdi.spec(text(ctk())) == CdiSpec(
         "nvidia.com/gpu", ("0", UUIDS[0], "1", UUIDS[1], "all"), (DRIVER,), HOST
     )
 
 
-def test_a_spec_that_fixes_numbers_and_renames_a_node() -> None:
+def test_a_spec_with_device_numbers_and_a_renamed_node() -> None:
     node = {"path": "/dev/nvidia0", "hostPath": "/dev/host0", "major": 195, "minor": 0}
     device = {"name": 0, "containerEdits": {"deviceNodes": [node]}}
     found = cdi.spec(text({"kind": "nvidia.com/gpu", "devices": [device]}))
@@ -93,7 +93,7 @@ def test_no_spec(data: bytes, says: str) -> None:
         {"deviceNodes": [{"path": "relative"}, {"path": "/a\0b"}, {"major": 1}]},
     ],
 )
-def test_hostile_edits_are_no_paths(edits: Any) -> None:
+def test_hostile_edits_are_not_used_as_paths(edits: Any) -> None:
     found = cdi.spec(
         text({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}, 7], "containerEdits": edits})
     )
@@ -130,7 +130,7 @@ def test_the_runtimes_mode(data: bytes, mode: str | None) -> None:
         (b"[plugins.cri.containerd.runtimes.runc]\n", False),
     ],
 )
-def test_a_handler(data: bytes, named: bool) -> None:
+def test_a_runtime_handler_is_found(data: bytes, named: bool) -> None:
     assert cdi.names_handler(data) == named
 
 
@@ -199,7 +199,7 @@ def assessment(found: Toolkit, *units: Any, **changes: Any) -> Diagnosis:
     )
 
 
-def test_a_node_without_cdi_is_well() -> None:
+def test_a_node_without_cdi_is_healthy() -> None:
     said = finding(assessment(parts()), "CdiSpec")
     assert said.verdict is Verdict.HOLDS and "the runtime's own hook" in said.because
     assert not any(f.condition == "RuntimeHandler" for f in assessment(parts()).findings)
@@ -279,7 +279,7 @@ def test_a_broken_spec(reason: str, found: Toolkit, says: str) -> None:
 
 
 @pytest.mark.parametrize(("reason", "found", "says"), FAULTS)
-def test_where_cdi_names_are_handed_out_it_closes_readiness(
+def test_a_broken_spec_ends_readiness_if_cdi_names_are_used(
     reason: str, found: Toolkit, says: str
 ) -> None:
     assert assessment(replace(found, mode=seen("cdi")), REFRESH).first_broken() is not None
@@ -298,7 +298,7 @@ def test_where_cdi_names_are_handed_out_it_closes_readiness(
         unit(CDI_UNIT, file_state="disabled"),
     ],
 )
-def test_a_unit_that_is_not_to_run_is_not_asked(off: Any) -> None:
+def test_a_disabled_unit_is_not_queried(off: Any) -> None:
     assert assessment(parts((RUN, ctk(driver="535.1.2"))), off).refresh is None
     assert finding(assessment(parts(), off), "CdiSpec").verdict is Verdict.HOLDS
 
@@ -312,7 +312,7 @@ def test_a_unit_that_is_not_to_run_is_not_asked(off: Any) -> None:
         parts(specs=Refusal(Why.NOT_RECORDED)),
     ],
 )
-def test_not_read_is_unknown_and_mends_nothing(found: Toolkit) -> None:
+def test_an_unread_spec_is_unknown_and_causes_no_refresh(found: Toolkit) -> None:
     diagnosis = assessment(replace(found, mode=seen("cdi")), REFRESH)
     assert finding(diagnosis, "CdiSpec").verdict is Verdict.UNKNOWN
     assert diagnosis.refresh is None and diagnosis.first_broken() is None
@@ -325,7 +325,7 @@ def test_a_file_that_vanished_while_it_was_read_is_no_broken_one() -> None:
     )
 
 
-def test_nothing_is_said_without_a_driver() -> None:
+def test_no_cdi_finding_without_a_driver() -> None:
     assert not any(
         f.condition == "CdiSpec" for f in assessment(parts(), REFRESH, **NO_DRIVER).findings
     )
@@ -367,6 +367,6 @@ def test_the_runtime_answers() -> None:
     assert said.because == "/run/containerd/containerd.sock answers: 1 container"
 
 
-def test_a_running_unit_is_known_to_run() -> None:
+def test_a_running_unit_is_reported_as_running() -> None:
     found = assessment(parts(), unit(CDI_UNIT, active="activating")).refresh
     assert found is not None and found.is_running

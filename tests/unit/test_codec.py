@@ -63,7 +63,7 @@ def made_up(kind: Any, rng: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_what_goes_out_comes_back(kind: Any) -> None:
+def test_encoding_and_decoding_are_inverse(kind: Any) -> None:
     rng = random.Random(5)
     for _ in range(60):
         value = made_up(kind, rng)
@@ -113,7 +113,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "data", "says"), REFUSED)
-def test_what_is_something_else_is_refused_in_a_sentence(kind: Any, data: Any, says: str) -> None:
+def test_other_content_is_refused_with_a_message(kind: Any, data: Any, says: str) -> None:
     with pytest.raises(BundleError) as refused:
         decode(kind, data)
     assert says in refused.value.sentence

@@ -220,7 +220,7 @@ def test_a_node_with_one_gpu() -> None:
     assert (snapshot.is_container, snapshot.control_plane) == (False, False)
 
 
-def test_a_node_with_its_driver_is_not_asked_for_module_files() -> None:
+def test_with_a_loaded_driver_module_files_are_not_read() -> None:
     host = DictHost(node())
     asyncio.run(collect(host, DEFAULTS))
     assert not [q for q in host.asked if "/lib/modules" in q or "dkms" in q]
@@ -281,12 +281,12 @@ def test_a_set_of_gpus_with_a_hole_is_not_a_set(part: str, answer: Any, pci: Why
     assert found.why is pci
 
 
-def test_a_function_that_is_gone_before_it_tells_its_vendor_is_gone() -> None:
+def test_a_pci_function_that_disappears_before_its_vendor_is_read_is_ignored() -> None:
     assert value(looked(node(**{f"{PCI}/{GPU}/vendor": MISSING})).pci) == ()
 
 
 @pytest.mark.parametrize("part", ["class", "driver"])
-def test_a_function_that_goes_while_it_is_read_is_not_a_host_without_a_pci_bus(part: str) -> None:
+def test_a_pci_function_that_disappears_during_a_read_does_not_hide_the_bus(part: str) -> None:
     snapshot = looked(node(**{f"{PCI}/{GPU}/{part}": MISSING}), allocatable=seen(()))
     assert diagnose(snapshot, DEFAULTS).scope_because != "this host has no PCI bus"
     assert (
@@ -318,7 +318,7 @@ def test_a_function_that_goes_while_it_is_read_is_not_a_host_without_a_pci_bus(p
         ([Entry("driver", "link", target="/sys/bus/pci/drivers/vfio-pci")], b"", ("vfio-pci", "")),
     ],
 )
-def test_who_drives_a_gpu(driver: list[Entry], override: Any, found: tuple[str, str]) -> None:
+def test_the_driver_of_a_gpu(driver: list[Entry], override: Any, found: tuple[str, str]) -> None:
     snapshot = looked(
         node(**{f"{PCI}/{GPU}/driver": driver, f"{PCI}/{GPU}/driver_override": override})
     )
@@ -326,7 +326,7 @@ def test_who_drives_a_gpu(driver: list[Entry], override: Any, found: tuple[str, 
     assert (gpu.driver, gpu.driver_override) == found
 
 
-def test_a_stray_name_on_the_bus_is_kept_as_it_is() -> None:
+def test_an_unknown_name_on_the_bus_is_kept_unchanged() -> None:
     files = node(
         **{
             f"{PCI}/*": ["odd"],
@@ -392,7 +392,7 @@ def test_is_a_module_being_built(changes: Files, building: Any) -> None:
     assert (found.value if isinstance(found, Seen) else found.why) == building
 
 
-def test_what_dkms_has_and_did_not_build_is_named() -> None:
+def test_a_dkms_module_that_was_not_built_is_reported() -> None:
     kept = {
         "/var/lib/dkms/nvidia*": ["nvidia"],
         "/var/lib/dkms/nvidia/*": [
@@ -421,13 +421,13 @@ def test_what_dkms_has_and_did_not_build_is_named() -> None:
     ],
 )
 @pytest.mark.parametrize("refusal", [DENIED, TIMED_OUT, MISSING], ids=lambda r: r.why.value)
-def test_a_refusal_is_handed_on_as_it_is(path: str, part: str, refusal: Refusal) -> None:
+def test_a_refusal_is_passed_on_unchanged(path: str, part: str, refusal: Refusal) -> None:
     found = getattr(looked(node(**{path: refusal})), part)
     assert isinstance(found, Refusal)
     assert found.why is refusal.why
 
 
-def test_a_file_that_holds_something_else_is_not_a_missing_one() -> None:
+def test_a_file_with_other_content_is_not_a_missing_file() -> None:
     found = looked(node(**{"/proc/driver/nvidia/version": b"hello\n"})).driver_version
     assert found == Refusal(Why.FAILED, "/proc/driver/nvidia/version holds something else: 'hello'")
 
@@ -464,7 +464,7 @@ def test_a_control_plane_of_static_pods(path: str) -> None:
         (b"torn", Why.FAILED),
     ],
 )
-def test_what_another_machine_learned_is_not_ours(stored: bytes, learned: Any) -> None:
+def test_the_gpu_record_of_another_machine_is_ignored(stored: bytes, learned: Any) -> None:
     found = looked(node(**{f"{STATE}/learned.json": stored})).learned
     assert (found.value if isinstance(found, Seen) else found.why) == learned
 
@@ -513,7 +513,7 @@ def with_plugin(*containers: Any, **answers: Any) -> DictHost:
         ({}, Settings(), RUNTIMES, CONTAINERD),
     ],
 )
-def test_the_first_runtime_that_is_there_is_asked(
+def test_the_first_existing_runtime_is_queried(
     answers: Any, settings: Settings, asked: list[str], used: str
 ) -> None:
     host = DictHost(node(), runtime=answers)
@@ -661,7 +661,7 @@ def test_whether_a_removed_container_would_come_back(
 
 
 @pytest.mark.parametrize(("allowed", "policy"), [((GPU0, CTL), ""), ((GPU0,), "Never")])
-def test_one_that_lost_its_access_while_all_is_listed_is_looked_at_too(
+def test_a_plugin_that_lost_access_is_collected_even_if_all_is_listed(
     allowed: Any, policy: str
 ) -> None:
     of, box = container(ID), sandbox(annotations={APPLIED: '{"spec": {"restartPolicy": "Never"}}'})
@@ -699,7 +699,7 @@ OUTER = "f" * 64
         ("", "", ""),
     ],
 )
-def test_who_listens_on_a_plugins_socket(cgroup: str, box: str, service: str) -> None:
+def test_the_listener_of_a_plugins_socket(cgroup: str, box: str, service: str) -> None:
     folder = "/var/lib/kubelet/device-plugins"
     names = ("kubelet.sock", "nvidia-gpu.sock", "rdma.sock")
     host = with_plugin(container(), listener={f"{folder}/nvidia-gpu.sock": seen(77)})
@@ -715,7 +715,7 @@ def test_who_listens_on_a_plugins_socket(cgroup: str, box: str, service: str) ->
     ]
 
 
-def test_nobody_is_asked_for_while_all_is_listed() -> None:
+def test_no_listener_is_searched_while_all_gpus_are_listed() -> None:
     folder = "/var/lib/kubelet/device-plugins"
     host = with_plugin(container(), allocatable=LISTED, probe=seen(ProbeState(report(gpus=GPUS))))
     host.files[f"{folder}/*"] = [Entry("nvidia-gpu.sock", "socket")]
@@ -723,7 +723,7 @@ def test_nobody_is_asked_for_while_all_is_listed() -> None:
     assert not [q for q in host.asked if q.startswith("listener") or q == f"{MANIFESTS}/*"]
 
 
-def test_a_socket_that_nobody_listens_on_has_no_owner() -> None:
+def test_a_socket_without_a_listener_has_no_owner() -> None:
     host = with_plugin(container())
     host.files["/var/lib/kubelet/device-plugins/*"] = [
         Entry(f"nvidia-{n}.sock", "socket") for n in range(40)
@@ -732,7 +732,7 @@ def test_a_socket_that_nobody_listens_on_has_no_owner() -> None:
     assert len([q for q in host.asked if q.startswith("listener")]) <= 4
 
 
-def test_a_plugin_is_looked_at_from_all_sides() -> None:
+def test_a_plugin_is_collected_completely() -> None:
     host = with_plugin(container(), container("work", "pod-2", name="main", image="cuda"))
     (found,) = asyncio.run(collect(host, DEFAULTS)).plugins
     assert (found.container.id, found.sandbox) == ("c1", sandbox())
@@ -760,7 +760,7 @@ def test_a_plugin_is_looked_at_from_all_sides() -> None:
         ({"access": DENIED}, container(), None, Why.NOT_PERMITTED),
     ],
 )
-def test_what_of_a_plugin_cannot_be_read(
+def test_parts_of_a_plugin_that_cannot_be_read(
     answers: dict[str, Any], of: Any, log: Why | None, access: Why | None
 ) -> None:
     (found,) = asyncio.run(collect(with_plugin(of, **answers), DEFAULTS)).plugins
@@ -783,7 +783,7 @@ def test_what_of_a_plugin_cannot_be_read(
         ((), (), True),  # NVML showed none: nothing can be compared
     ],
 )
-def test_its_own_access_is_asked_only_where_it_is_in_doubt(
+def test_the_plugins_own_access_is_checked_only_when_in_doubt(
     ids: Any, gpus: Any, asked: bool
 ) -> None:
     host = with_plugin(
@@ -795,7 +795,7 @@ def test_its_own_access_is_asked_only_where_it_is_in_doubt(
     assert ("access 4711 /dev/nvidiactl" in host.asked) is asked
 
 
-def test_a_swarm_of_plugins_is_not_read_to_its_end() -> None:
+def test_only_a_bounded_number_of_plugins_is_read() -> None:
     swarm = [container(f"c{n}", labels={"io.kubernetes.pod.uid": str(n)}) for n in range(40)]
     host = with_plugin(*swarm)
     assert 1 < len(asyncio.run(collect(host, DEFAULTS)).plugins) <= 4
@@ -826,7 +826,7 @@ def pods_alike(**mounts: tuple[str, ...]) -> DictHost:
     )
 
 
-def test_a_pod_that_only_looks_like_the_plugin_is_not_it() -> None:
+def test_a_pod_that_imitates_the_plugin_is_no_candidate() -> None:
     """Whoever may create a pod chooses its labels, image and names; the kubelet's folder is not
     theirs to mount."""
     snapshot = asyncio.run(collect(pods_alike(real=REAL, tenant=TENANTS), DEFAULTS))
@@ -845,11 +845,11 @@ def test_a_flood_of_such_pods_does_not_hide_the_plugin() -> None:
     assert len([q for q in host.asked if q.startswith("container")]) <= 20
 
 
-def test_where_the_runtime_does_not_tell_of_mounts_nobody_is_ruled_out() -> None:
+def test_without_mounts_from_the_runtime_no_candidate_is_rejected() -> None:
     assert len(asyncio.run(collect(pods_alike(one=(), other=()), DEFAULTS)).plugins) == 2
 
 
-def test_a_node_without_nvidia_functions_has_no_plugin_to_look_for() -> None:
+def test_without_nvidia_functions_no_plugin_is_searched() -> None:
     host = with_plugin(container())
     host.files[f"{PCI}/*"] = [DISK]
     snapshot = asyncio.run(collect(host, DEFAULTS))
@@ -898,7 +898,7 @@ def test_no_ledger_yet_is_an_empty_one_and_a_broken_one_is_none(stored: Any, ent
         (MISSING, Why.MISSING),
     ],
 )
-def test_the_checkpoint_in_any_of_its_shapes(stored: Any, found: Any) -> None:
+def test_the_checkpoint_in_all_formats(stored: Any, found: Any) -> None:
     said = looked(node(**{CHECKPOINT: stored})).checkpoint
     assert (said.value if isinstance(said, Seen) else said.why) == found
 
@@ -917,7 +917,7 @@ def test_the_plugins_own_unit_is_read() -> None:
     ("unit_setting", "kubelets"),
     [("", KUBELET_UNITS), ("none", ()), ("my.service", ("my.service",))],
 )
-def test_the_units_that_are_watched(unit_setting: str, kubelets: tuple[str, ...]) -> None:
+def test_the_watched_units(unit_setting: str, kubelets: tuple[str, ...]) -> None:
     names = watched_units(Settings(kubelet_unit=unit_setting))
     assert set(kubelets) == {*names} & {*KUBELET_UNITS, "my.service"}
     assert "nvidia-persistenced.service" in names and "containerd.service" in names
@@ -961,7 +961,7 @@ def test_mig_instances_by_the_drivers_own_folders(
     assert (said.value if isinstance(said, Seen) else said.why.value) == found
 
 
-def test_the_settings_name_the_paths_that_are_asked() -> None:
+def test_settings_select_the_paths_that_are_read() -> None:
     host = DictHost(node())
     asyncio.run(collect(host, Settings(pod_resources_socket="/a/b.sock", device_plugins_dir="/dp")))
     assert {"allocatable /a/b.sock", "/dp/*"} <= set(host.asked)
@@ -988,7 +988,7 @@ def test_answers_that_are_no_files_reach_the_scene() -> None:
         (Why.NOT_PERMITTED, False),
     ],
 )
-def test_telling_refusals_are_facts_about_the_node(why: Why, telling: bool) -> None:
+def test_some_refusals_are_facts_about_the_node(why: Why, telling: bool) -> None:
     assert Refusal(why).is_telling is telling
     assert Refusal(why).is_missing is (why is Why.MISSING)
     assert (str(Refusal(why)), str(Refusal(why, "so"))) == (why.value, f"{why.value}: so")
@@ -1017,7 +1017,7 @@ DRA_POD = {"name": "nvidia-dra-driver-gpu-kubelet-plugin-x7k2p", "labels": {}}
         ("/var/lib/kubelet", "", ContainerState.RUNNING, ""),
     ],
 )
-def test_a_driver_of_dra_is_looked_for_where_no_plugin_is(
+def test_without_a_plugin_a_dra_driver_is_searched(
     root: str, socket: str, state: ContainerState, found: str
 ) -> None:
     driver = container(name="gpus", image=DRA_IMAGE, state=state)
@@ -1029,7 +1029,7 @@ def test_a_driver_of_dra_is_looked_for_where_no_plugin_is(
     assert (snapshot.dra_driver.value if isinstance(snapshot.dra_driver, Seen) else "") == found
 
 
-def test_a_tegra_is_asked_for_its_driver_and_for_all_the_rest() -> None:
+def test_a_tegra_is_collected_with_its_driver() -> None:
     host = DictHost({f"{PCI}/*": [], SOC_FAMILY: b"Tegra\n"})
     asyncio.run(collect(host, DEFAULTS))
     assert host.asked[1:3] == [SOC_FAMILY, "/sys/module/nvgpu/*"]

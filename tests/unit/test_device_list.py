@@ -45,7 +45,7 @@ MAJORS = {"nvidia": 195, "nvidia-uvm": 510, "nvidia-caps": 511, "pts": 136}
         ("an unknown policy", (), ("c", 195, 0), ""),
     ],
 )
-def test_what_a_list_allows(policy, allow, number, wanted):
+def test_rights_that_a_device_list_grants(policy, allow, number, wanted):
     granted = grants(policy, allow, MAJORS, {"/dev/fuse": ("c", 10, 229)})
     assert rights_of(granted, number) == set(wanted)
 

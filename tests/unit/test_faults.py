@@ -855,7 +855,7 @@ def test_each_fault(
 
 
 @pytest.mark.parametrize(("fault", "reason"), BY_REASON.items())
-def test_faults_that_a_finding_names(fault: str, reason: str) -> None:
+def test_faults_confirmed_by_a_finding(fault: str, reason: str) -> None:
     ids = {s.id: s.strength for s in suspects(snapshot(), reasoned(reason))}
     assert ids.get(fault) is CONFIRMED
     assert fault not in {s.id for s in suspects(snapshot(), reasoned(reason, Verdict.UNKNOWN))}
@@ -874,13 +874,13 @@ def test_every_fault_is_tried_in_each_of_its_strengths() -> None:
         )
 
 
-def test_what_is_said_of_a_container_is_done_to_a_unit() -> None:
+def test_remedies_for_a_container_apply_to_a_unit() -> None:
     older = found(replace(UNIT_PLUGIN, **LOADED_LATE))["ContainerOlderThanModule"]
     assert older.do == f"systemctl restart {AKS}" and "restart its unit" in older.remedy
     assert found(UNIT_PLUGIN)["UnitNotRegistered"].capture == f"journalctl -b -u {AKS} -n 50"
 
 
-def test_that_nobody_holds_a_gpu_is_said_by_the_kubelet_alone() -> None:
+def test_only_the_kubelet_can_show_that_no_container_holds_a_gpu() -> None:
     """A container without a claim that we know of may have been allocated one."""
 
     def workloads(**changes: Any) -> Finding:
@@ -960,7 +960,7 @@ def test_the_first_broken_link(
     assert broken(of, diagnostics) == link
 
 
-def test_every_link_has_a_word_where_there_is_a_chain() -> None:
+def test_every_link_has_a_finding() -> None:
     chain = links(snapshot(), diagnose(snapshot(), DEFAULTS), DiagnosticData())
     assert {f.link for f in chain} == set(range(1, 15))
     assert [f.link for f in chain] == sorted(f.link for f in chain)
@@ -971,7 +971,7 @@ def test_every_link_has_a_word_where_there_is_a_chain() -> None:
     )
 
 
-def test_what_is_silent_is_never_broken() -> None:
+def test_a_silent_component_is_unknown_and_not_broken() -> None:
     silent = snapshot(
         allocatable=DENIED, runtime=DENIED, units=DENIED, processes=DENIED, kernel=DENIED
     )
@@ -982,7 +982,7 @@ def test_what_is_silent_is_never_broken() -> None:
     assert found(silent, DiagnosticData(journal=DENIED, cuda=DENIED)) == {}
 
 
-def test_what_keeps_a_fault_is_not_its_cause() -> None:
+def test_a_symptom_is_not_a_cause() -> None:
     of = unlisted(checkpoint=seen({"nvidia.com/gpu": 2}))
     diagnosis = diagnose(of, DEFAULTS)
     first = first_broken(links(of, diagnosis, DiagnosticData()))
@@ -999,7 +999,7 @@ def explained(of: Snapshot, diagnostics: DiagnosticData = NO_DIAGNOSTICS) -> lis
     return [s.id for s in causes(first, suspects(of, diagnosis, diagnostics))] if first else []
 
 
-def test_what_kept_the_plugin_away_is_its_cause_and_a_spec_that_nobody_uses_is_not() -> None:
+def test_the_cause_of_a_missing_plugin_and_not_an_unused_spec() -> None:
     refused = said(
         "nvidia-container-cli: ldcache error: process /sbin/ldconfig terminated with signal 9",
         NOW - 9,

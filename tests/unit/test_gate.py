@@ -127,7 +127,7 @@ def test_the_same_probe_counts_once() -> None:
     assert once.good == 1
 
 
-def test_one_probe_is_enough_where_the_owner_says_so() -> None:
+def test_one_probe_is_enough_with_stable_probes_1() -> None:
     assert after_probes(1, Settings(stable_probes=1)).phase is Phase.OPEN
 
 
@@ -141,7 +141,7 @@ def test_a_failure_starts_the_count_again() -> None:
     assert step(after_probes(2), boot(probe=failing(999, number=3)), NOW, DEFAULTS).gate.good == 0
 
 
-def test_the_arrival_of_an_event_starts_nothing_again() -> None:
+def test_an_event_restarts_nothing() -> None:
     two = after_probes(2)
     again = step(
         two,
@@ -445,7 +445,7 @@ def test_once_released_released_for_this_boot() -> None:
         ({"on_deadline": "hold", "hold_s": 9e9}, False, MAX_HOLD_S),
     ],
 )
-def test_how_long_a_kubelet_is_held_at_most(
+def test_the_longest_delay_of_a_kubelet(
     settings: dict[str, Any], plane: bool, limit: float
 ) -> None:
     assert hold_limit_s(Settings(**settings), plane) == limit
@@ -667,7 +667,7 @@ def test_a_repair_is_ready_after_two_answers_and_not_before() -> None:
     assert now.phase is Phase.OPEN
 
 
-def test_a_failing_probe_is_remembered_for_the_mender() -> None:
+def test_a_failing_probe_is_recorded_for_repairs() -> None:
     now = step(
         opened(), diagnosed(**{**REGISTERED, "probe": failing(999, number=4)}), NOW, DEFAULTS
     ).gate
@@ -681,7 +681,7 @@ def test_nvml_is_stable_since_its_last_needed_probe() -> None:
     assert after_probes(9).open_since == START + 3
 
 
-def test_a_driver_that_goes_takes_its_probes_verdict_with_it() -> None:
+def test_unloading_the_driver_discards_the_last_probe() -> None:
     gone = step(opened(), boot(**{**NO_DRIVER, "probe": probed(number=3)}), NOW, DEFAULTS).gate
     assert (gone.good, gone.validated_at, gone.hopeless) == (0, None, 0)
     back = step(gone, boot(probe=probed(number=3)), NOW + 1, DEFAULTS)
@@ -727,7 +727,7 @@ def test_a_hang_is_followed_by_longer_pauses_from_the_start() -> None:
     assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
 
 
-def test_what_waiting_cannot_heal_is_still_looked_at_but_rarely() -> None:
+def test_a_fault_that_cannot_heal_is_still_probed_rarely() -> None:
     after, at = failed(2, 18)
     assert after.phase is Phase.BLOCKED
     assert after.probe_after - at == MAX_BACKOFF_S
@@ -821,7 +821,7 @@ def test_actions(
         ("", ("gpu0/gi1/ci0",), False),
     ],
 )
-def test_other_mig_instances_than_nvml_was_asked_for(
+def test_mig_instances_that_differ_from_the_last_probe(
     asked_for: str, there: tuple[str, ...], asks: bool
 ) -> None:
     before = opened(probe_after=NOW + 500, asked_for=asked_for)
@@ -832,7 +832,7 @@ def test_other_mig_instances_than_nvml_was_asked_for(
     assert StartProbe not in kinds(unread.actions)
 
 
-def test_processes_overlap_while_settling_and_nothing_is_held_once_open() -> None:
+def test_probe_processes_overlap_while_settling_and_none_remains_once_open() -> None:
     first = step(gate(), boot(probe=seen(ProbeState())), NOW, DEFAULTS)
     assert StartProbe(overlap=True) in first.actions
     later = step(opened(probe_after=NOW), boot(probe=probed(number=3)), NOW, DEFAULTS)
@@ -844,7 +844,7 @@ def test_processes_overlap_while_settling_and_nothing_is_held_once_open() -> Non
     [(UUIDS[:1], 29.0, False), (UUIDS[:1], 30.0, True), (UUIDS, 30.0, False), ((), 30.0, False)],
 )
 @pytest.mark.parametrize("since", [NOW - 10, NOW - 400], ids=["open", "held by the mender"])
-def test_where_some_are_listed_nvml_is_asked_more_often(
+def test_more_frequent_probes_while_some_gpus_are_listed(
     ids: Any, age: float, asks: bool, since: float
 ) -> None:
     """A GPU may be lost."""
@@ -865,7 +865,7 @@ def test_where_some_are_listed_nvml_is_asked_more_often(
         assert done.gate.phase is (Phase.OPEN if since == NOW - 10 else Phase.BLOCKED)
 
 
-def test_what_was_learned_is_never_lowered() -> None:
+def test_the_gpu_record_never_shrinks() -> None:
     done = step(
         opened(), boot(probe=probed(number=3), learned=seen(("0000:ff:00.0",))), NOW, DEFAULTS
     )
@@ -897,7 +897,7 @@ def test_what_was_learned_is_never_lowered() -> None:
         ),  # a plugin registers silently
     ],
 )
-def test_when_to_look_again(before: Gate, changes: dict[str, Any], wake_at: float) -> None:
+def test_when_the_next_cycle_runs(before: Gate, changes: dict[str, Any], wake_at: float) -> None:
     assert step(before, boot(**changes), NOW, DEFAULTS).wake_at == pytest.approx(wake_at, abs=0.05)
 
 
@@ -913,7 +913,7 @@ def test_the_end_of_the_standing_verdict_wakes() -> None:
 
 
 @pytest.mark.parametrize("missing", ["finding", "next step"])
-def test_words_where_a_rule_said_nothing(missing: str) -> None:
+def test_findings_for_links_without_a_rule(missing: str) -> None:
     """A diagnosis that another version or a test made by hand may lack what ours has."""
     bare = replace(boot(probe=seen(ProbeState())), findings=())
     after = step(gate(hopeless=2 if missing == "next step" else 0), bare, NOW, DEFAULTS).gate
@@ -951,7 +951,7 @@ def strange(rng: random.Random) -> Diagnosis:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_may_never_happen(seed: int) -> None:
+def test_invariants_over_random_worlds(seed: int) -> None:
     """Whatever is read in whatever order: no open gate on an incomplete set, nobody held beyond the
     deadline."""
     rng, now, at = random.Random(seed), gate(), START
@@ -980,7 +980,7 @@ def test_what_may_never_happen(seed: int) -> None:
         now = after
 
 
-def test_an_unknown_link_is_named_before_a_later_broken_one() -> None:
+def test_an_unknown_link_is_reported_before_a_later_broken_one() -> None:
     """Everything after the first link we know nothing of may only follow from it."""
     blind = replace(
         boot(),

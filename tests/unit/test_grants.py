@@ -66,7 +66,7 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("now", "give", "wanted"), NAMED)
-def test_what_is_named(now, give, wanted):
+def test_entries_that_a_grant_adds(now, give, wanted):
     assert dict(entries("strict", RUNC, rights(**BASE, **now), give, MAJORS)) == wanted
 
 
@@ -80,7 +80,7 @@ def test_an_entry_of_the_same_path_never_shrinks():
 
 @pytest.mark.parametrize(("now", "give", "wanted"), NAMED)
 @pytest.mark.parametrize("policy", ["strict", "closed"])
-def test_after_the_call_the_list_holds_all_there_was(policy, now, give, wanted):
+def test_after_the_call_the_list_contains_all_earlier_entries(policy, now, give, wanted):
     """Whatever systemd makes of the list from now on, nothing is lost, and nothing is given
     unasked."""
     before = rights(**BASE, **now)
@@ -107,12 +107,12 @@ def test_after_the_call_the_list_holds_all_there_was(policy, now, give, wanted):
         ({"c_x_x": "rwm"}, [], []),
     ],
 )
-def test_what_came_of_it(after, lost, missing):
+def test_a_grant_is_verified(after, lost, missing):
     verified = verify(rights(c_1_3="rwm"), rights(**after), (GPU0,))
     assert (list(verified.lost), list(verified.missing)) == (lost, missing)
 
 
-def test_who_may_open_everything_is_named_nothing():
+def test_a_container_that_may_open_everything_needs_no_entry():
     assert may_all(rights(c_x_x="rwm"))
     assert may_all(rights(b_x_x="r"))
     assert not may_all(rights(**BASE))
@@ -175,7 +175,7 @@ def test_a_container_at_risk_is_prevented_from_losing():
         (container(access=CurrentAccess.DENIED, claims=(Entitlement.PLUGIN,)), True, True, 0),
     ],
 )
-def test_when_something_is_due(what, heal, prevent, wanted):
+def test_when_the_barrier_acts(what, heal, prevent, wanted):
     assert len(due([what], heal, prevent, 9.0)) == wanted
 
 
@@ -188,7 +188,7 @@ def test_when_something_is_due(what, heal, prevent, wanted):
         (container(scope=scope_of("auto")), 0),
     ],
 )
-def test_whom_a_reload_may_take_something_from(what, wanted):
+def test_containers_at_risk_at_a_reload(what, wanted):
     assert len(exposed([what])) == wanted
 
 
@@ -207,7 +207,7 @@ def test_whom_a_reload_may_take_something_from(what, wanted):
         container(all_devices=True),
     ],
 )
-def test_who_is_never_touched(never):
+def test_scopes_that_are_never_changed(never):
     assert guarded([never]) == ()
     assert (
         due(
@@ -248,7 +248,7 @@ def test_who_is_never_touched(never):
         ({}, 1.0, 0),  # nothing was to be named
     ],
 )
-def test_what_was_in_vain_is_not_tried_again_and_again(changes, now, wanted):
+def test_a_failed_grant_is_not_repeated(changes, now, wanted):
     added = GrantResult(
         "0a",
         "cri-containerd-0a.scope",

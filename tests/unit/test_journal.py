@@ -259,13 +259,13 @@ def test_lines(source: str, text: str, says: JournalEvent | None) -> None:
     assert [w.says for w in words([JournalLine(NOW, source, text)])] == ([says] if says else [])
 
 
-def test_of_a_long_line_the_telling_part_is_cited() -> None:
+def test_a_long_line_is_cited_from_its_relevant_part() -> None:
     told = "nvidia-container-cli: ldcache error: process /sbin/ldconfig terminated with signal 9"
     assert told in words([JournalLine(NOW, KUBELET, "x" * 300 + told)])[0].line[:150]
     assert words([JournalLine(NOW, KUBELET, f"E1017 {told}")])[0].line == f"E1017 {told}"
 
 
-def test_who_asked_is_kept() -> None:
+def test_the_requester_of_a_reload_is_recorded() -> None:
     line = "Reloading requested from client PID 7 ('systemctl') (unit session-1.scope)..."
     assert (
         words([JournalLine(NOW, "systemd", line)])[0].who

@@ -285,7 +285,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("text", "event", "bus_id"), LINES)
-def test_what_a_line_tells(text: str, event: KernelEvent | None, bus_id: str) -> None:
+def test_the_event_in_a_kernel_line(text: str, event: KernelEvent | None, bus_id: str) -> None:
     found = word(KernelLine(7.0, text))
     if event is None:
         assert found is None
@@ -337,7 +337,7 @@ def test_lines_have_boottime_and_only_those_about_gpus_are_kept(log: Path) -> No
     )
 
 
-def test_only_what_is_new_is_read_and_it_came_since_the_last_look(log: Path) -> None:
+def test_only_lines_since_the_last_snapshot_are_read(log: Path) -> None:
     kmsg = Kmsg(str(log))
     kmsg.lines(CLOCK)
     put(log, f"4,342,900000000,-;{XID_79}", f"4,343,900000001,-;{INIT}")  # its clock is 100 s late
@@ -349,7 +349,7 @@ def test_only_what_is_new_is_read_and_it_came_since_the_last_look(log: Path) -> 
     )
 
 
-def test_a_line_that_comes_again_is_kept_once_and_a_flood_is_bounded(log: Path) -> None:
+def test_a_repeated_line_is_kept_once_and_a_flood_is_bounded(log: Path) -> None:
     kmsg = Kmsg(str(log))
     put(log, *(f"4,{n},{n}000000,-;{INIT}" for n in range(20, 1000)))
     assert [line.at for line in kmsg.lines(CLOCK) if line.text == INIT] == [pytest.approx(1004.0)]
@@ -574,7 +574,7 @@ CASES: list[tuple[dict[str, Any], str, str, Heals, bool]] = [
 
 
 @pytest.mark.parametrize(("changes", "condition", "reason", "heals", "held"), CASES)
-def test_what_a_line_concludes(
+def test_findings_from_a_kernel_line(
     changes: dict[str, Any], condition: str, reason: str, heals: Heals, held: bool
 ) -> None:
     diagnosis = boot(**changes)
@@ -587,7 +587,7 @@ def test_what_a_line_concludes(
         assert found.next_step
 
 
-def test_a_cause_holds_only_once_it_has_been_seen_for_a_second() -> None:
+def test_a_cause_counts_after_it_was_observed_for_a_second() -> None:
     diagnosis = boot(kernel=said((900.0, UNSIGNED)), **INSTALLED)
     first = step(gate(), diagnosis, NOW, DEFAULTS)
     assert (first.gate.phase, first.wake_at, first.gate.released) == (Phase.WAITING, NOW + 1.0, "")
@@ -596,7 +596,7 @@ def test_a_cause_holds_only_once_it_has_been_seen_for_a_second() -> None:
     assert (gone.phase, again.phase) == (Phase.WAITING, Phase.WAITING)
 
 
-def test_nvml_is_not_asked_where_a_probe_would_hang_and_is_asked_again_later() -> None:
+def test_no_probe_that_would_hang_and_another_one_later() -> None:
     diagnosis = boot(kernel=said((NOW - 10, GSP)), probe=MISSING)
     held = step(gate(), diagnosis, NOW - 2, DEFAULTS).gate
     assert StartProbe not in kinds(step(held, diagnosis, NOW, DEFAULTS).actions)
@@ -604,7 +604,7 @@ def test_nvml_is_not_asked_where_a_probe_would_hang_and_is_asked_again_later() -
     assert StartProbe in kinds(step(held, diagnosis, later, DEFAULTS).actions)
 
 
-def test_a_report_of_a_gpu_that_nvml_showed_closes_readiness_and_asks_nvml() -> None:
+def test_a_kernel_error_of_a_known_gpu_ends_readiness_and_causes_a_probe() -> None:
     opened = after_probes(3)
     diagnosis = boot(kernel=said((NOW - 1, XID_79)), probe=probed(number=3, started_at=NOW - 60))
     decided = step(replace(opened, validated_at=NOW - 60), diagnosis, NOW, DEFAULTS)
@@ -617,7 +617,7 @@ def test_a_report_of_a_gpu_that_nvml_showed_closes_readiness_and_asks_nvml() -> 
     )
 
 
-def test_a_gpu_that_its_owner_does_not_expect_disturbs_nobody() -> None:
+def test_a_gpu_that_is_not_expected_has_no_effect() -> None:
     """A dead one writes its line at each probe: that must not ask for the next."""
     settings = Settings(expected_gpus=("1",))
     diagnosis = diagnosed(settings, kernel=said((NOW, XID_79)), probe=ONE_GPU)
@@ -625,7 +625,7 @@ def test_a_gpu_that_its_owner_does_not_expect_disturbs_nobody() -> None:
     assert finding(diagnosis, "NvmlComplete").verdict is Verdict.HOLDS
 
 
-def test_a_driver_that_was_loaded_again_between_two_looks_is_probed_anew() -> None:
+def test_a_driver_reloaded_between_two_snapshots_is_probed_again() -> None:
     opened = replace(after_probes(3), loaded_at=100.0)
     diagnosis = boot(
         kernel=said((100.0, LOADING), (NOW - 1, LOADING)),
@@ -646,7 +646,7 @@ def test_a_driver_that_was_loaded_again_between_two_looks_is_probed_anew() -> No
         ("", (), "the library another"),
     ],
 )
-def test_a_mismatch_names_both_versions(library: str, kernel: Any, says: str) -> None:
+def test_a_version_mismatch_shows_both_versions(library: str, kernel: Any, says: str) -> None:
     found = finding(boot(kernel=said(*kernel), probe=failing(18, library=library)), "NvmlComplete")
     assert f"(18); the loaded module is 550.54.15, {says}" in found.because
     assert found.heals is Heals.NEVER
@@ -676,7 +676,7 @@ def test_a_warning_of_the_last_day_blocks_nothing() -> None:
         assert not [f for f in diagnosed(**changes).findings if f.condition == "KernelLogQuiet"]
 
 
-def test_a_log_that_may_not_be_read_is_unknown_and_one_that_is_not_there_is_none() -> None:
+def test_an_unreadable_log_is_unknown_and_a_missing_log_is_none() -> None:
     found = finding(diagnosed(kernel=DENIED), "KernelLogQuiet")
     assert (found.verdict, found.blocks, found.reason) == (
         Verdict.UNKNOWN,
@@ -742,7 +742,7 @@ BACK = (
         (0, "nvidia 0000:0f:00.0: AER: can't recover (no error_detected callback)", False, ""),
     ],
 )
-def test_what_an_xid_wants(number: int, words: str, is_reset: bool, wants: str) -> None:
+def test_what_an_xid_requires(number: int, words: str, is_reset: bool, wants: str) -> None:
     assert xids.is_reset(number, words) is is_reset
     said = xids.wants(number, words)
     assert said.startswith(wants) or (wants and wants in said)
@@ -761,7 +761,7 @@ def test_what_an_xid_wants(number: int, words: str, is_reset: bool, wants: str) 
         ((), "", 0),
     ],
 )
-def test_who_wants_a_reset_by_the_log(kernel: Any, recovery: str, wanted: int) -> None:
+def test_gpus_that_need_a_reset_by_the_kernel_log(kernel: Any, recovery: str, wanted: int) -> None:
     gpus = [replace(g, state=GpuState(recovery=recovery)) for g in GPUS]
     found = kernel_log.wants_reset(snapshot(kernel=said(*kernel)), gpus)
     assert [w.bus_id for w in found] == [BUSES[1]] * wanted
@@ -835,14 +835,14 @@ def of_state(**said_of_it: Any) -> Any:
         ({"recovery": "gpu reset"}, "the driver wants: gpu reset"),
     ],
 )
-def test_what_waits_for_a_reset_is_a_warning(state: dict[str, Any], says: str) -> None:
+def test_a_pending_reset_is_a_warning(state: dict[str, Any], says: str) -> None:
     diagnosis = diagnosed(probe=of_state(**state))
     found = finding(diagnosis, "NoGpuMaintenancePending")
     assert f"{BUSES[1]}: " in found.because and says in found.because
     assert not found.blocks and found.next_step and diagnosis.first_broken() is None
 
 
-def test_a_gpu_that_asks_for_nothing_is_not_named() -> None:
+def test_a_gpu_without_pending_maintenance_is_not_listed() -> None:
     state = of_state(
         remap_pending=False,
         remap_failed=False,

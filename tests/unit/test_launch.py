@@ -32,7 +32,7 @@ def view(refresh: Refresh | None = BROKEN, **changes: Any) -> Diagnosis:
     return replace(diagnosed(), refresh=refresh, **changes)
 
 
-def test_asked_once_and_awaited() -> None:
+def test_the_refresh_is_requested_once_and_awaited() -> None:
     first = step(Launch(), view(), OPEN, NOW)
     assert (
         first.actions == ASKED
@@ -51,7 +51,7 @@ def test_asked_once_and_awaited() -> None:
     )
 
 
-def test_a_unit_that_never_ran_is_asked_again_and_not_for_ever() -> None:
+def test_a_unit_that_did_not_run_is_retried_a_limited_number_of_times() -> None:
     launch, asked, now = Launch(), 0, NOW
     for _ in range(100):
         done = step(launch, view(), OPEN, now)
@@ -68,7 +68,7 @@ def test_new_evidence_is_acted_on_and_not_more_than_once_a_minute() -> None:
     assert step(done.launch, other, OPEN, NOW + AGAIN_S).actions == ASKED
 
 
-def test_another_hand_already_runs_it() -> None:
+def test_a_unit_that_is_already_running_is_not_started() -> None:
     done = step(Launch(), view(replace(BROKEN, is_running=True)), OPEN, NOW)
     assert done.actions == () and done.holds
 
@@ -81,9 +81,7 @@ def test_another_hand_already_runs_it() -> None:
         (view(launch=LaunchUnit(DP), paused=True), OPEN),
     ],
 )
-def test_nothing_is_done_before_nvml_is_stable(
-    diagnosis: Diagnosis, open_since: float | None
-) -> None:
+def test_no_repair_before_nvml_is_stable(diagnosis: Diagnosis, open_since: float | None) -> None:
     done = step(Launch(), diagnosis, open_since, NOW)
     assert done.actions == () and not done.holds
 
@@ -106,7 +104,7 @@ def opened(diagnosis: Diagnosis, settings: Settings = DEFAULTS, now: float = NOW
     return gate_step(gate, diagnosis, now, settings)
 
 
-def test_the_kubelets_release_waits_for_the_spec_and_for_no_longer_than_the_deadline() -> None:
+def test_the_release_waits_for_the_spec_until_the_deadline() -> None:
     held = replace(
         diagnosed(
             units=seen((unit("kubelet.service", active="inactive"),)), probe=probed(number=1)
@@ -159,14 +157,16 @@ def test_a_unit_is_launched(state: str) -> None:
         (MANIFEST, (), {"launched": DENIED}, "LaunchUnknown"),
     ],
 )
-def test_what_is_not_launched(settings: Settings, units: Any, changes: Any, reason: str) -> None:
+def test_plugins_that_are_not_launched(
+    settings: Settings, units: Any, changes: Any, reason: str
+) -> None:
     diagnosis = launched(settings, *units, **changes)
     said = finding(diagnosis, "PluginLaunched")
     assert diagnosis.launch is None
     assert (said.reason, said.blocks) == (reason, False) and said.verdict is not Verdict.HOLDS
 
 
-def test_what_was_launched_in_this_boot_is_not_again() -> None:
+def test_a_plugin_is_launched_once_per_boot() -> None:
     for settings in (UNIT, MANIFEST):
         diagnosis = launched(
             settings, unit(DP, active="inactive"), launched=seen(Mark("dp.service: done", 5.0))
@@ -181,12 +181,12 @@ def test_a_manifest_is_placed_also_where_the_kubelet_does_not_run() -> None:
     assert launched(MANIFEST, units=DENIED).launch == placed
 
 
-def test_nobody_asked() -> None:
+def test_without_launch_there_is_no_finding() -> None:
     assert launched(DEFAULTS).launch is None
     assert not any(f.condition == "PluginLaunched" for f in launched(DEFAULTS).findings)
 
 
-def test_a_held_plugin_does_not_keep_the_spec_from_being_written() -> None:
+def test_a_blocked_repair_does_not_prevent_writing_the_spec() -> None:
     """It may be held for that very spec."""
     calm = diagnosed()
     assert calm.repair_facts is not None

@@ -78,7 +78,7 @@ NODES = [
 @pytest.mark.parametrize(
     ("carrier", "runtime", "root", "pods"), [n[1:] for n in NODES], ids=[n[0] for n in NODES]
 )
-def test_what_follows_from_the_kubelet_that_runs(
+def test_sockets_follow_from_the_running_kubelet(
     carrier: str, runtime: str, root: str, pods: str | None
 ) -> None:
     assert (
@@ -165,7 +165,7 @@ def test_device_plugins_stays_where_it_is_whatever_the_root() -> None:
     ]
 
 
-def test_every_row_says_where_it_comes_from() -> None:
+def test_every_row_has_a_source() -> None:
     assert all(row.source for row in (*LAYOUTS, *KINDS))
     assert len({row.name for row in (*LAYOUTS, *KINDS)}) == len(LAYOUTS) + len(KINDS)
 
@@ -195,7 +195,7 @@ def test_where_drivers_are_kept_beside_the_root() -> None:
         ({}, plugin_units, ("nvidia-k8s-device-plugin.service", "nvidia-device-plugin.service")),
     ],
 )
-def test_the_owner_overrules_the_table(
+def test_settings_override_the_table(
     setting: dict[str, Any], asked: Any, only: tuple[str, ...]
 ) -> None:
     assert asked(Settings(**setting)) == only
@@ -203,7 +203,7 @@ def test_the_owner_overrules_the_table(
         assert set(only) <= set(watched_units(Settings(**setting)))
 
 
-def test_the_manifests_of_a_control_plane_follow_the_owners_folder() -> None:
+def test_the_manifests_of_a_control_plane_follow_manifest_dir() -> None:
     assert "/m/kube-apiserver.yaml" in layouts.control_plane_files(Settings(manifest_dir="/m"))
 
 
@@ -226,7 +226,7 @@ def test_the_manifests_of_a_control_plane_follow_the_owners_folder() -> None:
         ((), DEFAULTS, ""),
     ],
 )
-def test_the_kubelet_whose_layout_counts(units: Any, settings: Settings, found: str) -> None:
+def test_the_running_kubelet_selects_the_layout(units: Any, settings: Settings, found: str) -> None:
     assert running_kubelet(seen(units), settings) == found
     assert running_kubelet(TIMED_OUT, settings) == ""
 
@@ -277,7 +277,7 @@ def test_a_plugin_that_is_a_unit_of_the_host(
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[k.name for k in KINDS])
-def test_each_label_image_and_name_of_a_row_leads_to_it(kind: Kind) -> None:
+def test_each_label_image_and_name_of_a_row_finds_it(kind: Kind) -> None:
     for label in kind.labels:
         pod = sandbox(labels=dict([label, ("pod-template-hash", "1")]))
         assert kind_of(container(name="x", image="sha256:1"), pod) == kind
@@ -317,7 +317,7 @@ def test_the_sockets_that_a_plugin_makes(name: str, socket: str) -> None:
         assert not layouts.matches(other, kind.sockets)
 
 
-def test_a_name_that_anybody_may_have_says_nothing_without_its_pods_label() -> None:
+def test_a_common_name_counts_only_with_its_pods_label() -> None:
     assert (
         kind_of(
             container(name="device-plugin", image="intel/gpu:1"), sandbox(labels={"app": "intel"})
@@ -326,14 +326,14 @@ def test_a_name_that_anybody_may_have_says_nothing_without_its_pods_label() -> N
     )
 
 
-def test_a_label_says_more_than_an_image() -> None:
+def test_a_label_takes_precedence_over_an_image() -> None:
     """Vendors build on NVIDIA's image and names."""
     pod = sandbox(labels={"app.kubernetes.io/component": "hami-device-plugin"})
     found = kind_of(container(name="device-plugin", image="mirror/nvidia-device-plugin:v1"), pod)
     assert found is not None and found.name == "HAMi's"
 
 
-def test_only_nvidias_own_is_known_to_start_afresh_on_sighup() -> None:
+def test_only_nvidias_plugin_restarts_in_place_on_sighup() -> None:
     """GKE's has no handler; Volcano's, gpushare's and old HAMi's wait for ever before theirs is
     made."""
     assert [k.name for k in KINDS if k.hup] == ["NVIDIA's"]

@@ -63,7 +63,7 @@ def test_the_next_rung_is_of_the_same_attempt() -> None:
 ONE, TWO = entry(1), entry(2, cause="é “cause” \u2028 with\nbreaks")
 
 
-def test_what_was_written_is_read() -> None:
+def test_a_written_bundle_can_be_read() -> None:
     assert read(line(ONE) + line(TWO)) == (ONE, TWO)
     assert read(b"") == ()
 

@@ -61,22 +61,22 @@ def test_link_11(changes: dict[str, Any], verdict: Verdict, reason: str) -> None
     assert (found.link, found.verdict, found.reason) == (11, verdict, reason)
 
 
-def test_its_age_is_that_of_the_api_servers_last_sign() -> None:
+def test_its_age_counts_from_the_api_servers_last_answer() -> None:
     assert link_11(seen(NODE)).age_s == 40.0
 
 
 @pytest.mark.parametrize("refusal", [DENIED, MISSING])
-def test_where_nobody_asks_there_is_no_finding(refusal: Refusal) -> None:
+def test_no_node_finding_without_a_barrier(refusal: Refusal) -> None:
     conditions = {f.condition for f in diagnosed(node_object=refusal).findings}
     assert "NodeResources" not in conditions
 
 
-def test_a_report_that_cannot_be_read_and_a_kubelet_that_cannot_be_heard_are_unknown() -> None:
+def test_an_unreadable_report_and_a_silent_kubelet_are_unknown() -> None:
     assert link_11(FAILED).reason == "NodeReportUnreadable"
     assert link_11(seen(NODE), allocatable=FAILED).reason == "KubeletNotHeard"
 
 
-def test_the_doctor_names_it_and_the_nodes_own_readiness_does_not_hang_on_it() -> None:
+def test_the_doctor_reports_it_and_readiness_does_not_depend_on_it() -> None:
     diagnosis = diagnosed(node_object=seen(replace(NODE, allocatable={})))
     broken = diagnosis.first_broken()
     assert broken is not None and broken.link == 11
@@ -86,11 +86,11 @@ def test_the_doctor_names_it_and_the_nodes_own_readiness_does_not_hang_on_it() -
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{}", b'{"version": 2}', b"\xff", b'{"version": "1"}']
 )
-def test_something_else_is_no_report(data: bytes) -> None:
+def test_other_content_is_no_report(data: bytes) -> None:
     assert report(data) is None
 
 
-def test_a_report_with_junk_in_it_shows_nothing() -> None:
+def test_a_malformed_report_shows_nothing() -> None:
     data = {
         "version": 1,
         "seen_at": "x",

@@ -21,7 +21,7 @@ def test_nvidia_ml_py_was_read() -> None:
 
 
 @pytest.mark.parametrize("code", sorted(NVIDIAS))
-def test_named_as_nvidia_names_it_and_classed(code: int) -> None:
+def test_a_code_has_nvidias_name_and_a_class(code: int) -> None:
     name, heals = nvml_codes.CODES[code]
     assert name == NVIDIAS[code]
     assert isinstance(heals, Heals)
@@ -47,7 +47,7 @@ def test_named_as_nvidia_names_it_and_classed(code: int) -> None:
         (13, Heals.CONFIGURATION),
     ],
 )
-def test_what_waiting_does_for_the_ones_seen_in_the_field(code: int, heals: Heals) -> None:
+def test_whether_waiting_heals_known_codes(code: int, heals: Heals) -> None:
     assert nvml_codes.heals(code) is heals
 
 

@@ -101,7 +101,7 @@ def test_majors_are_read_up_to_the_block_devices() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\n\n", b"195\n", b"nvidia 195\n", b"-1 nvidia\n", b"1.5 nvidia", b"\xff\xff x"]
 )
-def test_lines_that_name_no_major_are_passed_over(data: bytes) -> None:
+def test_lines_without_a_major_are_ignored(data: bytes) -> None:
     assert parse.majors(data) == {}
 
 

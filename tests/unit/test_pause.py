@@ -58,7 +58,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], Pause | None]] = [
 
 
 @pytest.mark.parametrize(("changes", "settings", "pause"), CASES)
-def test_what_pauses(
+def test_marks_that_pause(
     changes: dict[str, Any], settings: dict[str, Any], pause: Pause | None
 ) -> None:
     diagnosis = diagnosed(Settings(**settings), **changes)
@@ -68,14 +68,14 @@ def test_what_pauses(
     assert all(f.verdict is Verdict.FAILS and not f.blocks for f in shown)
 
 
-def test_a_mark_that_cannot_be_read_pauses_and_says_so() -> None:
+def test_an_unreadable_mark_pauses_and_is_reported() -> None:
     pause = diagnosed(paused=FAILED).paused
     assert pause is not None and pause.by_person
     assert "could not be read (failed: Input/output error)" in pause.why
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_where_we_had_nothing_left_to_look_with_nobody_paused_it(number: int) -> None:
+def test_a_lack_of_descriptors_is_not_a_pause(number: int) -> None:
     """A pause by a person would let a kubelet go that is held."""
     assert diagnosed(paused=refusal(OSError(number, os.strerror(number)))).paused is None
 
@@ -99,7 +99,7 @@ def test_the_forms_of_a_mark(data: bytes, mark: Mark) -> None:
     assert parse.mark(data) == mark
 
 
-def test_how_long_is_said() -> None:
+def test_the_remaining_time_of_a_pause_is_shown() -> None:
     found = finding(diagnosed(paused=seen(Mark("new GPU", 5.0, NOW + 90))), "NotPaused")
     assert found.because == "paused: new GPU for 90 s more: no probe, no action"
     assert found.next_step == "gpu-gate resume"
@@ -122,7 +122,7 @@ def test_a_pause_wakes_at_its_end_and_then_probes() -> None:
     assert ended.gate.released == "paused: x", "once released, released"
 
 
-def test_nvml_is_asked_right_after_a_pause() -> None:
+def test_a_probe_follows_a_pause_at_once() -> None:
     before = replace(after_probes(3), paused="paused: x")
     assert before.probe_after > NOW
     decided = step(before, boot(probe=probed(number=3)), NOW, DEFAULTS)

@@ -377,7 +377,7 @@ def test_of_several_attempts_the_newest(attempts: list[Container], newest: str) 
         (Settings(plugin_containers=("gone",)), set()),
     ],
 )
-def test_the_owner_names_it(settings: Settings, ids: set[str]) -> None:
+def test_settings_select_the_plugin(settings: Settings, ids: set[str]) -> None:
     assert {c.id for c, _ in plugin.candidates(WORKLOAD, settings)} == ids
 
 
@@ -423,7 +423,7 @@ def test_a_candidate_that_the_owner_chose_is_the_only_one(
 @pytest.mark.parametrize(
     "container_id", ["0123456789abcdef", "; reboot #", "$(reboot)", "-rf", "`id`", "a b"]
 )
-def test_a_command_to_be_pasted_holds_nothing_that_a_shell_would_run(container_id: str) -> None:
+def test_a_command_to_paste_contains_no_foreign_shell_code(container_id: str) -> None:
     of = named("nvidia-device-plugin-ctr", container_id)
     found = diagnosed(allocatable=seen(()), plugins=(sight(FAILED_LOG, of=of),))
     broken = snapshot(allocatable=seen(()), plugins=(sight(FAILED_LOG, of=of),))
@@ -451,11 +451,11 @@ FOLDER = "/var/lib/kubelet/device-plugins"
         (("/var/lib/kubelet/pods/7f/volume-subpaths/device-plugins/main/0",), False),
     ],
 )
-def test_what_a_plugin_must_have_been_given(mounts: tuple[str, ...], can: bool) -> None:
+def test_mounts_that_a_plugin_needs(mounts: tuple[str, ...], can: bool) -> None:
     assert plugin.can_register(detail(container(), mounts=mounts), FOLDER) is can
 
 
-def test_another_plugins_look_does_not_displace_the_one_of_this_node() -> None:
+def test_a_candidate_of_another_plugin_does_not_replace_this_nodes() -> None:
     """Anybody's pod with NVIDIA's label on a node whose plugin offers resources of its own."""
     found = both(GPUSHARE, STATIC)
     assert {c.name for c, _ in plugin.candidates(found, DEFAULTS)} == {"nvidia-device-plugin-ctr"}
@@ -532,7 +532,9 @@ VERSIONS: list[tuple[str, str, tuple[int, int] | None]] = [
 
 
 @pytest.mark.parametrize(("image", "said", "version"), VERSIONS)
-def test_its_version(image: str, said: str, version: tuple[int, int] | None) -> None:
+def test_the_plugins_version_is_read(
+    image: str, said: str, version: tuple[int, int] | None
+) -> None:
     log = (
         'I0627 10:12:47.588061       1 main.go:269] "Starting NVIDIA Device Plugin" '
         f'version="{said}"\n'
@@ -540,7 +542,7 @@ def test_its_version(image: str, said: str, version: tuple[int, int] | None) -> 
     assert plugin.version(sight(log if said else b"", image=image)) == version
 
 
-def test_without_its_status_the_list_names_the_image() -> None:
+def test_without_a_status_the_list_shows_the_image() -> None:
     known = replace(sight(MISSING, of=container(image="x:v0.14.1")), detail=TIMED_OUT)
     assert plugin.version(known) == (0, 14)
 
@@ -736,7 +738,7 @@ FAULTS: list[tuple[str, PluginSight, str, Cure, bool]] = [
 @pytest.mark.parametrize(
     ("found", "reason", "cure", "hup"), [r[1:] for r in FAULTS], ids=[r[0] for r in FAULTS]
 )
-def test_what_is_wrong_with_it(found: PluginSight, reason: str, cure: Cure, hup: bool) -> None:
+def test_faults_of_a_plugin(found: PluginSight, reason: str, cure: Cure, hup: bool) -> None:
     said = fault(snapshot(plugins=(found,), allocatable=seen(())), DEFAULTS, short=True)
     assert said is not None
     assert (said.reason, said.cure, said.hup_answers) == (reason, cure, hup)
@@ -753,7 +755,7 @@ def test_a_plugin_that_saw_fewer_was_not_forgotten() -> None:
     assert said is not None and (said.reason, said.cure) == ("PluginSawFewer", Cure.TIME)
 
 
-def test_a_gpu_taken_out_after_an_xid_is_nobodys_fresh_start() -> None:
+def test_a_gpu_marked_unhealthy_after_an_xid_causes_no_restart() -> None:
     lost = log(
         "Registered device plugin with Kubelet",
         "XidCriticalError: Xid=79 on Device=GPU-x, the device will go unhealthy.",
@@ -762,7 +764,7 @@ def test_a_gpu_taken_out_after_an_xid_is_nobodys_fresh_start() -> None:
     assert said is not None and (said.reason, said.cure) == ("PluginSawUnhealthy", Cure.PERSON)
 
 
-def test_every_reason_word_of_a_container_is_tried() -> None:
+def test_every_reason_of_a_container_is_tested() -> None:
     assert {row[2] for row in FAULTS} == {
         "PluginInitFailed",
         "PluginSawNoGpu",
@@ -788,7 +790,7 @@ def test_every_reason_word_of_a_container_is_tried() -> None:
         ({"plugins": (), "runtime": DENIED}, True),
     ],
 )
-def test_nothing_is_wrong_where_all_is_listed_or_nothing_can_be_said(
+def test_no_fault_if_everything_is_listed_or_nothing_is_known(
     changes: dict[str, Any], short: bool
 ) -> None:
     assert fault(snapshot(**changes), DEFAULTS, short) is None
@@ -911,7 +913,9 @@ def test_a_container_that_would_not_come_back_is_not_removed(
         ((), "", "PluginSawNoGpu", Cure.FRESH_START),
     ],
 )
-def test_gpus_that_have_nothing_to_offer(migs: Any, strategy: str, reason: str, cure: Cure) -> None:
+def test_gpus_without_devices_to_register(
+    migs: Any, strategy: str, reason: str, cure: Cure
+) -> None:
     """No start of the plugin makes a MIG instance."""
     gpus = tuple(replace(g, state=GpuState(mig=True, mig_devices=migs)) for g in GPUS)
     seen_one = sight(
@@ -957,7 +961,9 @@ OTHER = Runtime(
         (SocketOwner("nvidia-gpu.sock", 77, "", ""), ""),  # a process somewhere: nothing is proved
     ],
 )
-def test_whose_socket_another_serves_is_not_removed(owner: SocketOwner, named_as: str) -> None:
+def test_a_container_whose_socket_another_serves_is_not_removed(
+    owner: SocketOwner, named_as: str
+) -> None:
     found = snapshot(
         plugins=(sight(FAILED_LOG),), runtime=seen(OTHER), socket_owners=(owner,), **SHORT
     )
@@ -1003,7 +1009,7 @@ def test_a_unit_whose_socket_a_pod_serves_is_not_restarted(
     assert said.reason == ("AnotherServes" if barred else "NotRegistered")
 
 
-def test_who_serves_is_named_where_nothing_looks_like_the_plugin() -> None:
+def test_without_a_candidate_the_server_of_the_socket_is_reported() -> None:
     owner = SocketOwner("nvidia-gpu.sock", 77, "c2", "")
     said = fault(
         snapshot(plugins=(), runtime=seen(OTHER), socket_owners=(owner,)), DEFAULTS, short=True
@@ -1012,7 +1018,7 @@ def test_who_serves_is_named_where_nothing_looks_like_the_plugin() -> None:
     assert "nvidia-gpu.sock is served by kube-system/hami-7x device-plugin c2" in said.because
 
 
-def test_a_crash_loop_is_waited_out_and_said() -> None:
+def test_a_crash_loop_is_reported_and_left_to_the_kubelet() -> None:
     looping = sight(of=container(state=EXITED, attempt=4), exit_code=1)
     said = fault(snapshot(plugins=(looping,)), DEFAULTS, short=True)
     assert said is not None and said.cure is Cure.WAIT
@@ -1043,7 +1049,7 @@ def test_a_vendors_plugin_is_rebuilt_like_any_other_and_never_signalled(
 # --- how it is told
 
 
-def test_a_well_plugin_is_described() -> None:
+def test_a_healthy_plugin_is_described() -> None:
     said = finding(diagnosed(plugins=(sight(image="x:v0.9.0"),)), "PluginHealthy")
     assert said.verdict is Verdict.HOLDS
     for part in (

@@ -184,7 +184,7 @@ def test_every_mark_in_every_form(form, line: str, says: PluginLogState, error: 
         "Failed to start one or more plugins. Retrying in 30s...",
     ],
 )
-def test_other_lines_say_nothing_and_change_nothing(line: str) -> None:
+def test_other_lines_have_no_effect(line: str) -> None:
     assert read(klog(line)) == PluginLog(PluginLogState.NOTHING, "")
     assert read(klog("Registered device plugin with Kubelet", line)).says is REGISTERED
 
@@ -212,7 +212,7 @@ def test_structured_lines(text: str, wrap) -> None:
     assert (found.says, found.error) == (INIT_FAILED, "ERROR_UNKNOWN") and found.line.endswith(SAID)
 
 
-def test_the_time_of_a_line_that_docker_keeps() -> None:
+def test_the_time_of_a_line_from_docker() -> None:
     assert read(STRUCTURED["Docker's json-file"]).at == 1795956367.5
 
 
@@ -288,7 +288,7 @@ def test_the_time_of_a_line_that_docker_keeps() -> None:
     ],
 )
 @pytest.mark.parametrize("form", [klog, plain])
-def test_the_last_word_counts(
+def test_the_last_message_counts(
     form, lines: tuple[str, ...], says: PluginLogState, error: str
 ) -> None:
     found = read(form(*lines))
@@ -379,7 +379,7 @@ def test_the_version_in_lines_of_its_own(wrap, below: str, version: str) -> None
         ("", ""),
     ],
 )
-def test_its_last_words(text: str, last: str) -> None:
+def test_the_last_log_line_is_kept(text: str, last: str) -> None:
     assert read(text).last == read(cri(text)).last == last
 
 
@@ -510,7 +510,7 @@ def test_a_tail_begins_and_ends_anywhere(cut: int) -> None:
     assert plugin_log.read(text[: len(text) - cut]).says in (INIT_FAILED, ASKING)
 
 
-def test_a_torn_last_line_is_no_more_than_what_it_shows() -> None:
+def test_a_torn_last_line_is_read_as_far_as_it_goes() -> None:
     assert (
         read(
             klog("Retrieving plugins.") + "I0627 10:12:47.588061       1 server.go:149] Regist"
@@ -543,6 +543,6 @@ def test_hostile_bytes_are_never_more_than_a_short_line(tail: bytes) -> None:
     assert found.says in (PluginLogState.NOTHING, INIT_FAILED, ASKING)
 
 
-def test_words_of_a_tenant_in_a_line_of_the_plugin_are_not_marks_of_their_own() -> None:
+def test_tenant_text_in_a_plugins_line_is_no_message() -> None:
     """A resource's or a device's name may hold anything but a line break."""
     assert read(klog("Starting to serve 'x' on /a\0Registered")).says is SERVING

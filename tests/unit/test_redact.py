@@ -50,7 +50,7 @@ def test_a_secret_is_hidden(text: str) -> None:
         "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.SflKxwRJSMeKKF2",
     ],
 )
-def test_keys_that_are_known_by_their_form(word: str) -> None:
+def test_keys_are_redacted_by_their_form(word: str) -> None:
     assert redact.text(f"x {word} y") == "x [redacted] y"
 
 
@@ -68,14 +68,14 @@ def test_keys_that_are_known_by_their_form(word: str) -> None:
         "195 nvidia\n",
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_without_secrets_is_unchanged(text: str) -> None:
     assert redact.text(text) == text
 
 
 @pytest.mark.parametrize(
     "args", [["--token", SECRET], ["-x", f"--db-password={SECRET}"], ["--secret", SECRET, "-v"]]
 )
-def test_a_word_after_its_flag_is_hidden(args: list[str]) -> None:
+def test_a_value_after_its_flag_is_redacted(args: list[str]) -> None:
     assert SECRET not in json.dumps(redact.answer({"args": args}))
 
 
@@ -92,7 +92,7 @@ def test_other_bytes_stay_as_they_are() -> None:
     assert redact.data(b"\xff\x00 token=abc \xfe") == b"\xff\x00 token=[redacted] \xfe"
 
 
-def test_nothing_of_it_is_on_disk(tmp_path: Path) -> None:
+def test_no_secret_is_written_to_disk(tmp_path: Path) -> None:
     held = tape()
     held.answers[Tape.key("tail", "/var/log/pods/x/0.log")] = encode(
         Seen(f"token={SECRET}\n".encode(), 1.0)

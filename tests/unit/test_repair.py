@@ -403,7 +403,7 @@ DECISIONS: list[tuple[str, dict[str, Any], dict[str, Any], type | None, str]] = 
     [row[1:] for row in DECISIONS],
     ids=[row[0] for row in DECISIONS],
 )
-def test_what_two_looks_decide(
+def test_decisions_after_two_snapshots(
     changes: dict[str, Any], settings: dict[str, Any], action: type | None, held: str
 ) -> None:
     done = twice(changes, Settings(**settings))
@@ -430,14 +430,14 @@ def test_what_two_looks_decide(
         ({"allocatable": MISSING}, False),
     ],
 )
-def test_the_kubelet_itself_must_have_answered_in_this_look(
+def test_the_kubelet_must_have_answered_in_this_snapshot(
     changes: dict[str, Any], may: bool
 ) -> None:
     view = diagnosed(**changes).repair_facts
     assert view is not None and view.may_act is may
 
 
-def test_an_action_says_what_it_is_about() -> None:
+def test_an_action_names_its_target() -> None:
     rebuild = disruptive(twice({**BROKEN, "ledger": seen((entry(number=7),))}))
     assert (rebuild.container_id, rebuild.number, rebuild.cause) == ("c1", 8, CAUSE)
     assert "Failed to initialize NVML" in rebuild.because and "c1" in rebuild.sentence
@@ -447,7 +447,7 @@ def test_an_action_says_what_it_is_about() -> None:
     assert (restart.unit, restart.invocation) == (PLUGIN_UNIT, "beef")
 
 
-def test_what_is_held_says_why_and_what_a_person_can_do() -> None:
+def test_a_blocked_repair_has_a_reason_and_a_next_step() -> None:
     again = twice({**BROKEN, "ledger": seen((entry(cause=CAUSE),))}).repair.held
     assert "did not cure it" in again and "/evidence/1" in again
     assert "RuntimeClass" in twice({**NONE_LISTED, "plugins": (sight(NO_LIBRARY),)}).repair.held
@@ -493,7 +493,7 @@ DISAGREE: list[tuple[str, dict[str, Any], float]] = [
 @pytest.mark.parametrize(
     ("second", "later"), [row[1:] for row in DISAGREE], ids=[row[0] for row in DISAGREE]
 )
-def test_looks_that_do_not_agree(second: dict[str, Any], later: float) -> None:
+def test_snapshots_that_do_not_agree_cause_no_repair(second: dict[str, Any], later: float) -> None:
     first = look(BROKEN)
     assert disruptive(look(second, repair=first.repair, at=NOW + later)) is None
 
@@ -508,7 +508,7 @@ def test_looks_that_do_not_agree(second: dict[str, Any], later: float) -> None:
         {**BROKEN, "runtime": TIMED_OUT, "plugins": ()},
     ],
 )
-def test_two_looks_in_a_row(between: dict[str, Any]) -> None:
+def test_two_consecutive_snapshots_must_agree(between: dict[str, Any]) -> None:
     """A look that could not see the fault begins the agreement anew."""
     first = look(BROKEN)
     other = look(between, repair=first.repair, at=NOW + 1)
@@ -517,7 +517,7 @@ def test_two_looks_in_a_row(between: dict[str, Any]) -> None:
     assert disruptive(look(BROKEN, repair=third.repair, at=NOW + 3))
 
 
-def test_nothing_is_done_while_nvml_is_not_stable() -> None:
+def test_no_repair_while_nvml_is_not_stable() -> None:
     assert not twice(BROKEN, open_since=None).actions
 
 
@@ -526,7 +526,7 @@ def test_silence_counts_from_when_nvml_was_stable(since: float, acts: bool) -> N
     assert bool(disruptive(twice(NONE_LISTED, open_since=since))) is acts
 
 
-def test_when_to_look_again() -> None:
+def test_when_the_next_cycle_runs() -> None:
     assert look(BROKEN).wake_at == NOW + AGREE_S
     young = look({**NONE_LISTED, "plugins": (sight(of=started(10.0)),)})
     assert young.wake_at == pytest.approx(NOW + 20.0)
@@ -563,7 +563,7 @@ NEWS: list[tuple[float | None, tuple[LedgerEntry, ...], bool]] = [
 
 @pytest.mark.parametrize(("failed_at", "entries", "noted"), NEWS)
 @pytest.mark.parametrize("acting", ["", "some cause"])
-def test_that_nvml_failed_outlives_the_agent(
+def test_an_nvml_failure_is_remembered_across_restarts_of_the_agent(
     failed_at: float | None, entries: tuple[LedgerEntry, ...], noted: bool, acting: str
 ) -> None:
     """Also while NVML is not stable, and while an action is not settled."""
@@ -573,7 +573,7 @@ def test_that_nvml_failed_outlives_the_agent(
     assert found == [e.number for e in entries[-1:]] * noted
 
 
-def test_a_unit_that_was_restarted_in_vain_is_not_restarted_again() -> None:
+def test_a_unit_is_not_restarted_again_after_a_failed_restart() -> None:
     cause = f"NotRegistered {PLUGIN_UNIT} kubelet "
     before = entry(what="restart-unit", cause=cause, target=f"{PLUGIN_UNIT} dead")
     assert (
@@ -641,7 +641,7 @@ VAIN: list[tuple[str, tuple[LedgerEntry, ...], dict[str, Any], float, bool]] = [
 @pytest.mark.parametrize(
     ("entries", "changes", "after_s", "vain"), [r[1:] for r in VAIN], ids=[r[0] for r in VAIN]
 )
-def test_what_is_known_to_be_in_vain_is_settled_at_once(
+def test_a_failed_action_is_settled_at_once(
     entries: tuple[LedgerEntry, ...], changes: dict[str, Any], after_s: float, vain: bool
 ) -> None:
     done = look({**BROKEN, **changes, "ledger": seen(entries)}, repair=ACTED, at=NOW + after_s)
@@ -650,7 +650,7 @@ def test_what_is_known_to_be_in_vain_is_settled_at_once(
 
 
 @pytest.mark.parametrize(("in_a_row", "noted"), [(1, []), (2, ["the kubelet lists every GPU"])])
-def test_what_did_not_take_may_have_taken_after_all(in_a_row: int, noted: list[str]) -> None:
+def test_an_action_without_effect_may_succeed_later(in_a_row: int, noted: list[str]) -> None:
     assert notes(look({"ledger": seen((*DONE, NOT_TAKEN))}, in_a_row=in_a_row)) == noted
 
 
@@ -676,7 +676,7 @@ def test_an_agent_that_was_killed_before_it_could_act(
     assert not notes(look({**BROKEN, "ledger": seen((last, said))}))
 
 
-def test_what_did_not_take_is_tried_again_after_a_while_and_says_so() -> None:
+def test_an_action_without_effect_is_retried_later_and_reported() -> None:
     last = entry(target="c1", cause=CAUSE, at=OFFSET + NOW - 20)
     said = replace(NOT_TAKEN, number=1)
     done = twice(
@@ -700,7 +700,7 @@ def test_in_vain() -> None:
     assert (late.repair.acting, notes(late)) == ("", ["not cured"])
 
 
-def test_it_is_given_its_time_from_the_hands_end() -> None:
+def test_the_verification_time_counts_from_the_end_of_the_action() -> None:
     """VerifyWithinSec= may be shorter than the CRI stop that it is to judge."""
     settings, repair = Settings(verify_within_s=5.0), replace(ACTED, settle_by=ACTED.acted_at + 5.0)
     begun = (replace(DONE[0], target="c1"),)
@@ -720,12 +720,12 @@ def test_it_is_given_its_time_from_the_hands_end() -> None:
 @pytest.mark.parametrize(
     "changes", [BROKEN, {**BROKEN, "paused": seen(Mark("", 0.0))}, {"units": seen(())}]
 )
-def test_nothing_else_is_done_while_an_action_is_not_settled(changes: dict[str, Any]) -> None:
+def test_no_other_action_while_one_is_not_settled(changes: dict[str, Any]) -> None:
     for n in range(60):
         assert disruptive(look(changes, repair=ACTED, at=NOW + n)) is None
 
 
-def test_the_kubelet_went_before_it_could_say() -> None:
+def test_the_kubelet_ended_before_it_answered() -> None:
     gone = look(
         {"units": seen(()), "allocatable": MISSING, "ledger": seen(DONE)}, repair=ACTED, at=NOW + 61
     )
@@ -765,7 +765,7 @@ def test_a_new_agent_notes_a_cure_it_sees(changes: dict[str, Any], noted: bool) 
     assert set(said) == ({"the kubelet lists every GPU"} if noted else set())
 
 
-def test_a_hand_that_refused_is_not_asked_again_for_a_while() -> None:
+def test_a_failed_action_is_retried_only_after_a_pause() -> None:
     repair = refuse(replace(ACTED, suspect="x"), "the ledger cannot be written", NOW)
     assert (repair.acting, repair.held_reason, repair.held) == (
         "",
@@ -788,7 +788,9 @@ def test_a_hand_that_refused_is_not_asked_again_for_a_while() -> None:
         ({**NONE_LISTED, "plugins": (sight(NO_LIBRARY),)}, {}),
     ],
 )
-def test_what_is_held_is_not_recorded(changes: dict[str, Any], settings: dict[str, Any]) -> None:
+def test_a_blocked_repair_is_not_recorded(
+    changes: dict[str, Any], settings: dict[str, Any]
+) -> None:
     """A tape costs: only a look that may lead to an act is one."""
     done = twice(changes, Settings(**settings))
     for n in range(2, 9):
@@ -796,7 +798,7 @@ def test_what_is_held_is_not_recorded(changes: dict[str, Any], settings: dict[st
         done = look(changes, Settings(**settings), done.repair, NOW + n)
 
 
-def test_an_act_is_decided_by_a_look_that_was_recorded() -> None:
+def test_a_repair_is_decided_on_a_recorded_snapshot() -> None:
     """What was in the way is gone, which no tape has seen: the next look is recorded, and acts."""
     held = twice(BROKEN, Settings(repair="report")).repair
     free = look(BROKEN, repair=held, at=NOW + 9)
@@ -807,7 +809,7 @@ def test_an_act_is_decided_by_a_look_that_was_recorded() -> None:
 
 
 @pytest.mark.parametrize("apart", [0.1, AGREE_S - 0.1])
-def test_a_person_is_not_called_for_what_one_look_saw(apart: float) -> None:
+def test_one_snapshot_is_not_enough_to_need_an_operator(apart: float) -> None:
     two = {**NONE_LISTED, "plugins": (sight(), sight(of=container("c2")))}
     first = look(two)
     assert not first.repair.held and first.wake_at == NOW + AGREE_S
@@ -995,7 +997,7 @@ def play(seed: int) -> list[Any]:
 @pytest.mark.parametrize(
     "block", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, 10))]
 )
-def test_laws_of_the_hands(block: int) -> None:
+def test_invariants_of_disruptive_actions(block: int) -> None:
     done = [action for seed in range(block * 20, block * 20 + 20) for action in play(seed)]
     assert {type(a) for a in done} == {Rebuild, SendHup}, (
         "these worlds do reach what the laws are about"
@@ -1015,7 +1017,7 @@ def test_the_incident_is_cured_once() -> None:
     assert world.outcomes == ["the kubelet lists every GPU"]
 
 
-def test_what_a_rebuild_does_not_cure_is_held() -> None:
+def test_a_failed_rebuild_is_blocked() -> None:
     world = open_world(cures=NEVER).live(4000)
     assert (world.gate.phase, world.gate.reason) == (Phase.BLOCKED, "SameCauseAgain")
     assert "/e/1" in world.gate.why
@@ -1044,7 +1046,7 @@ def test_nvml_that_fails_again_is_a_new_cause() -> None:
 
 
 @pytest.mark.parametrize("deaf", [True, False])
-def test_each_kubelet_restart_costs_a_deaf_plugin_one_action_and_another_none(deaf: bool) -> None:
+def test_each_kubelet_restart_causes_one_repair_of_a_deaf_plugin_only(deaf: bool) -> None:
     world = open_world(registered=True, log=WELL_LOG, deaf=deaf)
     for restart in range(1, 4):
         world.live(400)

@@ -626,7 +626,7 @@ KINDS: list[Row] = [
     KINDS,
     ids=[row[0] for row in KINDS],
 )
-def test_what_the_kubelet_lists(
+def test_devices_that_the_kubelet_lists(
     name: str,
     gpus: tuple[Gpu, ...],
     listed: dict[str, tuple[str, ...]],
@@ -676,7 +676,7 @@ def test_a_plugin_that_was_not_read_may_have_been_limited() -> None:
     assert registered(assessment(EIGHT, {"nvidia.com/gpu": U}, plugins=(unread,))).verdict is HOLDS
 
 
-def test_two_plugins_together_were_given_what_each_was() -> None:
+def test_two_plugins_may_use_the_union_of_their_devices() -> None:
     two = tuple(sight(env={"NVIDIA_VISIBLE_DEVICES": u}) for u in U[:2])
     assert registered(assessment(EIGHT, {"nvidia.com/gpu": U[:2]}, plugins=two)).verdict is HOLDS
     assert (
@@ -700,7 +700,7 @@ def test_two_plugins_together_were_given_what_each_was() -> None:
         (("MIG-none", "0:9"), (), ("MIG-none", "0:9")),
     ],
 )
-def test_what_names_mean(
+def test_the_meaning_of_names(
     names: tuple[str, ...] | None, gpus: tuple[int, ...], strangers: tuple[str, ...]
 ) -> None:
     """Four GPUs, of which index 1 answered with an error: those after it keep their index."""
@@ -746,7 +746,7 @@ def test_a_lost_gpu_makes_every_allocation_fail(
     assert diagnosis.fingerprint == ""
 
 
-def test_a_plugin_that_was_not_given_the_lost_gpu_does_not_ask_it() -> None:
+def test_a_plugin_without_the_lost_gpu_does_not_query_it() -> None:
     diagnosis = diagnosed(
         Settings(expected_gpus=("8",)),
         probe=probed(gpus=GPUS[:7], errors=LOST),
@@ -756,7 +756,7 @@ def test_a_plugin_that_was_not_given_the_lost_gpu_does_not_ask_it() -> None:
     assert allocation(diagnosis) == [] and registered(diagnosis).verdict is HOLDS
 
 
-def test_a_gpu_the_owner_does_not_expect_may_be_lost() -> None:
+def test_a_gpu_that_is_not_expected_may_be_lost() -> None:
     diagnosis = diagnosed(
         Settings(expected_gpus=("7",)),
         probe=probed(gpus=GPUS[:7], errors=LOST),
@@ -777,7 +777,7 @@ def checkpoint(ago_s: float) -> Any:
 @pytest.mark.parametrize(
     ("ago_s", "verdict", "disturbed_at"), [(1.0, UNKNOWN, NOW - 1), (60.0, FAILS, NOW - 60)]
 )
-def test_a_list_that_is_newer_than_the_probe_asks_for_another(
+def test_a_list_newer_than_the_probe_causes_a_new_probe(
     ago_s: float, verdict: Verdict, disturbed_at: float
 ) -> None:
     """MIG devices were made anew after the last probe, or the plugin lists old ones still."""
@@ -816,7 +816,7 @@ NEW_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"
         ),  # given what is gone
     ],
 )
-def test_ids_that_outlived_what_they_name(
+def test_ids_of_devices_that_no_longer_exist(
     listed: tuple[str, ...], env: dict[str, str], reason: str, cure: Cure, counted: int
 ) -> None:
     """Every allocation of them fails: nothing is lost by a fresh start where none is left, else a
@@ -839,7 +839,7 @@ def test_a_list_that_may_be_newer_than_the_probe_is_not_acted_on() -> None:
     assert diagnosis.repair_facts is not None and not diagnosis.repair_facts.may_act
 
 
-def test_a_unit_that_lists_what_is_gone_is_restarted() -> None:
+def test_a_unit_that_lists_missing_devices_is_restarted() -> None:
     named = replace(DEFAULTS, plugin_unit="p.service")
     units = seen((unit("kubelet.service"), unit("p.service")))
     for listed, cure in ((OLD_ONES, Cure.FRESH_START), (OLD_ONES + migs(SINGLE[0])[:1], Cure.TIME)):
@@ -903,7 +903,7 @@ def test_mig_that_stops_a_plugin(
     assert all(says in f.because and not f.blocks and f.next_step for f in found)
 
 
-def test_one_judgement_for_looking_and_for_judging() -> None:
+def test_the_collector_and_the_rule_agree() -> None:
     """The plugin's own access is asked for exactly where the kubelet's list is not complete."""
 
     def look_says(**changes: Any) -> bool:

@@ -61,7 +61,7 @@ def listed(ids: Sequence[str], resource: str = "nvidia.com/gpu", at: float = NOW
     return seen((Devices(resource, tuple(ids)),), at)
 
 
-def test_a_healthy_node_has_nothing_broken_and_nothing_to_add() -> None:
+def test_a_healthy_node_has_no_broken_link_and_no_note() -> None:
     diagnosis = diagnosed()
     assert diagnosis.first_broken() is None
     assert {f.verdict for f in diagnosis.findings} <= {HOLDS, FAILS}
@@ -679,14 +679,14 @@ def test_scope(scope: Scope, changes: dict[str, Any], settings: dict[str, Any]) 
     assert diagnosis.scope_because
 
 
-def test_a_container_node_expects_only_what_it_was_given() -> None:
+def test_a_container_node_expects_only_its_own_gpus() -> None:
     assert (
         diagnosed(is_container=True, proc_gpus=seen(BUSES[1:]), probe=seen(ProbeState())).expected
         == BUSES[1:]
     )
 
 
-def test_gpus_the_driver_was_told_to_leave_out_are_not_expected() -> None:
+def test_gpus_excluded_by_the_driver_are_not_expected() -> None:
     diagnosis = diagnosed(probe=probed(gpus=GPUS[:1], excluded=BUSES[1:]))
     assert diagnosis.expected == BUSES[:1]
     assert finding(diagnosis, "NvmlComplete").verdict is HOLDS
@@ -702,7 +702,7 @@ def test_gpus_the_driver_was_told_to_leave_out_are_not_expected() -> None:
         (12345, Heals.SOON),
     ],
 )
-def test_the_nvml_finding_carries_what_waiting_does(code: int, heals: Heals) -> None:
+def test_the_nvml_finding_shows_whether_waiting_helps(code: int, heals: Heals) -> None:
     assert finding(diagnosed(probe=failing(code)), "NvmlComplete").heals is heals
 
 
@@ -729,7 +729,7 @@ def test_of_several_errors_the_one_that_cannot_heal_decides() -> None:
         {"nodes": DENIED},
     ],
 )
-def test_no_fingerprint_of_what_is_not_complete_and_clean(changes: dict[str, Any]) -> None:
+def test_no_fingerprint_without_a_complete_clean_probe(changes: dict[str, Any]) -> None:
     assert diagnosed(**changes).fingerprint == ""
 
 
@@ -745,7 +745,7 @@ def test_no_fingerprint_of_what_is_not_complete_and_clean(changes: dict[str, Any
         },
     ],
 )
-def test_what_must_stay_equal_changes_the_fingerprint(changes: dict[str, Any]) -> None:
+def test_relevant_changes_change_the_fingerprint(changes: dict[str, Any]) -> None:
     assert diagnosed(**changes).fingerprint not in ("", diagnosed().fingerprint)
 
 
@@ -760,7 +760,7 @@ def test_what_must_stay_equal_changes_the_fingerprint(changes: dict[str, Any]) -
         {"nodes": seen((*NODES, DeviceNode("/dev/nvidia-modeset", 195, 254)))},
     ],
 )
-def test_what_may_change_leaves_the_fingerprint_alone(changes: dict[str, Any]) -> None:
+def test_irrelevant_changes_keep_the_fingerprint(changes: dict[str, Any]) -> None:
     assert diagnosed(**changes).fingerprint == diagnosed().fingerprint != ""
 
 
@@ -815,7 +815,7 @@ ADDITIVE: list[tuple[dict[str, Any], dict[str, Any], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("changes", "settings", "actions"), ADDITIVE)
-def test_what_may_be_added(
+def test_devices_that_may_be_added(
     changes: dict[str, Any], settings: dict[str, Any], actions: tuple[Any, ...]
 ) -> None:
     assert diagnosed(Settings(**settings), **changes).additive == actions
@@ -848,12 +848,12 @@ def test_is_the_kubelet_active(units: Any, active: bool | None) -> None:
     assert diagnosed(units=units).kubelet_active is active
 
 
-def test_a_host_without_a_kubelet_is_not_asked_for_a_registration() -> None:
+def test_a_host_without_a_kubelet_needs_no_registration() -> None:
     assert diagnosed(units=seen(()), allocatable=MISSING).registered is None
     assert diagnosed(Settings(kubelet_unit="none"), units=seen((KUBELET,))).registered is None
 
 
-def test_a_kubelet_that_no_unit_carries_is_believed_and_nothing_is_done_about_it() -> None:
+def test_a_kubelet_outside_a_unit_is_trusted_and_causes_no_action() -> None:
     """rke1 runs it in a container of Docker's."""
     assert diagnosed(units=seen(())).registered.verdict is Verdict.HOLDS
     found = diagnosed(units=seen(()), allocatable=seen(()))
@@ -879,7 +879,7 @@ def test_the_newest_reload_or_restart(changes: dict[str, Any], at: float) -> Non
     assert diagnosed(**changes).disturbed_at == at
 
 
-def test_marks_and_what_was_learned_reach_the_gate() -> None:
+def test_marks_and_the_record_of_gpus_reach_the_gate() -> None:
     diagnosis = diagnosed(
         released=seen(Mark("open", 5.0)),
         paused=seen(Mark("", 0.0)),
@@ -927,9 +927,7 @@ SILENT = (
 
 @pytest.mark.parametrize("part", SILENT)
 @pytest.mark.parametrize("refusal", [DENIED, FAILED, TIMED_OUT], ids=lambda r: r.why.value)
-def test_what_could_not_be_looked_at_never_adds_a_condition_that_holds(
-    part: str, refusal: Refusal
-) -> None:
+def test_a_refusal_never_adds_a_condition_that_holds(part: str, refusal: Refusal) -> None:
     """ "Could not look" can never become "nothing wrong"."""
     before = {f.condition for f in diagnosed(learned=seen(BUSES)).findings if f.verdict is HOLDS}
     after = {
@@ -940,12 +938,12 @@ def test_what_could_not_be_looked_at_never_adds_a_condition_that_holds(
     assert after <= before
 
 
-def test_the_age_of_a_probe_is_told_apart() -> None:
+def test_the_age_of_a_probe_is_distinguished() -> None:
     assert finding(diagnosed(probe=probed(started_at=NOW - 8)), "NvmlComplete").age_s == 7.0
     assert finding(diagnosed(probe=probed(started_at=NOW + 8)), "NvmlComplete").age_s == 0.0
 
 
-def test_diagnose_changes_nothing_and_repeats_itself() -> None:
+def test_diagnose_is_pure_and_deterministic() -> None:
     one = snapshot(probe=probed(gpus=GPUS[:1]))
     assert diagnose(one, DEFAULTS) == diagnose(replace(one), DEFAULTS)
 
@@ -954,26 +952,26 @@ def test_diagnose_changes_nothing_and_repeats_itself() -> None:
     "changes",
     [{"pci": seen(())}, {"pci": MISSING}, {"pci": seen((function(BUSES[0], "vfio-pci"),))}],
 )
-def test_a_host_without_a_gpu_is_not_asked_for_a_registration(changes: dict[str, Any]) -> None:
+def test_a_host_without_a_gpu_needs_no_registration(changes: dict[str, Any]) -> None:
     """A CPU node's kubelet lists no GPU, and nothing about that is broken."""
     diagnosis = diagnosed(**changes, probe=seen(ProbeState()), allocatable=seen(()))
     assert diagnosis.first_broken() is None
 
 
-def test_the_owners_number_stands_against_a_host_without_a_pci_bus() -> None:
+def test_expected_gpus_holds_on_a_host_without_a_pci_bus() -> None:
     diagnosis = diagnosed(Settings(expected_gpus=("8",)), pci=MISSING)
     assert diagnosis.scope is not Scope.NONE
 
 
 @pytest.mark.parametrize(("number", "gpus", "says"), [("8", GPUS, "2 of 8"), ("1", (), "0 of 1")])
-def test_counts_are_out_of_the_owners_number(number: str, gpus: Any, says: str) -> None:
+def test_counts_refer_to_the_expected_number(number: str, gpus: Any, says: str) -> None:
     found = finding(
         diagnosed(Settings(expected_gpus=(number,)), probe=probed(gpus=gpus)), "NvmlComplete"
     )
     assert found.because.startswith(says)
 
 
-def test_the_owners_number_overrules_a_dead_gpu_at_whatever_call_it_fails() -> None:
+def test_expected_gpus_overrides_a_dead_gpu_at_any_failing_call() -> None:
     """Whether NVML loses a GPU before or after it tells its bus id is chance."""
     for call, bus in (("nvmlDeviceGetHandleByIndex", ""), ("nvmlDeviceGetUUID", BUSES[1])):
         diagnosis = diagnosed(Settings(expected_gpus=("1",)), probe=failing(15, call, 1, bus))

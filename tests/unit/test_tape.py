@@ -131,7 +131,7 @@ NODES: dict[Node, Scope] = {
 
 
 @pytest.mark.parametrize("node", NODES, ids=lambda n: n.__name__)
-def test_a_tape_tells_what_the_node_told(node: Node, tmp_path: Path) -> None:
+def test_a_tape_gives_the_same_answers_as_the_node(node: Node, tmp_path: Path) -> None:
     if node is device_nodes and os.geteuid() != 0:
         pytest.skip("device nodes are made by root only")
     node(tmp_path)
@@ -159,7 +159,7 @@ def test_the_folder_is_read_and_not_the_machine_that_runs_the_test(tmp_path: Pat
     assert isinstance(snapshot.waiting, Seen) and snapshot.waiting.value.at == 1.5
 
 
-def test_what_is_not_on_the_tape_is_not_recorded() -> None:
+def test_an_answer_missing_on_the_tape_is_not_recorded() -> None:
     host, name = Replay(Tape()), "not-recorded"
     for answer in (
         host.file("/x"),
@@ -180,7 +180,7 @@ def test_what_is_not_on_the_tape_is_not_recorded() -> None:
         asyncio.run(host.clock())
 
 
-def test_other_settings_ask_what_this_tape_does_not_hold(tmp_path: Path) -> None:
+def test_other_settings_need_answers_that_the_tape_lacks(tmp_path: Path) -> None:
     gpus(tmp_path)
     recorder = Recorder(LiveHost(root=str(tmp_path)))
     asyncio.run(collect(recorder, DEFAULTS))
@@ -220,12 +220,12 @@ def test_a_name_that_no_file_can_have_is_missing(name: str, tmp_path: Path) -> N
     assert isinstance(gone, Seen) and gone.value == (name,)
 
 
-def test_a_refusal_says_why_where_the_kernel_was_not_asked(tmp_path: Path) -> None:
+def test_a_refusal_has_a_reason_if_the_kernel_was_not_asked(tmp_path: Path) -> None:
     found = asyncio.run(LiveHost(root=str(tmp_path)).listener("/too-long" * 20))
     assert isinstance(found, Refusal) and "too long" in found.detail
 
 
-def test_a_fifo_in_the_place_of_a_file_holds_nobody(tmp_path: Path) -> None:
+def test_a_fifo_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "f")
     asyncio.run(LiveHost(root=str(tmp_path)).file("/f"))
 
@@ -253,7 +253,7 @@ def test_kinds_of_names(tmp_path: Path) -> None:
     assert isinstance(matching, Seen) and [e.name for e in matching.value] == ["fifo", "file"]
 
 
-def test_units_that_an_older_look_asked_for_are_read_by_a_newer_one() -> None:
+def test_units_of_an_older_tape_are_read() -> None:
     known = Unit("a.service", "loaded", "active", "", "", 1.0)
     host = Replay(Tape({Tape.key("units", "a.service"): encode(Seen((known,), 1.0))}))
     assert asyncio.run(host.units(("a.service", "new.service"))) == Seen((known,), 1.0)

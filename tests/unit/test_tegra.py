@@ -88,23 +88,25 @@ def test_the_gate_opens_on_equal_readings_of_the_driver() -> None:
         ),
     ],
 )
-def test_what_does_not_open_it(changes: dict[str, Any], condition: str, says: str) -> None:
+def test_faults_that_keep_a_tegra_closed(
+    changes: dict[str, Any], condition: str, says: str
+) -> None:
     diagnosis = orin(**changes)
     found = finding(diagnosis, condition)
     assert found.verdict is Verdict.FAILS and says in found.because
     assert not (diagnosis.may_probe and diagnosis.fingerprint)
 
 
-def test_nothing_registered() -> None:
+def test_a_tegra_with_nothing_registered() -> None:
     found = orin(allocatable=seen(())).registered
     assert found is not None and found.reason == "NotRegistered"
 
 
-def test_no_tegra_is_no_gpu_and_the_owner_may_say_so_of_one() -> None:
+def test_without_a_tegra_there_is_no_gpu_and_expected_gpus_can_exclude_one() -> None:
     assert orin(soc=seen("i.MX8")).scope is Scope.NONE
     assert orin(Settings(expected_gpus=("0",))).scope is Scope.NONE
 
 
-def test_a_gpu_on_pci_is_what_counts_beside_a_soc() -> None:
+def test_a_gpu_on_pci_takes_precedence_over_a_soc() -> None:
     """Asked only where PCI shows none."""
     assert diagnosed(soc=Refusal(Why.NOT_ASKED)).expected != ("tegra",)

@@ -72,7 +72,7 @@ def incident(**changes: Any) -> Snapshot:
     )
 
 
-def test_the_incident_reads_as_its_story() -> None:
+def test_the_timeline_of_the_incident() -> None:
     found = timeline(incident(), DEFAULTS)
     assert found.sentences == (
         "the plugin started 1.0 s after nvidia-persistenced, 5.2 s before NVML was stable",
@@ -101,7 +101,7 @@ def test_the_incident_reads_as_its_story() -> None:
     )
 
 
-def test_its_text_fits_80_columns_and_begins_with_the_story() -> None:
+def test_the_text_fits_80_columns_and_begins_with_the_summary() -> None:
     lines = text(incident(), timeline(incident(), DEFAULTS))
     assert lines[0] == "The plugin started 1.0 s after nvidia-persistenced, 5.2 s before NVML was"
     assert max(map(len, lines)) < 80
@@ -116,7 +116,7 @@ def test_as_json() -> None:
     assert (started["at"], started["gap"], started["converted"]) == (23.0, 1.0, True)
 
 
-def test_a_node_that_nobody_watched_claims_no_gap_to_nvml() -> None:
+def test_without_marks_the_timeline_shows_no_gap_to_nvml() -> None:
     """gpu-gate was installed later: its first probe is when it saw NVML, not when NVML came."""
     found = timeline(
         incident(milestones=marks(look=600.0, seen=601.0, stable=603.0, open=603.0)), DEFAULTS
@@ -131,7 +131,7 @@ def test_a_node_that_nobody_watched_claims_no_gap_to_nvml() -> None:
     )
 
 
-def test_a_boot_that_the_gate_held() -> None:
+def test_a_gated_boot() -> None:
     found = told(
         milestones=marks(look=2.0, seen=20.0, stable=22.0, open=22.0, registered=101.5),
         released=seen(Mark("NVML was stable", 22.0)),
@@ -148,7 +148,7 @@ def test_a_boot_that_the_gate_held() -> None:
     assert not any("listed" in sentence for sentence in found.unknown)
 
 
-def test_a_container_made_too_early_a_kubelet_and_a_reload_after_it() -> None:
+def test_a_container_created_too_early_then_a_kubelet_restart_and_a_reload() -> None:
     found = told(
         kernel=seen(words([KernelLine(103.0, KERNEL[-1].text)])),
         manager=seen(Manager("252", 300.0)),
@@ -162,7 +162,7 @@ def test_a_container_made_too_early_a_kubelet_and_a_reload_after_it() -> None:
     assert "the last daemon-reload came 3 min 20 s after the plugin started" in found.sentences
 
 
-def test_repairs_of_this_boot_and_what_came_of_them() -> None:
+def test_repairs_of_this_boot_and_their_outcomes() -> None:
     done = (
         entry(1, OFFSET + 500, boot_id="another"),
         entry(2, OFFSET + 600, cause="PluginInitFailed a/b c"),
@@ -176,7 +176,7 @@ def test_repairs_of_this_boot_and_what_came_of_them() -> None:
     assert "repair 2 took 12.0 s until it was known what came of it" in found.sentences
 
 
-def test_several_plugins_are_told_apart() -> None:
+def test_several_plugins_are_distinguished() -> None:
     old = sight(
         of=container("oldoldoldold", created_at=OFFSET + 50, state=ContainerState.EXITED),
         finished_at=OFFSET + 90.0,
@@ -193,7 +193,7 @@ def test_several_plugins_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("moved", "is_set"), [(0.3, False), (-0.4, False), (3600.0, True), (-7200.0, True)]
 )
-def test_a_clock_that_was_set_is_said(moved: float, is_set: bool) -> None:
+def test_a_changed_clock_is_reported(moved: float, is_set: bool) -> None:
     """The mark was written at 12 s by our clock; its file's time is of the clock before it was
     set."""
     changed = snapshot(
@@ -223,7 +223,7 @@ def test_a_stamp_of_another_boot_is_no_moment_of_this_one() -> None:
     )
 
 
-def test_what_was_not_answered_is_not_known() -> None:
+def test_an_unanswered_question_is_unknown() -> None:
     parts = (
         "kernel",
         "units",
