@@ -184,7 +184,7 @@ def _containers(diagnosis: Diagnosis | None) -> Iterator[Family]:
     yield (
         "gpu_gate_gpu_containers",
         "gauge",
-        "Running containers that hold GPUs, by whether they may open them "
+        "Running containers that hold GPUs, by whether they can open them "
         "now: allowed, denied, unknown.",
         [((("access", w.value),), now[w]) for w in CurrentAccess] if diagnosis else [],
     )
@@ -207,14 +207,14 @@ def _repairs(view: View) -> Iterator[Family]:
     yield (
         "gpu_gate_repairs",
         "gauge",
-        "Disruptive actions of this boot, by what was done and what came of it.",
+        "Disruptive actions of this boot, by kind and outcome.",
         [(labels, count) for labels, count in sorted(by.items())],
     )
     now = view.seen.cycle_ended_at + view.offset
     yield (
         "gpu_gate_repair_budget_left",
         "gauge",
-        "Disruptive actions that are still allowed now.",
+        "Disruptive actions that the limits still allow now.",
         [((), _budget_left(done, now, settings))]
         if snapshot and isinstance(snapshot.ledger, Seen)
         else [],
@@ -231,7 +231,7 @@ def _agent(view: View) -> Iterator[Family]:
     yield (
         "gpu_gate_actions_total",
         "counter",
-        "Actions since the agent's start, by kind; failed: it did not take.",
+        "Actions since the agent's start, by kind and result (done, failed).",
         [
             ((("action", kind), ("result", result)), n)
             for (kind, result), n in sorted(counts.actions.items())
@@ -240,14 +240,14 @@ def _agent(view: View) -> Iterator[Family]:
     yield (
         "gpu_gate_probes_total",
         "counter",
-        "NVML probes by how they ended: answered, error, hung, broken.",
+        "NVML probes, by how they ended: answered, error, hung, broken.",
         [((("end", end),), n) for end, n in sorted(counts.probes.items())],
     )
     last = view.probe.last
     yield (
         "gpu_gate_probe_duration_seconds",
         "gauge",
-        "How long the last NVML probe took.",
+        "Duration of the last NVML probe.",
         [((), last.ended_at - last.started_at)] if last else [],
     )
     yield (
@@ -259,25 +259,25 @@ def _agent(view: View) -> Iterator[Family]:
     yield (
         "gpu_gate_wakes_total",
         "counter",
-        "Why the agent looked, by source of the signal.",
+        "Wakes of the agent, by source.",
         [((("source", source.value),), n) for source, n in sorted(counts.wakes.items())],
     )
     yield (
         "gpu_gate_cycles_total",
         "counter",
-        "Cycles: one look, one diagnosis, one step.",
+        "Cycles: one snapshot, one diagnosis, one decision.",
         [((), seen.cycles)],
     )
     yield (
         "gpu_gate_cycle_duration_seconds",
         "gauge",
-        "How long the last cycle took.",
+        "Duration of the last cycle.",
         [((), seen.cycle_took_s)],
     )
     yield (
         "gpu_gate_cycle_lag_seconds",
         "gauge",
-        "How much later than due the last cycle began.",
+        "How late the last cycle began.",
         [((), seen.cycle_lag_s)],
     )
     yield (
@@ -296,13 +296,13 @@ def _agent(view: View) -> Iterator[Family]:
     yield (
         "gpu_gate_signal_sources_lost",
         "gauge",
-        "Signal sources that are lost: each costs seconds, never truth.",
+        "Event sources that are unavailable; the agent detects their changes by polling.",
         [((), len(snapshot.trouble) if snapshot else 0)],
     )
     yield (
         "gpu_gate_config_problems",
         "gauge",
-        "Problems of the configuration: gpu-gate config --check.",
+        "Problems in the configuration; see gpu-gate config --check.",
         [((), view.config_problems)],
     )
 
