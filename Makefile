@@ -18,7 +18,7 @@ demo: set-up-node ## a GPU node boots without the gate and with it, and the diff
 	@python3 tests/node/demo.py $(ARGS)
 
 check: set-up-check ## the inner loop, in a minute and without root: layout, lint, types, unit, service, quick stories
-	@.venv/bin/pytest -q -m "not exhaustive" --timeout=300 --numprocesses=2 $(QUICK) $(ARGS)
+	@.venv/bin/pytest -q -rfE -m "not exhaustive" --timeout=300 --numprocesses=2 $(QUICK) $(ARGS)
 
 test: set-up-test ## every test but those of whole machines and of a real GPU; ARGS="-k name" for some
 	@tests/node/tree.py bookworm trixie

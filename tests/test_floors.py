@@ -25,6 +25,22 @@ MAY_IMPORT = {
 """By floor; "" is the package itself: __init__ holds the version, __main__ starts the app."""
 VERSION_ONLY = {("host/evidence/bundle.py", "")}
 """A bundle says which gpu-gate wrote it."""
+ROOMS = ("common", "gpu", "access", "plugin", "cdi", "kubelet", "gate", "doctor")
+"""Of core, in the order of the chain from the hardware up: a room imports earlier ones only."""
+ABOVE_THE_ROOMS = {
+    "core.collect": set(ROOMS) - {"doctor"},
+    "core.diagnose": set(ROOMS) - {"doctor"},
+}
+STILL_UP = {
+    ("core.access.containers", "core.plugin.resources"),
+    ("core.access.faults", "core.plugin.log"),
+    ("core.access.faults", "core.plugin.candidates"),
+    ("core.common.known_fault", "core.plugin.candidates"),
+    ("core.common.marks", "core.plugin.ledger"),
+    ("core.gpu.device_nodes", "core.access.containers"),
+    ("core.plugin.findings", "core.kubelet.findings"),
+}
+"""Imports from an earlier room to a later one: the list only shrinks."""
 IMPURE = {"os", "socket", "subprocess", "time", "asyncio", "logging", "pathlib"}
 STANDS_ALONE = {"host/probes/nvml_probe.py": {"pynvml"}, "host/probes/cuda_probe.py": set()}
 """Exec'd by path: nothing of the agent's is imported there, and these are the libraries it may
@@ -101,6 +117,28 @@ def test_imports_go_down_only(path: Path) -> None:
         if floor(found) not in MAY_IMPORT[here] and (name(path), floor(found)) not in VERSION_ONLY
     }
     assert not up, f"{here or 'the package'} may not import {up}"
+
+
+def room(module: str) -> str:
+    """core.gpu.nvml lies in gpu; core.collect in no room."""
+    floor_of_it, _, rest = module.partition(".")
+    return rest.partition(".")[0] if floor_of_it == "core" and "." in rest else ""
+
+
+def test_rooms_of_core_import_earlier_rooms_only() -> None:
+    up = set()
+    for path in FILES:
+        here = dotted(path)
+        if not here.startswith("core.") or path.name == "__init__.py":
+            continue
+        may = ABOVE_THE_ROOMS.get(here)
+        if may is None:
+            may = set(ROOMS[: ROOMS.index(room(here)) + 1])
+        for found in imports(path, ast.walk(tree(path)))[0]:
+            if floor(found) == "core" and room(found) not in may:
+                up.add((here, found))
+    assert not up - STILL_UP, "these imports run from an earlier room to a later one"
+    assert not STILL_UP - up, "these are gone: take them out of STILL_UP"
 
 
 @each_source
