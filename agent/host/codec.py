@@ -1,4 +1,4 @@
-"""The model's words as JSON, and back: what comes back is checked at the door, part by part."""
+"""Model values as JSON, and back. Decoding checks every part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..model.errors import BundleError
 
 
 def encode(value: Any) -> Any:
-    """A model value as JSON. Dataclasses carry their name, bytes are base64."""
+    """A model value as JSON. Dataclasses have their name under "is"; bytes are base64."""
     if is_dataclass(value) and not isinstance(value, type):
         parts = {f.name: encode(getattr(value, f.name)) for f in fields(value)}
         return {"is": type(value).__name__, **parts}
@@ -29,7 +29,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: Any, data: Any) -> Any:
-    """A value of `kind`, or BundleError that says what was found in its place."""
+    """A value of type `kind`. Raises BundleError, which names what was found instead."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _decode_union(args, data)
@@ -49,7 +49,7 @@ def decode(kind: Any, data: Any) -> Any:
         try:
             return target(data)
         except ValueError as exc:
-            raise BundleError(f"{data!r} is no {target.__name__}") from exc
+            raise BundleError(f"{data!r} is not a value of {target.__name__}") from exc
     return _decode_plain(target, data)
 
 
@@ -72,13 +72,13 @@ def _decode_dataclass(target: Any, args: tuple[Any, ...], data: Any) -> Any:
     hints = _hints(target)
     parts = {}
     for part in fields(target):
-        if part.name in data:  # an older bundle lacks newer parts: their defaults say "not asked"
+        if part.name in data:  # an older bundle lacks newer parts: their defaults mean "not asked"
             hint = args[0] if isinstance(hints[part.name], TypeVar) and args else hints[part.name]
             parts[part.name] = decode(hint, data[part.name])
     try:
         return target(**parts)
     except TypeError as exc:
-        raise BundleError(f"a {target.__name__} lacks a part: {exc}") from exc
+        raise BundleError(f"{target.__name__} lacks a part: {exc}") from exc
 
 
 @functools.lru_cache(maxsize=64)
@@ -94,16 +94,16 @@ def _decode_plain(target: Any, data: Any) -> Any:
         try:
             return base64.b64decode(data["base64"], validate=True)
         except ValueError as exc:
-            raise BundleError("bytes that are no base64") from exc
+            raise BundleError("invalid base64") from exc
     if target is float:
         _want(isinstance(data, (int, float)) and not isinstance(data, bool), "a number", data)
         _want(abs(data) < 1e18, "a finite number", data)
         return float(data)
-    _want(type(data) is target, f"a {target.__name__}", data)
+    _want(type(data) is target, target.__name__, data)
     _want(target is not int or -(1 << 63) <= data < 1 << 64, "a number of 64 bits", data)
     return data
 
 
 def _want(holds: bool, what: str, data: Any) -> None:
     if not holds:
-        raise BundleError(f"{what} was expected in the place of {str(data)[:60]!r}")
+        raise BundleError(f"expected {what}, found {str(data)[:60]!r}")

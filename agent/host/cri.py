@@ -1,8 +1,8 @@
-"""The container runtime's own word (CRI): what runs, one container in detail, and the two calls
-that end one.
+"""The container runtime's API (CRI): what runs, one container in detail, and the two calls that end
+a container.
 
-The second half turns messages into the model's words, pure, so that what crictl once printed goes
-the same way.
+The second half converts messages to model values. It is pure, so that tests feed it the output of
+crictl.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ KEPT_NOTES = (
     "kubectl.kubernetes.io/last-applied-configuration",
     "cdi.k8s.io/",
 )
-"""Beginnings of the names of annotations that are read. Of others a pod may have 256 KiB, and
-secrets among them."""
+"""Prefixes of the annotations that are read. A pod may have 256 KiB of others, with secrets among
+them."""
 NOTE_LIMIT = 16 << 10
 PID_MAX = 1 << 22
 """include/linux/threads.h, PID_MAX_LIMIT."""
 
 
 async def runtime(socket: str, within_s: float) -> Runtime:
-    """Every sandbox and container, over one channel and within one deadline. RpcError."""
+    """Every sandbox and container, over one channel, within `within_s` seconds in all. Raises
+    RpcError."""
     ends_at = _now() + within_s
     with Channel(socket) as ch:
         sandboxes = await _ask(ch, "ListPodSandbox", {}, ends_at)
@@ -57,8 +58,8 @@ async def container(socket: str, container_id: str, within_s: float) -> Containe
 async def containers(
     socket: str, ids: Sequence[str], within_s: float
 ) -> tuple[ContainerDetail, ...]:
-    """As many of these as can be asked in time, over one channel; one that is gone is left out.
-    RpcError."""
+    """As many of these containers as the runtime returns within `within_s` seconds, over one
+    channel, without those that are gone. Raises RpcError if there is not even one."""
     ends_at = _now() + within_s
     found: list[ContainerDetail] = []
     with Channel(socket) as ch:
@@ -77,10 +78,10 @@ async def containers(
 
 
 async def stop_container(socket: str, container_id: str, grace_s: int, within_s: float) -> None:
-    """SIGTERM, and SIGKILL after `grace_s`. A container that is gone is success.
+    """Send SIGTERM, and SIGKILL after `grace_s` seconds. A container that is gone is a success.
+    Raises RpcError.
 
-    `within_s` must leave room for the grace: a runtime that sees its caller hang up stops stopping
-    (containerd).
+    `within_s` must be longer than the grace: containerd stops stopping when its caller hangs up.
     """
     await _end(
         socket, "StopContainer", {"container_id": container_id, "timeout": grace_s}, within_s
@@ -88,7 +89,7 @@ async def stop_container(socket: str, container_id: str, grace_s: int, within_s:
 
 
 async def remove_container(socket: str, container_id: str, within_s: float) -> None:
-    """A container that is gone is success."""
+    """Remove a container. One that is gone is a success. Raises RpcError."""
     await _end(socket, "RemoveContainer", {"container_id": container_id}, within_s)
 
 
@@ -145,9 +146,8 @@ def container_of(message: Any) -> Container:
     meta, labels = message.metadata, _map(message.labels)
     name = meta.name or labels.get("io.kubernetes.container.name", "")
     image = message.image.image
-    if not image or image.startswith(
-        "sha256:"
-    ):  # what the pod's author wrote comes with kubelet 1.29 and later
+    if not image or image.startswith("sha256:"):
+        # user_specified_image is what the pod's author wrote (kubelet 1.29 and later).
         image = message.image.user_specified_image or image or message.image_ref
     return Container(
         message.id,
@@ -162,7 +162,7 @@ def container_of(message: Any) -> Container:
 
 
 def detail_of(status: Any, info: dict[str, Any]) -> ContainerDetail:
-    """Of a runtime.v1 ContainerStatus and the object its verbose info holds. What the latter lacks
+    """Of a runtime.v1 ContainerStatus and the object in its verbose info. What the latter lacks
     stays empty."""
     return ContainerDetail(
         id=status.id,
@@ -184,8 +184,8 @@ def detail_of(status: Any, info: dict[str, Any]) -> ContainerDetail:
 
 
 def info_of(info: Any) -> dict[str, Any]:
-    """containerd and CRI-O both put one JSON object under the key "info"; anything else is as good
-    as nothing."""
+    """The JSON object that containerd and CRI-O put under the key "info"; empty where there is
+    anything else."""
     text = info.get("info", "")
     try:
         found = json.loads(text) if len(text) <= INFO_LIMIT else None
@@ -195,7 +195,8 @@ def info_of(info: Any) -> dict[str, Any]:
 
 
 def _map(found: Any) -> dict[str, str]:
-    """Sorted: protobuf's maps have no order, and two tapes of one answer should be the same."""
+    """Sorted, because protobuf's maps have no order, and two tapes of one answer should be
+    equal."""
     return dict(sorted(found.items()))
 
 
@@ -206,13 +207,13 @@ def _notes(found: Any) -> dict[str, str]:
 
 
 def _seconds(nanoseconds: int) -> float:
-    """0 where it has not happened: CRI says 0, or a time before 1970 (Go's zero time)."""
+    """0.0 where it has not happened: CRI then has 0, or a time before 1970 (Go's zero time)."""
     return max(nanoseconds, 0) / 1_000_000_000
 
 
 def _image(status: Any, info: dict[str, Any]) -> str:
-    """The name with its tag. A name that was moved to another image since is only known to the
-    spec's annotations."""
+    """The name with its tag. Only the spec's annotations still have a name that was moved to
+    another image since."""
     named = str(status.image.image)
     if named and not named.startswith("sha256:"):
         return named
@@ -228,13 +229,13 @@ def _image(status: Any, info: dict[str, Any]) -> str:
 
 
 def _pid(written: Any) -> int:
-    # Never 1 or less: a signal to them is one to the whole node.
+    # Never 1 or less: a signal to those reaches the whole node.
     usable = isinstance(written, int) and not isinstance(written, bool) and 1 < written <= PID_MAX
     return int(written) if usable else 0
 
 
 def _args(info: dict[str, Any]) -> tuple[str, ...]:
-    """What was executed, or, where no spec is shown, what the pod's author asked for."""
+    """The arguments that were executed; without a spec, those that the pod's author wrote."""
     spec = _words(_object(_object(info, "runtimeSpec"), "process").get("args"))
     config = _object(info, "config")
     return spec or _words(config.get("command")) + _words(config.get("args"))
@@ -255,8 +256,8 @@ def _env(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _device_rules(info: dict[str, Any]) -> tuple[tuple[Device, str], ...]:
-    """linux.resources.devices of the OCI spec: rules that allow. No type is both; no number is
-    every number."""
+    """The allow rules in linux.resources.devices of the OCI spec. A rule without a type stands for
+    both types, one without a number for every number."""
     found: list[tuple[Device, str]] = []
     rules = _object(_object(_object(info, "runtimeSpec"), "linux"), "resources").get("devices")
     for rule in rules[:ARGS_LIMIT] if isinstance(rules, list) else ():

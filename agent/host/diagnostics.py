@@ -1,5 +1,5 @@
 """What only the doctor asks of a live node. Each question is a program with a deadline, so that
-none can hang it."""
+none can block it."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ from .live import LiveHost, clock_now
 from .probes.program import find_library
 
 JOURNAL_WITHIN_S = VERSIONS_WITHIN_S = 5.0
-"""A doctor is called to nodes that are busy."""
+"""Nodes that need a doctor are busy."""
 JOURNAL_LINES, JOURNAL_BYTES = 3000, 8 << 20
-"""Read of each window; what tells nothing of GPUs is dropped at once."""
+"""What is read of each window; lines that are not about GPUs are dropped at once."""
 KEPT = 400
 BOOT_S, RECENT_S = 900.0, 3600.0
-"""The two windows: how the boot went, and what happened last."""
+"""The two windows, in seconds: the beginning of the boot, and the most recent time."""
 OPERATORS_TOOLKIT = "/usr/local/nvidia/toolkit"
-"""Where the GPU Operator's toolkit container puts its programs."""
+"""Where the GPU Operator's toolkit container installs its programs."""
 CUDA_PROGRAM = Path(__file__).with_name("probes") / "cuda_probe.py"
 LIBCUDA = "libcuda.so.1"
 _CLOSED = ("insufficient permissions", "Permission denied")
 
 
 class LiveDiagnosticHost(LiveHost):
-    """The node we run on, with a doctor's questions."""
+    """The node that the agent runs on, with the doctor's questions."""
 
-    cuda_said: Reading[CudaReport] = Refusal(Why.NOT_ASKED, "gpu-gate doctor --deep asks it")
+    cuda_report: Reading[CudaReport] = Refusal(
+        Why.NOT_ASKED, "only gpu-gate doctor --deep asks CUDA"
+    )
 
     async def journal(self, units: Sequence[str]) -> Reading[tuple[JournalLine, ...]]:
         clock = clock_now()
@@ -63,7 +65,7 @@ class LiveDiagnosticHost(LiveHost):
         return tuple(await asyncio.gather(*map(_version, programs)))
 
     async def cuda(self) -> Reading[CudaReport]:
-        return self.cuda_said
+        return self.cuda_report
 
 
 async def _window(
@@ -92,8 +94,8 @@ async def _window(
 
 
 def line_of(row: bytes, clock: Clock) -> JournalLine | None:
-    """One entry of `journalctl -o json`. A message that is no text comes as a list of numbers: none
-    of ours."""
+    """One entry of `journalctl -o json`; None for one without a text message (a binary message is a
+    list of numbers)."""
     entry = parse.json_object(row) or {}
     text, stamp = entry.get("MESSAGE"), str(entry.get("__MONOTONIC_TIMESTAMP", ""))
     if not isinstance(text, str) or not stamp.isdecimal():
@@ -110,7 +112,7 @@ def line_of(row: bytes, clock: Clock) -> JournalLine | None:
 async def _version(program: str) -> Version:
     path = shutil.which(program) or shutil.which(program, path=OPERATORS_TOOLKIT)
     if path is None:
-        return Version(program, Refusal(Why.MISSING, "no program of that name is in the path"))
+        return Version(program, Refusal(Why.MISSING, "there is no program of that name in PATH"))
     ended = await run_once([path, "--version"], VERSIONS_WITHIN_S)
     refused = _refused(ended, path)
     if refused is not None:
@@ -120,41 +122,41 @@ async def _version(program: str) -> Version:
 
 
 def _refused(ended: Outcome, what: str) -> Refusal | None:
-    """Why a program gave no answer; None where it did."""
+    """Why a program has no result; None where it has one."""
     if ended.kind is ErrorKind.NOT_STARTED:
         return Refusal(Why.MISSING, ended.sentence)
     if ended.kind is not None:
         why = Why.TIMED_OUT if ended.kind is ErrorKind.TIMED_OUT else Why.FAILED
         return Refusal(why, f"{what}: {ended.sentence}")
     if ended.code != 0:
-        closed = any(said in ended.err for said in _CLOSED)
+        closed = any(text in ended.err for text in _CLOSED)
         last = (ended.err.splitlines() or [f"exit status {ended.code}"])[-1]
         return Refusal(Why.NOT_PERMITTED if closed else Why.FAILED, f"{what}: {last[:160]}")
     return None
 
 
 async def ask_cuda(driver_root: str, within_s: float) -> Reading[CudaReport]:
-    """cuInit and the number of devices, by a program of its own: it opens every GPU, and may hang
-    in the driver."""
+    """Call cuInit and count the devices in a program of its own, because cuInit opens every GPU and
+    may hang in the driver."""
     library = find_library(driver_root, LIBCUDA)
     argv = [sys.executable, "-I", str(CUDA_PROGRAM), *([library] if library else [])]
-    # What a shell hides from its programs is not hidden from the node.
+    # CUDA_VISIBLE_DEVICES of the caller's shell must not hide GPUs of the node.
     env = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")}
     ended = await run_once(argv, within_s, env=env)
     refused = _refused(ended, "the CUDA probe")
     if refused is not None:
         return refused
-    said = parse.json_object(ended.out) or {}
-    if said.get("v") != 1:
+    report = parse.json_object(ended.out) or {}
+    if report.get("v") != 1:
         return Refusal(Why.FAILED, f"the CUDA probe returned malformed output: {ended.out[:60]!r}")
-    if said.get("problem"):
-        return Refusal(Why.FAILED, str(said["problem"])[:200])
+    if report.get("problem"):
+        return Refusal(Why.FAILED, str(report["problem"])[:200])
     return Seen(
         CudaReport(
-            str(said.get("call", ""))[:40],
-            int(parse.number(said.get("code"))),
-            int(parse.number(said.get("count"))),
-            str(said.get("library", ""))[:200],
+            str(report.get("call", ""))[:40],
+            int(parse.number(report.get("code"))),
+            int(parse.number(report.get("count"))),
+            str(report.get("library", ""))[:200],
         ),
         boottime(),
     )

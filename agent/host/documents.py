@@ -1,5 +1,4 @@
-"""YAML and JSON files as JSON text, read again only where the file is another one or was written
-since."""
+"""YAML and JSON files as JSON text. A file is read again only if it was replaced or written."""
 
 from __future__ import annotations
 
@@ -14,24 +13,24 @@ from ..transport.yaml import as_json
 
 MOST = 32
 SETTLED_S = 1.0
-"""A file may be written twice within one tick of the clock that stamps it (4 ms), so a fresh one is
+"""A file may be written twice within one tick of the clock of its mtime (4 ms), so a fresh one is
 read again."""
 
 
 class Documents:
-    """What the last looks read. Parsing 100 KB of YAML takes 30 ms, and an idle node is looked at
-    for ever."""
+    """The files of the last cycles. Parsing 100 KB of YAML takes 30 ms, and an idle node has cycles
+    too."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[int, int, int], Reading[bytes]]] = {}
 
     async def read(self, host: Host, path: str, at: str, limit: int) -> Reading[bytes]:
-        """`at`: where `path` lies on this host."""
+        """The document at `path`, which is `at` on this host; `limit` is in bytes."""
         try:
             found = os.stat(at)
             stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
         except OSError:
-            return await host.file(path, limit)  # which says why
+            return await host.file(path, limit)  # which has the reason
         known = self._known.get(path)
         if known is not None and known[0] == stamp:
             return replace(known[1], at=boottime()) if isinstance(known[1], Seen) else known[1]

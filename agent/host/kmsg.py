@@ -1,9 +1,9 @@
-"""The kernel's log, read as it grows: /dev/kmsg gives one record a read, and says when there is no
-more.
+"""The kernel log, read as it grows: each read(2) of /dev/kmsg returns one record, or EAGAIN at the
+end.
 
-It needs CAP_SYSLOG where kernel.dmesg_restrict is set, enters no driver and waits for nothing. Its
-ring is this boot's alone. Only lines that tell something about GPUs are kept, one of each text: a
-GPU that fails writes the same line every minute.
+It needs CAP_SYSLOG where kernel.dmesg_restrict is set, enters no driver and never blocks. Its ring
+holds this boot only. Only lines about GPUs are kept, one of each text: a GPU that fails logs the
+same line every minute.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ..model.snapshot import Clock
 
 RECORD_BYTES = 16384
 RECORDS = 20000
-"""At one look; the rest at the next. A ring of 1 MiB holds some 10,000: 30 ms at the agent's start,
-once."""
+"""In one cycle; the rest follows in the next. A ring of 1 MiB holds some 10,000: 30 ms once, when
+the agent starts."""
 KEPT = 256
 TEXT = 400
 
 
 class Kmsg:
-    """One open kernel log. Raises OSError where there is none, or none for us."""
+    """One open kernel log."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._path = path
@@ -32,7 +32,8 @@ class Kmsg:
         self._read_at = 0.0
 
     def lines(self, clock: Clock) -> tuple[KernelLine, ...]:
-        """What has been read so far, oldest first."""
+        """The lines that were read so far, oldest first. Raises OSError if the log cannot be
+        read."""
         if self._fd < 0:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         for _ in range(RECORDS):
@@ -40,14 +41,12 @@ class Kmsg:
                 data = os.read(self._fd, RECORD_BYTES)
             except BlockingIOError:
                 break
-            except (
-                BrokenPipeError
-            ):  # overwritten before we came to it; the next read gives what is left
+            except BrokenPipeError:  # the ring overwrote it; the next read returns the oldest left
                 continue
             except OSError:
                 self.close()
                 raise
-            if not data:  # a file in the place of the log (container nodes)
+            if not data:  # a plain file in place of the log (container nodes)
                 break
             for text in data.decode("utf-8", "replace").splitlines():
                 self._take(text, clock)
@@ -58,7 +57,7 @@ class Kmsg:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        # Who opens it anew reads it from its beginning.
+        # The next open reads it from the beginning.
         self._read_at = 0.0
         self._lines.clear()
 
@@ -71,8 +70,8 @@ class Kmsg:
         if not separator or len(parts) < 3 or not parts[2].isdecimal():
             return
         text = text.replace("\\x0a", " ")[:TEXT]
-        # The log's clock drifts by minutes in months; what came since the last look came since
-        # then.
+        # The log's clock drifts by minutes in months; a line that is new since the last cycle was
+        # written since then.
         at = int(parts[2][:18]) / 1e6 + clock.boottime - clock.monotonic
         at = min(max(at, self._read_at), clock.boottime)
         if word(KernelLine(at, text)) is None:

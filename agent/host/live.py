@@ -1,5 +1,5 @@
-"""The node we run on. Only what cannot block is read here; what may enter the driver is asked by
-programs."""
+"""The node that the agent runs on. It reads only what cannot block; programs ask what may enter the
+driver."""
 
 from __future__ import annotations
 
@@ -36,17 +36,16 @@ T = TypeVar("T")
 FOLDER_LIMIT = 4096
 ALLOCATABLE_WITHIN_S = 1.0
 QUIET_S = 115.0
-"""On a quiet node systemd and the kubelet are asked every fourth heartbeat: a gRPC call costs 50
+"""On a quiet node systemd and the kubelet are asked at every fourth timer: a gRPC call costs 50
 wake-ups."""
 RUNTIME_QUIET_S = 1195.0
-"""The runtime more rarely still: its containers come and go with scopes of systemd's, which wake
-us."""
+"""The runtime is asked more rarely still: its containers come and go with systemd scopes, which
+wake the engine."""
 CRI_WITHIN_S = 1.0
-"""Two lists took 5 ms, at worst 21 (containerd 1.6.20 and 1.7.24): a runtime that needs a second is
-not well."""
+"""Two lists took 5 ms, at worst 21 (containerd 1.6.20 and 1.7.24): a runtime that needs a second
+has a problem."""
 ALLOCATABLE_FRESH_S = 0.5
-"""pod-resources is limited to 100 questions a second for all its clients (kubelet 1.28 and
-later)."""
+"""The kubelet allows 100 pod-resources calls a second for all clients together (1.28 and later)."""
 
 _UCRED = struct.Struct("3i")
 "struct ucred: pid (in our pid namespace), uid and gid of the process that called listen(2)"
@@ -66,7 +65,7 @@ def clock_now() -> Clock:
 
 
 class LiveHost:
-    """A Host over the running node. `root` is for nodes that are a folder."""
+    """A Host over the running node. `root` is for tests whose node is a folder."""
 
     def __init__(
         self,
@@ -83,13 +82,13 @@ class LiveHost:
         self._documents = Documents()
         self._recent: dict[tuple[str, ...], Seen[Any]] = {}
         self._reuse_s = 0.0
-        "how old an answer may be besides, in seconds"
+        "how old an answer may be on a node that is not quiet, in seconds"
         self._is_quiet = False
-        """nothing woke us but the timer: what would have woken us had it changed need not be asked
-        at every heartbeat"""
+        """only the timer woke the engine: what wakes it by changing need not be asked at every
+        timer"""
         self._kmsg = Kmsg(self._path("/dev/kmsg"))
         self.sources: list[object] = []
-        "signal sources; each has a `problem`"
+        "event sources; each has a `problem`"
 
     def may_reuse(self, is_quiet: bool, within_s: float) -> None:
         """How old answers of the next snapshot may be: on a quiet node, and in seconds besides."""
@@ -159,7 +158,7 @@ class LiveHost:
 
     async def probe(self) -> Reading[ProbeState]:
         if self._probes is None:
-            return Refusal(Why.NOT_ASKED, "no probe is made here")
+            return Refusal(Why.NOT_ASKED, "this host runs no probes")
         return Seen(self._probes.state, boottime())
 
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
@@ -186,7 +185,7 @@ class LiveHost:
         for path in paths:
             try:
                 os.stat(self._path(path))
-            except (OSError, ValueError) as exc:  # a CDI spec may name anything
+            except (OSError, ValueError) as exc:  # a CDI spec may contain any path
                 refused = refusal(exc)
                 if not refused.is_missing:
                     return refused
@@ -241,7 +240,7 @@ class LiveHost:
 
     async def access_state(self) -> Reading[AccessState]:
         if self._checks is None:
-            return Refusal(Why.NOT_ASKED, "no access program is started here")
+            return Refusal(Why.NOT_ASKED, "this host runs no access program")
         return Seen(self._checks.state, boottime())
 
     async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
@@ -262,8 +261,8 @@ class LiveHost:
         ask: Callable[[], Awaitable[T]],
         fresh_s: float = 0.0,
     ) -> Reading[T]:
-        """The last answer, where it is not too old to be given again; else a new one. No refusal is
-        kept."""
+        """The last answer, if it is fresh enough; otherwise a new one. A refusal is never used
+        again."""
         known: Seen[T] | None = self._recent.get(question)
         if known is not None and boottime() - known.at < max(
             quiet_s if self._is_quiet else self._reuse_s, fresh_s
@@ -279,27 +278,27 @@ class LiveHost:
 
     def _there(self, socket: str) -> str:
         """The path of a socket that exists: gRPC would try for long to reach one that does not.
-        OSError."""
+        Raises OSError."""
         path = self._path(socket)
         os.stat(path)
         return path
 
     def _opened(self, path: str, limit: int, from_end: bool) -> Reading[bytes]:
         try:
-            # O_NONBLOCK: a fifo in the place of a file must not hold us.
+            # O_NONBLOCK: opening a fifo in place of the file must not block.
             fd = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 if from_end:
-                    # From the start: counted from the end, a short file answers EINVAL.
+                    # From the start: SEEK_END with a short file fails with EINVAL.
                     os.lseek(fd, max(os.fstat(fd).st_size - limit, 0), os.SEEK_SET)
                 return Seen(_read(fd, limit), boottime())
             finally:
                 os.close(fd)
-        except (OSError, ValueError) as exc:  # a runtime may say anything of its logs
+        except (OSError, ValueError) as exc:  # a runtime may return any log path
             return refusal(exc)
 
     def _path(self, path: str) -> str:
-        return f"{self._root}/{path.lstrip('/')}"  # no pathlib: a look has 150 of them
+        return f"{self._root}/{path.lstrip('/')}"  # no pathlib: a cycle has 150 of them
 
 
 def _read(fd: int, limit: int) -> bytes:
@@ -344,5 +343,5 @@ def _listener_pid(path: str) -> int:
 
 
 def _boottime_of(monotonic_usec: int, clock: Clock) -> float:
-    """systemd stamps in CLOCK_MONOTONIC, which stands still in suspend; ours does not."""
+    """systemd's timestamps are CLOCK_MONOTONIC, which does not count time in suspend."""
     return monotonic_usec / 1e6 + (clock.boottime - clock.monotonic)

@@ -1,5 +1,5 @@
-"""A doctor's questions with the evidence of a repair: journal, versions, sockets. Begun beside the
-cycle when a repair is near, so that it need not wait for programs."""
+"""The doctor's questions for the evidence of a repair: journal, versions, sockets. They begin
+beside the cycle when a repair may follow, so that it need not wait for programs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .diagnostics import LiveDiagnosticHost
 from .tape import FullRecorder, Tape
 
 WAIT_S = 1.0
-"""A repair waits at most so long for what is not answered yet, and goes without it."""
+"""A repair waits so many seconds for answers that are not there yet, then goes without them."""
 
 
 class RepairDiagnostics:
-    """One at a time; each program in it has its own deadline."""
+    """Asks once at a time. Each program that it starts has a deadline of its own."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[DiagnosticData] | None = None
@@ -32,12 +32,12 @@ class RepairDiagnostics:
             )
 
     async def add_to(self, tape: Tape) -> None:
-        """What has been answered, to the tape of the look that leads to the repair, whose own
-        answers stay."""
+        """Add the answers so far to the tape of the snapshot that leads to the repair; answers that
+        are on it already stay."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=WAIT_S)
         tape.answers.update(
-            {key: said for key, said in self._tape.answers.items() if key not in tape.answers}
+            {key: answer for key, answer in self._tape.answers.items() if key not in tape.answers}
         )
 
     async def close(self) -> None:

@@ -116,29 +116,29 @@ class PluginRepairer:
         try:
             match action:
                 case RestartUnit():
-                    result = await self._bus.start_unit(
+                    job = await self._bus.start_unit(
                         action.unit, within_s=UNIT_WITHIN_S, member="RestartUnit"
                     )
-                    said = f"{action.unit}: {result}"
+                    result = f"{action.unit}: {job}"
                 case SendHup():
-                    said = await self._hup(action)
+                    result = await self._hup(action)
                 case Rebuild():
-                    said = await _rebuild(action, socket)
+                    result = await _rebuild(action, socket)
                 case _:
                     unreachable(action)
         except (RpcError, BusError, ActionFailed) as exc:
-            said = await self._did_not_take(action, exc.sentence, evidence)
+            result = await self._did_not_take(action, exc.sentence, evidence)
         except OSError as exc:
-            said = await self._did_not_take(action, exc.strerror or str(exc), evidence)
-        self._on_done(said)
+            result = await self._did_not_take(action, exc.strerror or str(exc), evidence)
+        self._on_done(result)
 
     async def _did_not_take(self, action: Disruptive, why: str, evidence: str) -> str:
-        said = f"repair {action.number} {DID_NOT_TAKE}: {why}"
+        result = f"repair {action.number} {DID_NOT_TAKE}: {why}"
         try:
             await self.note(NoteOutcome(action.number, f"{DID_NOT_TAKE}: {why}", evidence))
         except ActionFailed as exc:
-            return f"{said}; {exc.sentence}"
-        return said
+            return f"{result}; {exc.sentence}"
+        return result
 
     async def _hup(self, action: SendHup) -> str:
         """Signal the process only while it is in the container's cgroup: the pid may belong to
@@ -159,12 +159,12 @@ class PluginRepairer:
     async def _list_changed(self, tape: Tape) -> bool:
         """True if the kubelet's list differs from the tape's: writing the evidence may take
         seconds, and a plugin may have registered meanwhile."""
-        looked = Replay(tape)
-        for question, *words in map(json.loads, tuple(tape.answers)):
+        recorded = Replay(tape)
+        for question, *arguments in map(json.loads, tuple(tape.answers)):
             if question == "allocatable" and isinstance(
-                then := await looked.allocatable(*words), Seen
+                then := await recorded.allocatable(*arguments), Seen
             ):
-                now = await self._host.allocatable(*words)
+                now = await self._host.allocatable(*arguments)
                 if not isinstance(now, Seen) or now.value != then.value:
                     return True
         return False

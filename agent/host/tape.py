@@ -1,5 +1,5 @@
-"""A tape of one look: Recorder writes down every question and its answer, Replay answers from it.
-host/evidence/bundle.py puts a tape on disk.
+"""A tape of one snapshot: Recorder records every question and its answer, Replay answers from it.
+host/evidence/bundle.py writes a tape to disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass
 class Tape:
-    """Answers by question. A question is its name and its arguments."""
+    """Answers by question. The key of a question is its name and arguments as JSON."""
 
     answers: dict[str, Any] = field(default_factory=dict)
     "encoded answers; file contents are bytes"
@@ -35,10 +35,10 @@ class Tape:
 
 
 class Recorder:
-    """A Host that asks another one and writes the answers down."""
+    """A Host that asks another one and records the answers."""
 
     def __init__(self, host: Host, tape: Tape | None = None) -> None:
-        """`tape`: of a look that is asked on."""
+        """`tape`: the tape to continue; a new one by default."""
         self._host = host
         self.tape = Tape() if tape is None else tape
 
@@ -112,24 +112,24 @@ class Recorder:
 
 
 class FullRecorder(Recorder):
-    """With a doctor's questions."""
+    """With the doctor's questions."""
 
     def __init__(self, host: DiagnosticHost, tape: Tape | None = None) -> None:
         super().__init__(host, tape)
-        self._examined = host
+        self._diagnostic = host
 
     async def journal(self, units: Sequence[str]) -> Reading[tuple[JournalLine, ...]]:
-        return self._keep(await self._examined.journal(units), "journal")
+        return self._keep(await self._diagnostic.journal(units), "journal")
 
     async def versions(self, programs: Sequence[str]) -> tuple[Version, ...]:
-        return self._keep(await self._examined.versions(programs), "versions")
+        return self._keep(await self._diagnostic.versions(programs), "versions")
 
     async def cuda(self) -> Reading[CudaReport]:
-        return self._keep(await self._examined.cuda(), "cuda")
+        return self._keep(await self._diagnostic.cuda(), "cuda")
 
 
 class Replay:
-    """A Host that answers from a tape; what is not on it is refused as not recorded."""
+    """A Host that answers from a tape. It refuses what is not on the tape as not recorded."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -147,7 +147,7 @@ class Replay:
     async def clock(self) -> Clock:
         found = self._find(Clock, "clock")
         if isinstance(found, Refusal):
-            raise BundleError("the bundle holds no clock: it is not a tape of one look")
+            raise BundleError("the bundle has no clock: it is not the tape of a snapshot")
         return found  # type: ignore[no-any-return]
 
     async def machine(self) -> str:
@@ -165,8 +165,7 @@ class Replay:
         found = self._reading(tuple[Unit, ...], "units", *names)
         if isinstance(found, Seen) or found.why is not Why.NOT_RECORDED:
             return found
-        # An older look asked for fewer units: of the others nothing is known, and they are not in
-        # the answer.
+        # An older version asked for fewer units: the others are unknown, and not in the answer.
         asked = [words for key in self._tape.answers if (words := json.loads(key))[0] == "units"]
         if len(asked) != 1 or not set(asked[0][1:]) <= set(names):
             return found

@@ -54,7 +54,7 @@ async def one_snapshot(settings: Settings, deep: bool = False) -> tuple[Snapshot
                 await _probe_if_loaded(host, probes)
             await _check_access(host, settings)
             if deep:
-                host.cuda_said = await _cuda(host, settings)
+                host.cuda_report = await _cuda(host, settings)
             recorder = FullRecorder(host)
             snapshot, _ = await observe(recorder, settings)
             await collect_diagnostics(recorder, settings, snapshot)

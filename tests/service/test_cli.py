@@ -130,18 +130,21 @@ def test_status_without_an_agent_is_3_with_a_next_step(node: Node) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda f: None, "is that an evidence bundle?"),
-        (lambda f: f.touch(), "is no evidence bundle"),
-        (lambda f: f.mkdir(), "is that an evidence bundle?"),
-        (lambda f: (f.mkdir(), (f / "manifest.json").write_text("{")), "is torn"),
-        (lambda f: (f.mkdir(), (f / "manifest.json").write_text("[]")), "is no evidence bundle"),
+        (lambda f: None, "is it an evidence bundle?"),
+        (lambda f: f.touch(), "is not an evidence bundle"),
+        (lambda f: f.mkdir(), "is it an evidence bundle?"),
+        (lambda f: (f.mkdir(), (f / "manifest.json").write_text("{")), "is malformed"),
+        (
+            lambda f: (f.mkdir(), (f / "manifest.json").write_text("[]")),
+            "is not an evidence bundle",
+        ),
         (
             lambda f: (f.mkdir(), (f / "manifest.json").write_text('{"format": 1, "answers": []}')),
             "no clock",
         ),
         (
             lambda f: (f.mkdir(), (f / "manifest.json").write_text('{"format": 9, "answers": []}')),
-            "reads 1 to",
+            "reads formats 1 to",
         ),
     ],
 )
@@ -236,7 +239,7 @@ def test_evidence_in_one_file_and_its_timeline_on_a_node_without_systemd(node: N
     )
     (node.folder / "torn.tar.gz").write_bytes(Path(path).read_bytes()[:-20])
     torn = gpu_gate("timeline", str(node.folder / "torn.tar.gz"))
-    assert torn.returncode == 1 and "torn" in torn.stderr and is_a_sentence(torn.stderr)
+    assert torn.returncode == 1 and "damaged" in torn.stderr and is_a_sentence(torn.stderr)
 
 
 def test_probe_without_a_module_would_load_it(node: Node) -> None:

@@ -1,9 +1,9 @@
-"""Plain files in one file: .tar, .tar.gz, .tar.zst. Read in memory and within bounds; nothing is
-put on disk.
+"""Archives of regular files: .tar, .tar.gz, .tar.zst. They are read in memory, within limits;
+nothing is written to disk.
 
-Read by hand, because tarfile of Python 3.10 to 3.13 can be made to loop and to recurse
-(CVE-2019-20907, CVE-2025-8194), and because only plain files are wanted. Forms: POSIX.1-1988 ustar,
-the long names of GNU tar ("L") and of pax ("x").
+This module has a parser of its own, because hostile archives make tarfile of Python 3.10 to 3.13
+loop and recurse (CVE-2019-20907, CVE-2025-8194), and because only regular files matter. It reads
+POSIX.1-1988 ustar, and the long names of GNU tar ("L") and of pax ("x").
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 def is_named(path: Path) -> bool:
-    """A name that asks for one file instead of a folder."""
+    """True if the name is that of an archive, not of a folder."""
     return path.name.endswith(ENDINGS)
 
 
 def pack(files: Mapping[str, bytes], folder: str, at: float) -> bytes:
-    """A tar of files below one folder, for their owner only."""
+    """A tar of files below one folder, readable by their owner only. `at` is Unix time."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, data in files.items():
@@ -45,8 +45,8 @@ def pack(files: Mapping[str, bytes], folder: str, at: float) -> bytes:
 
 
 def compress(packed: bytes, path: Path, beside: Path) -> bytes:
-    """In the way that the name `path` asks for. `beside` may be written while zstd runs, and is
-    removed."""
+    """Compress by the suffix of `path`. `beside` is a temporary file for zstd, which is removed.
+    Raises BundleError or OSError."""
     if path.name.endswith(".zst"):
         try:
             beside.touch(mode=0o600, exist_ok=False)
@@ -58,24 +58,24 @@ def compress(packed: bytes, path: Path, beside: Path) -> bytes:
 
 
 def unpack(path: Path) -> dict[str, bytes]:
-    """The plain files of an archive, by name; BundleError for what is torn, hostile, or too
-    large."""
+    """The regular files of an archive, by name. Raises BundleError if it is damaged, hostile, or
+    too large."""
     try:
         if not path.is_file() or path.stat().st_size > LIMIT_BYTES:
             raise BundleError(
-                f"{path} is no folder and no plain file, or larger than {LIMIT_BYTES >> 20} MiB: "
-                "is that an evidence bundle?"
+                f"{path} is not a folder or regular file, or is larger than "
+                f"{LIMIT_BYTES >> 20} MiB: is it an evidence bundle?"
             )
         stored = path.read_bytes()
     except OSError as exc:
-        raise BundleError(f"{path} could not be read ({exc.strerror})") from exc
+        raise BundleError(f"could not read {path} ({exc.strerror})") from exc
     if stored.startswith(_ZSTD):
         stored = _zstd("-dqc", path)
     elif stored.startswith(_GZIP):
         stored = _gunzip(stored)
     if stored[257:262] != b"ustar":
         raise BundleError(
-            f"{path} is no evidence bundle: neither a folder nor a tar, plain or by gzip or zstd"
+            f"{path} is not an evidence bundle: neither a folder nor a .tar, .tar.gz or .tar.zst"
         )
     return _members(stored)
 
@@ -89,19 +89,19 @@ def _gunzip(stored: bytes) -> bytes:
     if len(plain) > LIMIT_BYTES:
         raise _too_large()
     if not engine.eof:
-        raise _torn("it ends too early")
+        raise _torn("it ends early")
     return plain
 
 
 def _zstd(flags: str, path: Path) -> bytes:
-    """By the program: Python has no zstd of its own before 3.14."""
+    """Run zstd: Python has no zstd module before 3.14. Raises BundleError."""
     done = asyncio.run(
         run_once(["zstd", flags, "-M64MB", "--", str(path.resolve())], ZSTD_WITHIN_S, LIMIT_BYTES)
     )
     if done.kind is ErrorKind.TOO_LARGE:
         raise _too_large()
     if done.kind is ErrorKind.NOT_STARTED:
-        raise BundleError("the program zstd is not here: apt-get install zstd, or use .tar.gz")
+        raise BundleError("zstd is not installed: apt-get install zstd, or use .tar.gz")
     if done.code != 0 or done.kind is not None:
         raise BundleError(f"zstd {flags} {path} failed: {done.sentence or done.err.strip()[-200:]}")
     return done.out
@@ -109,13 +109,13 @@ def _zstd(flags: str, path: Path) -> bytes:
 
 def _torn(how: str) -> BundleError:
     return BundleError(
-        f"the archive is torn ({how}): copy it again, or have another made (gpu-gate evidence)"
+        f"the archive is damaged ({how}): copy it again, or create another (gpu-gate evidence)"
     )
 
 
 def _too_large() -> BundleError:
     return BundleError(
-        f"the archive holds more than {LIMIT_BYTES >> 20} MiB: no evidence bundle does"
+        f"the archive has more than {LIMIT_BYTES >> 20} MiB: it is not an evidence bundle"
     )
 
 
@@ -131,7 +131,7 @@ def _members(tar: bytes) -> dict[str, bytes]:
             raise _torn("it ends within a file")
         if count > MEMBERS:
             raise BundleError(
-                f"the archive holds more than {MEMBERS} files: no evidence bundle does"
+                f"the archive has more than {MEMBERS} files: it is not an evidence bundle"
             )
         if kind in (b"L", b"x"):
             content = tar[start : start + min(size, 2 * NAME_BYTES)]
@@ -141,14 +141,13 @@ def _members(tar: bytes) -> dict[str, bytes]:
         elif kind in (b"0", b"\0"):
             name = _safe(long_name or _name(header))
             if name in files:
-                raise BundleError(f"the archive holds {name!r} twice")
+                raise BundleError(f"the archive has {name!r} twice")
             files[name], long_name = tar[start : start + size], ""
         elif kind in (b"5", b"g"):
             long_name = ""
         else:
             raise BundleError(
-                f"the archive holds {_name(header)[:80]!r}, which is no plain file: that is "
-                "not read"
+                f"the archive has {_name(header)[:80]!r}, which is not a regular file"
             )
     return files
 
@@ -156,13 +155,13 @@ def _members(tar: bytes) -> dict[str, bytes]:
 def _octal(field: bytes) -> int:
     digits = field.strip(b" \0")
     if len(digits) > 11 or any(c not in b"01234567" for c in digits):
-        raise _torn("a size that is none")
+        raise _torn("a malformed size")
     return int(digits or b"0", 8)
 
 
 def _check_sum(header: bytes) -> None:
     if sum(header) - sum(header[148:156]) + 8 * ord(" ") != _octal(header[148:156]):
-        raise _torn("a header does not add up")
+        raise _torn("wrong checksum in a header")
 
 
 def _name(header: bytes) -> str:
@@ -171,7 +170,7 @@ def _name(header: bytes) -> str:
 
 
 def _pax_path(content: bytes) -> str:
-    """Of "LENGTH path=NAME\\n" among others; "" where there is none."""
+    """The NAME of a record "LENGTH path=NAME\\n"; empty where there is none."""
     while content:
         length, _, rest = content.partition(b" ")
         if not (length.isdigit() and len(length) < 6) or int(length) <= len(length) + 1:
@@ -186,7 +185,7 @@ def _text(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError as exc:
-        raise BundleError("the archive holds a name that is no UTF-8") from exc
+        raise BundleError("the archive has a name that is not UTF-8") from exc
 
 
 def _safe(name: str) -> str:
@@ -198,5 +197,5 @@ def _safe(name: str) -> str:
         or "\0" in name
         or ".." in name.split("/")
     ):
-        raise BundleError(f"{name[:80]!r} leads out of the bundle")
+        raise BundleError(f"{name[:80]!r} points outside the bundle")
     return name

@@ -1,15 +1,15 @@
-"""An evidence bundle: the tape of one look as plain files, in a folder or in one .tar, .tar.gz or
-.tar.zst.
+"""An evidence bundle: the tape of one snapshot as plain files, in a folder or in one .tar, .tar.gz
+or .tar.zst.
 
-    manifest.json   what was asked, in order, and what was answered
-    files/…         what files held, at their own paths, to be read with ls and cat
+    manifest.json   the questions in order, and their answers
+    files/…         the contents of files, at their own paths, for ls and cat
     tails/…         the ends of logs
     documents/…     CDI specs as JSON
-    journal.txt     with the evidence of a repair: the journal that led to it
-    SHA256SUMS      of all of them: a bundle in which anything was changed or lost is refused
+    journal.txt     in the evidence of a repair: the journal before it
+    SHA256SUMS      of all of them: a bundle with a changed or missing file is refused
 
-A bundle is written whole or not at all (it is renamed into place), for root only, without secrets
-(host/evidence/redact.py), and within bounds. docs/evidence.md.
+A bundle is renamed into place when it is complete. Only root can read it, it contains no secrets
+(host/evidence/redact.py), and its size is limited. docs/evidence.md.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ..tape import Tape
 from . import archive, redact
 
 FORMAT = 2
-"""1 had no sums; it is still read."""
+"""Format 1 had no sums; it can still be read."""
 LIMIT_BYTES = 64 << 20
 KEPT_BYTES = 48 << 20
-"""Of what is written: a file that would go beyond is left out, and named in the manifest."""
+"""When writing: a file beyond this is left out, and the manifest lists it."""
 MANIFEST_BYTES = 16 << 20
 ANSWER_BYTES = 4 << 20
 ANSWERS = 20_000
@@ -42,14 +42,14 @@ SUMS = "SHA256SUMS"
 
 
 def write(tape: Tape, target: Path, beside: dict[str, bytes] | None = None) -> None:
-    """Write the bundle, and files `beside` the tape; BundleError, and nothing left behind, where
-    that fails."""
+    """Write the bundle, with files `beside` the tape. Raises BundleError, and leaves nothing
+    behind."""
     try:
         is_there = os.path.lexists(target)
     except ValueError as exc:
-        raise BundleError(f"{str(target)[:80]!r} is no name for a bundle") from exc
+        raise BundleError(f"{str(target)[:80]!r} is not a valid file name") from exc
     if is_there:
-        raise BundleError(f"{target} is there already: name one that is not")
+        raise BundleError(f"{target} exists: choose another name")
     files = _files(tape, beside or {})
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -69,17 +69,17 @@ def write(tape: Tape, target: Path, beside: dict[str, bytes] | None = None) -> N
         temporary.rename(target)
         _sync_one(target.parent)
     except (OSError, ValueError) as exc:
-        said = exc.strerror if isinstance(exc, OSError) else exc
+        why = exc.strerror if isinstance(exc, OSError) else exc
         raise BundleError(
-            f"{str(target)[:200]} could not be written ({said}): df {target.parent}"
+            f"could not write {str(target)[:200]} ({why}): df {target.parent}"
         ) from exc
     finally:
         _remove(temporary)
 
 
 def _sync(bundle: Path) -> None:
-    """On disk, with its names, before it is renamed into place: what a power failure cuts off is no
-    evidence."""
+    """Flush files and folders to disk before the rename: a bundle that a power failure cut off
+    would not be evidence."""
     for path in (*(bundle.rglob("*") if bundle.is_dir() else ()), bundle):
         _sync_one(path)
 
@@ -106,7 +106,7 @@ def _files(tape: Tape, beside: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _stored(key: str, answer: Any, files: dict[str, bytes], left_out: list[str]) -> dict[str, Any]:
-    """One answer; a file's contents go into a file of their own."""
+    """One answer for the manifest; the contents of a file go into a file of their own."""
     question = json.loads(key)
     if question[0] not in ("file", "tail", "document") or answer.get("is") != "Seen":
         plain = redact.answer(answer)
@@ -142,7 +142,7 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def _below(folder: Path, name: str) -> Path:
-    """Every folder on the way is for its owner only."""
+    """The path of `name`, with its parent folders created for their owner only."""
     *parts, last = name.split("/")
     for part in parts:
         folder = folder / part
@@ -157,21 +157,21 @@ def _remove(temporary: Path) -> None:
         else:
             temporary.unlink(missing_ok=True)
     except OSError:
-        return  # a name that is too long was never there
+        return  # a name that is too long never existed
 
 
 class _Files(Protocol):
-    """What a bundle holds, by name."""
+    """The files of a bundle, by name."""
 
     def get(self, name: str, limit: int) -> bytes: ...
 
 
 def read(path: Path) -> Tape:
-    """The tape in a bundle. BundleError for what is torn, hostile or not a bundle."""
+    """The tape in a bundle. Raises BundleError if it is damaged, hostile or not a bundle."""
     try:
         files: _Files = _Folder(path) if path.is_dir() else _Archive(path)
     except (OSError, ValueError) as exc:
-        raise BundleError(f"{str(path)[:200]!r} could not be read: {exc}") from exc
+        raise BundleError(f"could not read {str(path)[:200]!r}: {exc}") from exc
     manifest = _json(path, files.get("manifest.json", MANIFEST_BYTES))
     _check_version(path, manifest)
     sums = _sums(files) if manifest["format"] > 1 or _has(files, SUMS) else None
@@ -193,16 +193,18 @@ def read(path: Path) -> Tape:
 
 def _check_version(path: Path, manifest: Any) -> None:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("answers"), list):
-        raise BundleError(f"{path} is no evidence bundle: its manifest.json has no list of answers")
+        raise BundleError(
+            f"{path} is not an evidence bundle: its manifest.json has no list of answers"
+        )
     written = manifest.get("format")
     if type(written) is not int or not 1 <= written <= FORMAT:
         raise BundleError(
             f"{path} has format {str(written)[:20]}, written by gpu-gate "
-            f"{str(manifest.get('gpu_gate'))[:20]}; this one ({__version__}) reads 1 to {FORMAT}: "
-            "read it with that version or a newer one"
+            f"{str(manifest.get('gpu_gate'))[:20]}; version {__version__} reads formats 1 to "
+            f"{FORMAT}: read it with that version or a newer one"
         )
     if len(manifest["answers"]) > ANSWERS:
-        raise BundleError(f"{path} has more than {ANSWERS} answers: no evidence bundle does")
+        raise BundleError(f"{path} has more than {ANSWERS} answers: it is not an evidence bundle")
 
 
 def _item(path: Path, item: Any) -> tuple[list[Any], Any]:
@@ -210,7 +212,7 @@ def _item(path: Path, item: Any) -> tuple[list[Any], Any]:
         raise BundleError(f"{path}/manifest.json: an answer without its question")
     question = item["question"]
     if not question or not all(isinstance(word, (str, int)) for word in question):
-        raise BundleError(f"{path}/manifest.json: a question that is none")
+        raise BundleError(f"{path}/manifest.json: a malformed question")
     return question, item["answer"]
 
 
@@ -222,7 +224,7 @@ def _sums(files: _Files) -> dict[str, str]:
 def _check(name: str, data: bytes, sums: dict[str, str]) -> None:
     if sums.get(name) != hashlib.sha256(data).hexdigest():
         raise BundleError(
-            f"{name[:200]!r} is not as it was written ({SUMS}): was the bundle cut off, or changed?"
+            f"{name[:200]!r} does not match {SUMS}: the bundle was truncated or changed"
         )
 
 
@@ -235,7 +237,7 @@ def _has(files: _Files, name: str) -> bool:
 
 
 class _Archive:
-    """A bundle in one file; its own folder there may have any name."""
+    """A bundle in an archive, whose top folder may have any name."""
 
     def __init__(self, path: Path) -> None:
         self._held = archive.unpack(path)
@@ -250,15 +252,17 @@ class _Archive:
         found = self._held.get(self._top + name)
         if found is None:
             raise BundleError(
-                f"{name[:200]!r} is not in the bundle: is that an evidence bundle, and whole?"
+                f"{name[:200]!r} is not in the bundle: is it a complete evidence bundle?"
             )
         if len(found) > limit:
-            raise BundleError(f"{name[:200]!r} makes it larger than {LIMIT_BYTES >> 20} MiB in all")
+            raise BundleError(
+                f"with {name[:200]!r} the bundle is larger than {LIMIT_BYTES >> 20} MiB"
+            )
         return found
 
 
 class _Folder:
-    """A bundle as a folder. Nothing is followed: neither a link, nor a name that leads out."""
+    """A bundle as a folder. It follows no link, and no name that points outside."""
 
     def __init__(self, path: Path) -> None:
         self._top = path.resolve()
@@ -267,24 +271,24 @@ class _Folder:
         path = self._top / name
         try:
             if not _is_safe(name) or path.resolve() != path:
-                raise BundleError(f"{name[:200]!r} leads out of the bundle, or is a link")
+                raise BundleError(f"{name[:200]!r} points outside the bundle, or is a link")
             with open(_opened(self._top, name), "rb") as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
                     raise BundleError(
-                        f"{name[:200]!r} is no plain file, or makes it larger than "
-                        f"{LIMIT_BYTES >> 20} MiB in all"
+                        f"{name[:200]!r} is not a regular file, or with it the bundle is larger "
+                        f"than {LIMIT_BYTES >> 20} MiB"
                     )
                 return file.read(limit + 1)[:limit]
         except (OSError, ValueError, RuntimeError) as exc:
             raise BundleError(
-                f"{name[:200]!r} could not be read ({exc}): is that an evidence bundle?"
+                f"could not read {name[:200]!r} ({exc}): is it an evidence bundle?"
             ) from exc
 
 
 def _opened(top: Path, name: str) -> int:
-    """Its descriptor, folder by folder: whose bundle it is may exchange one for a link while root
-    reads it."""
+    """Open a file folder by folder: the owner of the bundle could replace a folder by a link while
+    root reads it. Raises OSError."""
     at = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     *folders, last = name.split("/")
     for part, flags in (*((folder, os.O_DIRECTORY) for folder in folders), (last, os.O_NONBLOCK)):
@@ -300,4 +304,4 @@ def _json(path: Path, data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as exc:
-        raise BundleError(f"{path}: its manifest.json is torn: {str(exc)[:120]}") from exc
+        raise BundleError(f"{path}: its manifest.json is malformed: {str(exc)[:120]}") from exc

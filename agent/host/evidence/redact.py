@@ -1,9 +1,9 @@
-"""What must not leave a node in a bundle: secrets, and environment values that are not the device
-plugin's own.
+"""Removes what must not leave a node in a bundle: secrets, and environment values that are not the
+device plugin's own.
 
-Words are found by their form and by the name before them. Too much is hidden rather than too
+Secrets are found by their form, and by the name before them. It hides too much rather than too
 little: "token: denied" loses its second word. What the rules read (names, device nodes, NVML's
-words) has none of these forms.
+messages) has none of these forms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 HIDDEN = "[redacted]"
 KEPT_ENV = (
@@ -23,21 +23,28 @@ KEPT_ENV = (
     "CONFIG_FILE",
     "KUBELET_SOCKET",
 )
-"""Beginnings of the names of a device plugin's own settings (its main.go, 0.9 to 0.20). Others may
-be secrets."""
+"""Prefixes of the device plugin's own settings (its main.go, 0.9 to 0.20). Others may be
+secrets."""
 
 _NAMED = re.compile(
     "token|passwd|password|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|credential"
     "|authorization"
 )
-"""In lower case: without IGNORECASE a long log is read ten times as fast."""
+"""For text in lower case: without IGNORECASE a long log is searched ten times as fast."""
 _QUOTED = r'\\?"(?:[^"\\]|\\(?!").)*\\?"|' r"'[^'\n]*'"
-_Form = tuple[str, re.Pattern[str], Callable[[re.Match[str]], str]]
-"""(one of these words is in every such place, the form, what stands there instead)."""
+
+
+class _Form(NamedTuple):
+    """A form that secrets have."""
+
+    hints: str
+    """text without any of these words, in lower case, has no such secret"""
+    pattern: re.Pattern[str]
+    replace: Callable[[re.Match[str]], str]
 
 
 def _hide(value: str) -> str:
-    """In the quotes that it had, escaped ones too: JSON stays JSON."""
+    """Keep the quotes of the value, escaped ones too, so that JSON stays valid."""
     for quote in ('\\"', '"', "'"):
         if value.startswith(quote):
             return f"{quote}{HIDDEN}{quote}"
@@ -45,12 +52,12 @@ def _hide(value: str) -> str:
 
 
 _FORMS: tuple[_Form, ...] = (
-    (
+    _Form(
         "bearer basic",
         re.compile(r"\b(Bearer|Basic)(\s+)[\w.~+/=-]{8,}", re.I | re.A),
         lambda m: f"{m[1]}{m[2]}{HIDDEN}",
     ),
-    (
+    _Form(
         "akia asia eyj gh glpat- sk- xox nvapi- hf_",
         re.compile(
             r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
@@ -59,9 +66,11 @@ _FORMS: tuple[_Form, ...] = (
         ),
         lambda _: HIDDEN,
     ),
-    ("://", re.compile(r"(\w://)[^/\s:@\"']*:[^/\s@\"']+@", re.A), lambda m: f"{m[1]}{HIDDEN}@"),
+    _Form(
+        "://", re.compile(r"(\w://)[^/\s:@\"']*:[^/\s@\"']+@", re.A), lambda m: f"{m[1]}{HIDDEN}@"
+    ),
     # "name: X", then "value: Y": a variable in a pod's manifest, as YAML or JSON.
-    (
+    _Form(
         "value",
         re.compile(
             r"""(\bname\\?["']?\s*:\s*\\?["']?)([\w.-]+)(\\?["']?[ \t]*(?:,\s*|\n\s*)\\?["']?"""
@@ -70,7 +79,7 @@ _FORMS: tuple[_Form, ...] = (
         ),
         lambda m: m[0] if m[2].startswith(KEPT_ENV) else m[1] + m[2] + m[3] + _hide(m[4]),
     ),
-    (
+    _Form(
         "value",
         re.compile(
             r"(\bname:[ \t]*[\"']?)([\w.-]+)([\"']?\n([ \t]*)value:[ \t]*)"
@@ -79,7 +88,7 @@ _FORMS: tuple[_Form, ...] = (
         ),
         lambda m: m[0] if m[2].startswith(KEPT_ENV) else m[1] + m[2] + m[3] + HIDDEN,
     ),
-    (
+    _Form(
         "-----begin",
         re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.S),
         lambda _: HIDDEN,
@@ -96,16 +105,17 @@ _FLAG = re.compile(r"--[\w-]{0,40}\Z", re.A)
 _ITS_WORD = re.compile(r"([\w-]{0,40}\s+)([^\s\"'-][^\s\"']*)", re.A)
 
 
-def text(words: str) -> str:
-    low = words.lower()
-    for hints, form, instead in _FORMS:
-        if any(hint in low for hint in hints.split()):
-            words = form.sub(instead, words)
-    return _by_name(words)
+def text(content: str) -> str:
+    """The text without its secrets."""
+    low = content.lower()
+    for form in _FORMS:
+        if any(hint in low for hint in form.hints.split()):
+            content = form.pattern.sub(form.replace, content)
+    return _by_name(content)
 
 
 def _by_name(words: str) -> str:
-    """What follows a name that says so: "token: x", "--token x"."""
+    """Hide the value after a name that stands for a secret: "token: x", "--token x"."""
     low = words.lower()
     if len(low) != len(words):  # a letter that is two in lower case
         low = "".join(c.lower() if c.isascii() else c for c in words)
@@ -123,12 +133,13 @@ def _by_name(words: str) -> str:
 
 
 def data(content: bytes) -> bytes:
-    """A file's content, whatever it is: a character a byte, so that every byte comes back."""
+    """The content of any file. latin-1 has a character for each byte, so that every byte is
+    kept."""
     return text(content.decode("latin-1")).encode("latin-1")
 
 
 def document(content: bytes) -> bytes:
-    """A JSON document, such as a CDI spec: its lists of variables too."""
+    """A JSON document, such as a CDI spec, with its lists of variables."""
     try:
         held = json.loads(content)
         hidden = answer(held)
@@ -164,7 +175,7 @@ def _variable(pair: str) -> str:
 
 
 def _after_their_flags(words: list[Any]) -> list[Any]:
-    """The value of "--token", where it is a word of its own."""
+    """Hide the value of "--token" where it is a separate argument."""
     for number in range(1, len(words)):
         flag, value = words[number - 1], words[number]
         if (

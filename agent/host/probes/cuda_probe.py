@@ -1,8 +1,7 @@
-"""Ask CUDA once: an exec'd program that prints one JSON line, and nothing of the agent's is
-imported here.
+"""Ask CUDA once. This program is exec'd, prints one JSON line, and imports nothing of the agent.
 
 cuInit opens every GPU and may hang in the driver. It fails with 802 while an NVSwitch fabric is not
-ready, when nvidia-smi is content (CUDA driver API, CUDA_ERROR_SYSTEM_NOT_READY).
+ready, although nvidia-smi succeeds (CUDA driver API, CUDA_ERROR_SYSTEM_NOT_READY).
 
     cuda_probe.py [LIBRARY]
 """

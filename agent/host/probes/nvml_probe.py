@@ -1,17 +1,16 @@
-"""Ask NVML once: an exec'd program that prints one JSON line, and nothing of the agent's is
-imported here.
+"""Ask NVML once. This program is exec'd, prints one JSON line, and imports nothing of the agent.
 
 Every call that may enter the driver is in here, because a thread that hangs in the driver cannot be
-cancelled and makes its whole process unkillable. NVML state does not survive a fork: this program
-is always exec'd.
+cancelled, and makes its whole process unkillable. NVML's state does not survive a fork: this
+program is always exec'd.
 
     nvml_probe.py [--library PATH] [--needs PATH] [--hold]
 
---needs  ask nothing where this file is gone: nvmlInit would load a driver that went away since the
-agent looked. --hold   stay initialised after the line was printed, until standard input is closed:
-a driver without
-         persistence takes 1-3 s a GPU to come up (NVIDIA, driver-persistence), and goes down with
-         its last client.
+--needs  Ask nothing if this file is gone: nvmlInit would load a driver that was unloaded since the
+         agent's last snapshot.
+--hold   Stay initialised after printing the line, until standard input is closed: a driver without
+         persistence takes 1-3 s for each GPU to initialise (NVIDIA, driver-persistence), and shuts
+         down with its last client.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import sys
 import time
 from typing import Any
 
-# nvidia-ml-py lies beside the package where the .deb put it, else on Python's own path.
+# The .deb installs nvidia-ml-py beside the package; elsewhere it is on Python's own path.
 sys.path.insert(
     0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 )
@@ -38,7 +37,7 @@ MISMATCH = 18
 LIBRARY_NOT_FOUND = 12
 DRIVER_NOT_LOADED = 9
 STATES_WITHIN_S = 5.0
-"""No further question is begun after this: what a GPU says beyond its identity must not cost the
+"""After so many seconds no further question begins: the state of a GPU must not cost its
 identity."""
 FABRIC = ("not supported", "not started", "in progress", "completed")
 VIRTUALIZATION = ("none", "passthrough", "vgpu", "host vgpu", "host vsga")
@@ -63,7 +62,7 @@ def read(path: str) -> str:
 
 
 def load(path: str) -> str:
-    """Load the library, and return the file it came from. Loading enters no driver."""
+    """Load the library, and return its file. Loading does not enter the driver. Raises OSError."""
     ctypes.CDLL(path or SONAME, mode=ctypes.RTLD_GLOBAL)
     for line in read("/proc/self/maps").splitlines():
         if "libnvidia-ml" in line:
@@ -72,7 +71,7 @@ def load(path: str) -> str:
 
 
 def excluded_gpus() -> list[str]:
-    """Bus ids the driver was told to leave out (NVreg_ExcludedGpus): "GPU Excluded: Yes"."""
+    """Bus ids that the driver excludes (NVreg_ExcludedGpus): "GPU Excluded: Yes"."""
     base = "/proc/driver/nvidia/gpus"
     try:
         names = sorted(os.listdir(base))
@@ -86,8 +85,8 @@ def excluded_gpus() -> list[str]:
 
 
 def mismatch(library: str, driver: str) -> bool:
-    """True where library and module are known to differ, so that NVML need not be called to learn
-    it."""
+    """True if the versions of library and module are known to differ: then NVML need not be
+    called."""
     found = re.search(r"\.so\.(\d{3,4}(?:\.\d+){1,2})$", library)
     return bool(found and driver and found.group(1) != driver)
 
@@ -101,8 +100,8 @@ def driver_version() -> str:
 
 
 def enumerate_gpus(nvml: Any, out: dict[str, Any]) -> list[Any]:
-    """Every GPU NVML shows; a GPU that fails is an error beside the others, not the end. Returns
-    their handles."""
+    """Add every GPU of NVML to `out`. A GPU that fails is an error in `out`, and the others follow.
+    Returns the handles."""
     handles = []
     count = nvml.nvmlDeviceGetCount()
     out["count"] = count
@@ -127,7 +126,8 @@ def enumerate_gpus(nvml: Any, out: dict[str, Any]) -> list[Any]:
 
 
 def quiet(nvml: Any, call: Any, handle: Any, default: Any) -> Any:
-    """What not every GPU can say (NOT_SUPPORTED 3 on Tegra and vGPU) is not an error of the GPU."""
+    """The result of the call, or the default where the GPU does not support it (NOT_SUPPORTED 3 on
+    Tegra and vGPU), which is not an error of the GPU."""
     try:
         return call(handle)
     except nvml.NVMLError as error:
@@ -136,10 +136,10 @@ def quiet(nvml: Any, call: Any, handle: Any, default: Any) -> Any:
         return default
 
 
-def tell_states(nvml: Any, handles: list[Any], out: dict[str, Any]) -> None:
-    """What each GPU says beyond its identity, once all of them are enumerated. What a GPU, a driver
-    or nvidia-ml-py (11.525 knows fewer functions than 13) does not know is left out, and no answer
-    here is an error of the probe."""
+def add_states(nvml: Any, handles: list[Any], out: dict[str, Any]) -> None:
+    """Add the state of each GPU, once all are enumerated. What a GPU, a driver or nvidia-ml-py
+    (11.525 has fewer functions than 13) does not support is left out; no failure here is an error
+    of the probe."""
     until = time.monotonic() + STATES_WITHIN_S
     questions = (
         mig_state,
@@ -168,11 +168,11 @@ def tell_states(nvml: Any, handles: list[Any], out: dict[str, Any]) -> None:
 
 def mig_state(nvml: Any, handle: Any) -> dict[str, Any]:
     current, pending = nvml.nvmlDeviceGetMigMode(handle)
-    said: dict[str, Any] = {"mig": bool(current), "mig_pending": bool(pending)}
+    state: dict[str, Any] = {"mig": bool(current), "mig_pending": bool(pending)}
     if current:
-        with contextlib.suppress(nvml.NVMLError):  # a list with a hole is none
-            said["mig_devices"] = mig_devices(nvml, handle)
-    return said
+        with contextlib.suppress(nvml.NVMLError):  # an incomplete list is left out
+            state["mig_devices"] = mig_devices(nvml, handle)
+    return state
 
 
 def mig_devices(nvml: Any, handle: Any) -> list[dict[str, Any]]:
@@ -198,8 +198,8 @@ def mig_devices(nvml: Any, handle: Any) -> list[dict[str, Any]]:
 
 
 class Fabric(ctypes.Structure):
-    """nvmlGpuFabricInfo_t as nvml.h has it. nvidia-ml-py declared its first part 64 bytes too long
-    until 12.535."""
+    """nvmlGpuFabricInfo_t of nvml.h. nvidia-ml-py declared its first part 64 bytes too long until
+    12.535."""
 
     _fields_ = (
         ("cluster", ctypes.c_ubyte * 16),
@@ -216,7 +216,7 @@ class FabricV(ctypes.Structure):
 
 
 def fabric_state(nvml: Any, handle: Any) -> dict[str, Any]:
-    """nvmlDeviceGetGpuFabricInfoV is of driver 550, the one without V of 525."""
+    """nvmlDeviceGetGpuFabricInfoV exists since driver 550, the one without V since 525."""
     for name, info in (
         ("nvmlDeviceGetGpuFabricInfoV", FabricV(version=0x02000024)),
         ("nvmlDeviceGetGpuFabricInfo", Fabric()),
@@ -248,8 +248,8 @@ def ecc_state(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def recovery_state(nvml: Any, handle: Any) -> dict[str, Any]:
-    """What the driver itself wants done with this GPU: a field of newer drivers; an older one
-    refuses the number."""
+    """The recovery action that the driver itself recommends for this GPU. Older drivers refuse the
+    number of this field."""
     (value,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     return {} if value.nvmlReturn else {"recovery": RECOVERY[value.value.uiVal]}
 
@@ -263,7 +263,7 @@ def text(value: object) -> str:
 
 
 def ask(library: str, needs: str, out: dict[str, Any]) -> Any:
-    """Fill `out`; returns the nvml module where it is initialised and wants a shutdown."""
+    """Fill `out`. Returns the nvml module if it is initialised and needs a shutdown."""
     if needs and not os.path.exists(needs):
         out["errors"].append({"code": DRIVER_NOT_LOADED, "call": "version check", "index": -1})
         return None
@@ -298,7 +298,7 @@ def ask(library: str, needs: str, out: dict[str, Any]) -> Any:
         out["driver_version"] = text(nvml.nvmlSystemGetDriverVersion())
         out["library_version"] = text(nvml.nvmlSystemGetNVMLVersion())
         call = "nvmlDeviceGetCount"
-        tell_states(nvml, enumerate_gpus(nvml, out), out)
+        add_states(nvml, enumerate_gpus(nvml, out), out)
     except nvml.NVMLError as error:
         out["errors"].append({"code": error.value, "call": call, "index": -1})
     return nvml
@@ -307,8 +307,8 @@ def ask(library: str, needs: str, out: dict[str, Any]) -> Any:
 def main(argv: list[str]) -> int:
     library = argv[argv.index("--library") + 1] if "--library" in argv else ""
     needs = argv[argv.index("--needs") + 1] if "--needs" in argv else ""
-    # Drivers' libraries print to standard output (Tegra's do at every start): only our line may go
-    # there.
+    # Some driver libraries print to standard output (Tegra's do at every start): only our line may
+    # go there.
     answer = os.dup(1)
     os.dup2(2, 1)
     started = time.monotonic()

@@ -1,5 +1,5 @@
-"""The probe program and how it is started. Light enough to start it before the agent itself is
-loaded."""
+"""The probe program, and how it is started. Its imports are few, so that the first probe starts
+before the agent itself is loaded."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ SONAME = "libnvidia-ml.so.1"
 
 
 class Started(NamedTuple):
-    """A probe under way."""
+    """A running probe."""
 
     process: subprocess.Popen[bytes]
     since: float
-    "boottime"
+    "boottime, seconds"
 
 
 def start(driver_root: str, needs: str, holds: bool) -> Started | None:
-    """A probe of its own accord, begun now; None where it could not be started: the next one will
-    say why."""
+    """Start a probe now. None if it cannot be started: the next probe reports why."""
     since = boottime()
     try:
         return Started(spawn(probe_argv(driver_root, needs, holds)), since)
@@ -44,8 +43,8 @@ def start(driver_root: str, needs: str, holds: bool) -> Started | None:
 
 
 def probe_argv(driver_root: str, needs: str, holds: bool) -> list[str]:
-    """Its command. It asks nothing while the file `needs` is gone; `holds`: NVML stays up until it
-    is let go."""
+    """Its command. The program asks nothing while the file `needs` is gone; with `holds`, NVML
+    stays initialised until its stdin is closed."""
     argv = [sys.executable, "-I", str(PROGRAM)]
     library = find_library(driver_root)
     argv += ["--library", library] if library else []
@@ -54,8 +53,8 @@ def probe_argv(driver_root: str, needs: str, holds: bool) -> list[str]:
 
 
 def find_library(driver_root: str, soname: str = SONAME) -> str:
-    """Path of a driver's library where it is not on the loader's own path; "" leaves the search to
-    the loader."""
+    """The path of a library of the driver that is not on the loader's own path; empty leaves the
+    search to the loader."""
     for root in (driver_root,) if driver_root else DRIVER_ROOTS:
         for place in LIBRARY_PLACES:
             path = Path(root) / place / soname
@@ -65,9 +64,9 @@ def find_library(driver_root: str, soname: str = SONAME) -> str:
 
 
 def leftovers() -> list[int]:
-    """Processes that an earlier agent left in our unit's cgroup: probes that SIGKILL could not end.
+    """Pids that an earlier agent left in our unit's cgroup: probes that SIGKILL could not end.
 
-    Only /proc/PID/stat is read of them: cmdline and maps wait for a lock that a process in the
+    Only their /proc/PID/stat may be read: cmdline and maps wait for a lock that a process in the
     driver may hold.
     """
     lines = Path("/proc/self/cgroup").read_text().splitlines()

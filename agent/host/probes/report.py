@@ -1,5 +1,4 @@
-"""The line a probe program printed, as a report. It is foreign until it was checked, part by
-part."""
+"""The line of a probe program as a report. Every part is checked."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from ..codec import decode
 
 
 def report_of(line: bytes, number: int, started_at: float, ended_at: float) -> ProbeReport:
-    """The report in a probe's line; a line that is none is a broken probe, never an empty set of
+    """The report in a probe's line. A malformed line means a broken probe, never an empty set of
     GPUs."""
-    said = parse.json_object(line)
-    if said is None or said.get("v") != 1:
+    found = parse.json_object(line)
+    if found is None or found.get("v") != 1:
         return ProbeReport(
             number,
             started_at,
@@ -28,7 +27,7 @@ def report_of(line: bytes, number: int, started_at: float, ended_at: float) -> P
     try:
         errors = tuple(
             NvmlError(int(e["code"]), str(e["call"]), int(e["index"]), _bus_id(e.get("bus_id", "")))
-            for e in said["errors"]
+            for e in found["errors"]
         )
         gpus = tuple(
             Gpu(
@@ -38,7 +37,7 @@ def report_of(line: bytes, number: int, started_at: float, ended_at: float) -> P
                 str(g["name"]),
                 _state(g.get("state")),
             )
-            for g in said["gpus"]
+            for g in found["gpus"]
         )
         whole = any(e.index < 0 for e in errors)
         return ProbeReport(
@@ -48,10 +47,10 @@ def report_of(line: bytes, number: int, started_at: float, ended_at: float) -> P
             ProbeEnd.ERROR if whole else ProbeEnd.ANSWERED,
             gpus,
             errors,
-            tuple(_bus_id(b) for b in said["excluded"]),
-            str(said["driver_version"]),
-            str(said["library_version"]),
-            str(said["library"]),
+            tuple(_bus_id(b) for b in found["excluded"]),
+            str(found["driver_version"]),
+            str(found["library_version"]),
+            str(found["library"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as exc:
         return ProbeReport(
@@ -63,12 +62,13 @@ def report_of(line: bytes, number: int, started_at: float, ended_at: float) -> P
         )
 
 
-def _state(said: Any) -> GpuState:
-    """What was said in the right shape: a part that is not costs itself, never the GPU."""
+def _state(found: Any) -> GpuState:
+    """The parts of a GPU's state that are well-formed. A malformed part is left out; the GPU
+    stays."""
     parts = {}
     for part in fields(GpuState):
         try:
-            parts[part.name] = getattr(decode(GpuState, {part.name: said[part.name]}), part.name)
+            parts[part.name] = getattr(decode(GpuState, {part.name: found[part.name]}), part.name)
         except (BundleError, KeyError, TypeError):
             continue
     return GpuState(**parts)

@@ -1,9 +1,9 @@
-"""NVML probes: programs beside the cycle, at most one of them asking at a time.
+"""NVML probes: programs beside the cycle, of which at most one asks at a time.
 
-While the gate settles, a probe's process is kept until the next one has finished: without
-persistence the driver shuts every GPU down with its last client, and three probes would bring eight
-GPUs up three times. A probe that outlives its deadline is terminated, killed and then abandoned. As
-long as its remains exist no other is started: whatever holds it would hold the next one too.
+While the gate settles, the process of a probe is kept until the next one has finished: without
+persistence the driver shuts every GPU down with its last client, and three probes would initialise
+eight GPUs three times. A probe that misses its deadline is terminated, killed and then abandoned.
+As long as it still exists no other starts: what blocks it would block the next one too.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .report import report_of
 
 GRACE_S = 2.0
 SHUTDOWN_S = 30.0
-"""nvmlShutdown takes the GPUs down where nothing else keeps them up."""
+"""nvmlShutdown shuts the GPUs down where no other client keeps them initialised."""
 ANSWER_BYTES = 1 << 20
 
 
 class Probes:
-    """Starts probe programs and keeps what they said."""
+    """Starts probe programs and keeps their results."""
 
     def __init__(
         self,
@@ -37,9 +37,8 @@ class Probes:
         needs: str = DRIVER_VERSION,
         first: Started | None = None,
     ) -> None:
-        """`on_done(sentence)` is called from the loop whenever `state` has changed; no probe asks
-        NVML while the file `needs` is gone. `first`: the first one, where it is under way
-        already."""
+        """Calls `on_done(sentence)` from the loop whenever `state` has changed. No probe asks NVML
+        while the file `needs` is gone. `first`: a probe that is running already."""
         self._on_done = on_done
         self.timeout_s = timeout_s
         self.driver_root = driver_root
@@ -62,32 +61,31 @@ class Probes:
         return ProbeState(self._last, self._running_since, self._remains())
 
     def start(self, overlap: bool) -> None:
-        """Start one probe; it reports by `on_done`. Nothing happens while another one is under
-        way."""
+        """Start one probe, which ends with `on_done`. It does nothing while another one is
+        running."""
         if self._running_since is not None or self._remains() is not None:
             return
         self._running_since = boottime()
         self._asking = self._beside(self._run(overlap, None))
 
     async def finished(self) -> ProbeState:
-        """The state once the probe under way, if there is one, has ended."""
+        """The state once the running probe, if there is one, has ended."""
         if self._asking is not None:
             await asyncio.wait([self._asking])
         return self.state
 
     def forget(self) -> None:
-        """Drop the last report: the driver it asked is gone."""
+        """Drop the last report, because the driver was unloaded."""
         self._last = None
 
     def drop(self) -> None:
-        """Let go of the kept process, if there is one."""
+        """Let the kept process end, if there is one."""
         kept, self._kept = self._kept, None
         if kept is not None:
             self._beside(self._let_go(kept))
 
     async def close(self) -> None:
-        """End everything that can be ended. What is in uninterruptible sleep is left to the
-        kernel."""
+        """End every process that can be ended; one in uninterruptible sleep stays."""
         self.drop()
         if self._asking is not None:
             self._asking.cancel()
@@ -160,9 +158,9 @@ class Probes:
         return ProbeReport(0, since, boottime(), end, detail=detail)
 
     async def _let_go(self, child: Child) -> None:
-        """Close its standard input, so that it shuts NVML down; end it if it will not."""
+        """Close its standard input, so that it shuts NVML down, and end it if it does not."""
         child.release()
         await child.wait_exited(SHUTDOWN_S)
         if await child.end(GRACE_S) is not None:
             self._stuck = (child, boottime())
-            self._on_done("a finished probe does not end")
+            self._on_done("a finished probe does not exit")
