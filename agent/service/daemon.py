@@ -189,7 +189,6 @@ class Daemon:
             self.systemd.ready()
         self.systemd.status(f"{gate.phase.value}{', ready' if gate.ready else ''}: {gate.why}")
         self.systemd.watchdog()
-        self.http.cycled()
 
     # What HTTP answers from.
 

@@ -1,10 +1,10 @@
-"""The faces over HTTP: GET only, answered from memory. TCP on loopback, and a root-only unix
-socket.
+"""Status over HTTP: GET only, answered from memory. TCP on loopback, and a root-only unix socket.
 
-/         a page: the chain as a picture, live /healthz  200 while cycles run on time, else 503
-/readyz   200 only while GPU work may start, else 503; one line says why /status   the whole of the
-last cycle as JSON, versioned (docs/status.schema.json) /metrics  the same for Prometheus /events
-the same as it changes (server-sent events)
+* `/`         a page that shows the chain and polls /status
+* `/healthz`  200 while cycles run on time, else 503
+* `/readyz`   200 only while GPU work may start, else 503; one line shows why
+* `/status`   the whole last cycle as JSON, versioned (docs/status.schema.json)
+* `/metrics`  the same for Prometheus
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ..transport.http import Answer, Server
 from . import page
 from .ask import SOCKET
 from .chain import printable
-from .events import Events
 from .metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,6 @@ class Http:
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self._events = Events(answers.status)
         self._unix: Server | None = None
         self._tcp: Server | None = None
         self._listening = ""
@@ -74,7 +72,6 @@ class Http:
             "/readyz": self._readyz,
             "/status": self._status,
             "/metrics": self._metrics,
-            "/events": self._events.answer,
         }
         self._problem: str | None = None
 
@@ -114,12 +111,7 @@ class Http:
                 "HTTP listens on %s: whoever reaches it can read this node's GPU state", wanted
             )
 
-    def cycled(self) -> None:
-        """A cycle has ended: whoever listens is told."""
-        self._events.cycled()
-
     def close(self) -> None:
-        self._events.close()
         for server in (self._tcp, self._unix):
             if server is not None:
                 server.close()
@@ -145,15 +137,13 @@ class Http:
         elif path in self._faces:
             answer = self._faces[path]()
         else:
-            answer = _line(404, f"not here; there is {' '.join(self._faces)}")
+            answer = _line(404, f"not found; paths: {' '.join(self._faces)}")
         csp = (
             ()
             if any(name == page.POLICY for name, _ in answer.headers)
             else ((page.POLICY, NOTHING),)
         )
-        return Answer(
-            answer.code, answer.body, answer.kind, (*HEADERS, *csp, *answer.headers), answer.stream
-        )
+        return Answer(answer.code, answer.body, answer.kind, (*HEADERS, *csp, *answer.headers))
 
     def _healthz(self) -> Answer:
         return _line(503, "a cycle is overdue") if self._answers.is_overdue() else _line(200, "ok")

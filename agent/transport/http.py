@@ -1,5 +1,4 @@
-"""GET over HTTP/1.1, answered at once from memory, on TCP or a unix socket; and streams of
-server-sent events.
+"""GET over HTTP/1.1, answered at once from memory, on TCP or a unix socket.
 
 There is no library: aiohttp adds 8 MiB to an agent of 40 MiB whose limit is 45 (3.8.4 on Python
 3.11), and limits neither the number of connections nor the time that a client may take for its
@@ -59,8 +58,6 @@ class Answer:
     body: bytes
     kind: str = "text/plain; charset=utf-8"
     headers: tuple[tuple[str, str], ...] = ()
-    stream: Callable[[Connection], None] | None = None
-    "the answer does not end: this is given the connection, to send on"
 
 
 Answerer = Callable[[str, str], Answer]
@@ -133,9 +130,7 @@ class Server:
     def opened(self, connection: Connection) -> None:
         self._connections[connection] = None
         if len(self._connections) > MOST_CONNECTIONS:
-            quiet = next((c for c in self._connections if not c.is_stream), None)
-            if quiet is not None:
-                quiet.abort()
+            next(iter(self._connections)).abort()
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
 
@@ -178,8 +173,6 @@ class Connection(asyncio.Protocol):
         self._since = self._loop.time()
         self._head = bytearray()
         self._is_full = self._is_ended = self._is_due = False
-        self.is_stream = False
-        self.on_lost: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -189,8 +182,6 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         self._is_ended = True
         self._server.closed(self)
-        if self.on_lost is not None:
-            self.on_lost()
 
     def pause_writing(self) -> None:
         self._is_full = True
@@ -203,7 +194,7 @@ class Connection(asyncio.Protocol):
         self._go_on()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_ended or self.is_stream:
+        if self._is_ended:
             return
         self._head += data
         self._go_on()
@@ -214,27 +205,17 @@ class Connection(asyncio.Protocol):
 
     def is_overdue(self, now: float) -> bool:
         within_s = UNREAD_S if self.unsent_bytes else LINGER_S if self._is_ended else IDLE_S
-        return (not self.is_stream or bool(self.unsent_bytes)) and now - self._since > within_s
+        return now - self._since > within_s
 
     def abort(self) -> None:
         self._is_ended = True
         self._server.closed(self)
         self._transport.abort()
 
-    def send(self, data: bytes) -> bool:
-        """One more piece of a stream; False, and nothing is sent, to a client that does not
-        read."""
-        if self._is_full or self._is_ended:
-            return False
-        if not self.unsent_bytes:
-            self._since = self._loop.time()
-        self._transport.write(data)
-        return True
-
     def _go_on(self) -> None:
         self._is_due = False
         for _ in range(AT_A_TIME):
-            if self._is_full or self._is_ended or self.is_stream:
+            if self._is_full or self._is_ended:
                 return
             end = self._head.find(b"\r\n\r\n", 0, HEAD_BYTES)
             if end < 0:
@@ -263,21 +244,17 @@ class Connection(asyncio.Protocol):
 
     def _write(self, answer: Answer, is_last: bool) -> None:
         self._since = self._loop.time()
-        self.is_stream = answer.stream is not None
         lines = [
             f"HTTP/1.1 {answer.code} {HTTPStatus(answer.code).phrase}",
             f"Date: {time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}",
             f"Content-Type: {answer.kind}",
             *(f"{name}: {value}" for name, value in answer.headers),
         ]
-        if not self.is_stream:
-            lines.append(f"Content-Length: {len(answer.body)}")
-        if is_last or self.is_stream:
+        lines.append(f"Content-Length: {len(answer.body)}")
+        if is_last:
             lines.append("Connection: close")
         self._transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + answer.body)
-        if answer.stream is not None:
-            answer.stream(self)
-        elif is_last and not self._is_ended:
+        if is_last and not self._is_ended:
             self._is_ended = True
             self._head.clear()
             self._transport.write_eof()

@@ -1,5 +1,5 @@
 """The page of a live node in a real browser, through the three acts of the demo: loaded once, told
-by /events.
+by polling /status.
 
 Each state is held until the page has shown it: nothing here depends on how fast the machine is.
 """
@@ -68,7 +68,7 @@ def opened(chromium: Browser, node: Node) -> Iterator[Page]:
         assert chromium.value("window.loaded") == "once"
         assert {url for url in chromium.asked if not url.startswith("data:")} == {
             where,
-            f"{where}events",
+            f"{where}status",
         }
         assert chromium.complaints == []
         chromium.go("about:blank")

@@ -25,8 +25,6 @@ class Served:
 
         def cycle() -> None:
             self.body, self.number = body, self.number + 1
-            assert self.faces is not None
-            self.faces.cycled()
 
         self.loop.call_soon_threadsafe(cycle)
 

@@ -1,4 +1,4 @@
-"""/status of every story's end against docs/status.schema.json; its bounds; what of it is news."""
+"""/status of every story's end against docs/status.schema.json; its bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from agent.model.access import GrantResult
 from agent.model.actions import LinkDevChar, Rebuild, StartProbe
 from agent.model.snapshot import Clock, ProbeState
 from agent.service import status_parts
-from agent.service.events import _without_times
 from agent.service.status import StatusInput, status
 from tests.unit.access_snapshots import access_scene
 from tests.unit.snapshots import (
@@ -171,13 +170,3 @@ def test_the_first_broken_link_equals_the_doctors() -> None:
 def test_registered_against_expected() -> None:
     assert told()["registered"] == [{"resource": "nvidia.com/gpu", "listed": 2, "expected": 2}]
     assert told(snapshot(allocatable=MISSING))["registered"] == []
-
-
-def test_growing_ages_are_no_change_and_a_verdict_is() -> None:
-    telling = story("repair_seed_003")
-    before = _without_times(telling.status())
-    telling.play.rest(70)
-    assert _without_times(telling.status()) == before
-    telling.play.machine.world.unload_driver()  # type: ignore[union-attr]
-    telling.play.rest(70)
-    assert _without_times(telling.status()) != before

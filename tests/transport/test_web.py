@@ -16,7 +16,7 @@ import pytest
 
 from agent.transport import acceptor
 from agent.transport import http as web
-from agent.transport.http import Answer, Connection, Server
+from agent.transport.http import Answer, Server
 
 BIG = b"x" * 300_000
 GET = b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -28,14 +28,11 @@ class Site:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
-        self.streams: list[Connection] = []
         self.server = Server(self._answer)
         self.port = 0
 
     def _answer(self, path: str, host: str) -> Answer:
         self.asked.append((path, host))
-        if path == "/stream":
-            return Answer(200, b"first\n", stream=self.streams.append)
         return Answer(200, BIG if path == "/big" else b"well\n")
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -260,26 +257,6 @@ def test_a_connection_is_kept_and_used_again() -> None:
                 b"HTTP/1.1 200 OK\r\n"
             )
         writer.close()
-
-    on_site(story)
-
-
-def test_a_stream_continues_and_takes_no_more_requests() -> None:
-    async def story(found: Site) -> None:
-        reader, writer = await found.open()
-        writer.write(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n" + GET)
-        await asyncio.wait_for(reader.readuntil(b"first\n"), 60)
-        (stream,) = found.streams
-        lost = asyncio.Event()
-        stream.on_lost = lost.set
-        assert stream.send(b"second\n")
-        assert await asyncio.wait_for(reader.readuntil(b"second\n"), 60) == b"second\n"
-        assert [path for path, _ in found.asked] == ["/stream"]
-        while stream.send(BIG):  # until the client, who reads no more, is full
-            pass
-        assert not stream.send(b"more")
-        writer.close()
-        await asyncio.wait_for(lost.wait(), 60)
 
     on_site(story)
 

@@ -1,4 +1,4 @@
-"""The page at /: one file, without anything from elsewhere, that shows /events as they come.
+"""The page at /: one file, without anything from elsewhere, that shows /status as it changes.
 
 Its style and script are allowed by their hashes, and nothing else is: a pod that is called <script>
 stays a name.
