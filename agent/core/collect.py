@@ -20,6 +20,7 @@ from .common.watched import running_kubelet, watched_units
 from .gpu.collect import device_nodes, driver, kernel_log, mig_instances, pci, tegra
 from .gpu.tegra import is_tegra
 from .kubelet.node_object import node_object
+from .plugin import ledger
 from .plugin.collect import plugins, runtime
 
 
@@ -32,6 +33,7 @@ async def collect(host: Host, settings: Settings) -> Snapshot:
     snapshot = replace(snapshot, **await marks(host, settings))
     snapshot = replace(
         snapshot,
+        ledger=await ledger.collect(host),
         probe=await host.probe(),
         manager=await host.manager(),
         units=await host.units(watched_units(settings)),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent.core.plugin.resources import listing, physical
+from agent.core.common.pod_resources import physical
+from agent.core.plugin.resources import listing
 from agent.core.plugin.visible_devices import VISIBLE, select
 from agent.model.fault import Cure
 from agent.model.finding import Diagnosis, Finding, Verdict

@@ -27,7 +27,8 @@ from ...model.reading import Seen
 from ...model.runtime import Container, ContainerState, Sandbox
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot
-from ..plugin.resources import physical
+from ..common.pod_resources import physical
+from ..gpu.device_nodes import CONTROL_MINOR, nvidia_majors
 from .device_list import Number
 
 UNUSED_DEVICE = Device("c", 4095, 1048575)
@@ -44,8 +45,6 @@ slow answer."""
 FIXED_MAJOR = 195
 """of NVIDIA's first driver, by the kernel's Documentation/admin-guide/devices.txt; uvm's and
 others' are dynamic"""
-CONTROL_MINOR = 255
-"of /dev/nvidiactl (open-gpu-kernel-modules, nv-linux.h)"
 
 
 Claims = dict[str, dict[Device, tuple[Entitlement, ...]]]
@@ -141,18 +140,6 @@ def nodes(snapshot: Snapshot) -> dict[Device, str]:
     }  # not to have read them is no reason to ask nobody for access
     return {
         Device("c", n.major, n.minor): n.path for n in snapshot.nodes.value if n.major in majors
-    }
-
-
-def nvidia_majors(snapshot: Snapshot) -> set[int]:
-    """Majors of NVIDIA's character devices; only 195 is fixed, the rest is dynamic: read, never
-    assumed."""
-    if not isinstance(snapshot.majors, Seen):
-        return set()
-    return {
-        number
-        for name, number in snapshot.majors.value.items()
-        if name.startswith(("nvidia", "nvswitch"))
     }
 
 

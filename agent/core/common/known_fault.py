@@ -16,7 +16,6 @@ from ...model.diagnostics import NO_DIAGNOSTICS, DiagnosticData, JournalEntry, J
 from ...model.finding import Diagnosis, Finding, Verdict
 from ...model.runtime import PluginLog, PluginSight
 from ...model.snapshot import Entry, Snapshot, Unit
-from ..plugin import candidates as plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class Evidence:
     @property
     def plugin_log(self) -> PluginLog | None:
         """What its log says, where that was read."""
-        return plugin.log_of(self.plugin) if self.plugin else None
+        return self.plugin.log.value_or(None) if self.plugin else None
 
     @property
     def plugin_unit(self) -> Unit | None:

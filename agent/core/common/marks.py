@@ -1,4 +1,4 @@
-"""Marks of this boot, the ledger, and what this machine showed before."""
+"""Marks of this boot, and what this machine showed before."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from typing import Any
 
 from ...model.host import Host
 from ...model.reading import Reading, Refusal, Seen, Why
-from ...model.runtime import LedgerEntry
 from ...model.settings import Settings
-from ..plugin import ledger
 from . import parse
-from .files import parsed, parsed_file
+from .files import parsed_file
 from .layouts import control_plane_files, manifest_folders
 from .paths import FIRST, RUN, STATE
 
@@ -30,7 +28,6 @@ async def marks(host: Host, settings: Settings) -> dict[str, Any]:
         **await _milestones(host),
         "learned": await _learned(host),
         "boot_id": await _boot_id(host),
-        "ledger": await _ledger(host),
         "control_plane": plane,
     }
 
@@ -59,15 +56,6 @@ async def _milestones(host: Host) -> dict[str, Any]:
 async def _boot_id(host: Host) -> str:
     found = await parsed_file(host, "/proc/sys/kernel/random/boot_id", parse.text)
     return found.value_or("")
-
-
-async def _ledger(host: Host) -> Reading[tuple[LedgerEntry, ...]]:
-    """The disruptive actions of this node. No ledger yet is an empty one; a torn one is a
-    refusal."""
-    found = parsed(await host.tail(f"{STATE}/ledger.jsonl", 1 << 20), ledger.read, "the ledger")
-    if isinstance(found, Refusal) and found.is_missing:
-        return Seen((), 0.0)
-    return found
 
 
 async def _learned(host: Host) -> Reading[tuple[str, ...]]:

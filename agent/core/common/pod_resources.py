@@ -1,8 +1,8 @@
-"""The kubelet's pod-resources API: of the places where its socket may be, the one that is there is
-asked."""
+"""The kubelet's pod-resources API: which socket answers, and what a device id names."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from .layouts import pod_resources_sockets
 from .watched import running_kubelet
 
 T = TypeVar("T")
+_SHARE = re.compile(r"(?:::\d+|-_-\d+|/vgpu\d+)$|(?<=^GPU-.{36})-\d+$")
 
 
 async def asked(
@@ -29,3 +30,10 @@ async def asked(
             return found
         found = await ask(socket)
     return first if isinstance(found, Refusal) and found.is_missing else found
+
+
+def physical(device_id: str) -> str:
+    """The GPU or MIG device behind a device id, its replica's or share's number taken off."""
+    while (stripped := _SHARE.sub("", device_id)) != device_id:
+        device_id = stripped
+    return device_id

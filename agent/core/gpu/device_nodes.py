@@ -17,15 +17,28 @@ from ...model.reading import Refusal, Seen
 from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import DeviceNode, Gpu, Snapshot
-from ..access.containers import CONTROL_MINOR, nvidia_majors
 from . import driver
 from . import kernel_events as kernel_log
 from .inventory import GpuInventory, ProbeAssessment
 from .tegra import TEGRA
 
 CONTROL = "/dev/nvidiactl"
+CONTROL_MINOR = 255
+"of /dev/nvidiactl (open-gpu-kernel-modules, nv-linux.h)"
 SHOWN = 4
 UVM = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+
+
+def nvidia_majors(snapshot: Snapshot) -> set[int]:
+    """Majors of NVIDIA's character devices; only 195 is fixed, the rest is dynamic: read, never
+    assumed."""
+    if not isinstance(snapshot.majors, Seen):
+        return set()
+    return {
+        number
+        for name, number in snapshot.majors.value.items()
+        if name.startswith(("nvidia", "nvswitch"))
+    }
 
 
 def _uvm_loaded(snapshot: Snapshot) -> bool:

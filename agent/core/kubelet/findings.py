@@ -13,6 +13,7 @@ from ..common.watched import kubelet_units
 from ..gpu import nvml_codes
 from ..gpu.inventory import ProbeAssessment
 from ..plugin import ledger
+from ..plugin.findings import has_no_socket
 from ..plugin.resources import GPUS, Listing
 
 CHECKPOINT = "kubelet_internal_checkpoint"
@@ -43,17 +44,6 @@ def is_active(snapshot: Snapshot, settings: Settings) -> bool | None:
         return None
     unit = find_unit(snapshot, settings)
     return unit is not None and unit.is_active
-
-
-def has_no_socket(snapshot: Snapshot) -> bool:
-    """A kubelet answers, and no plugin can come to it: it has not begun to listen, or somebody
-    cleared its folder. One whose folder is not there may have another."""
-    folder = snapshot.plugin_sockets
-    return (
-        isinstance(snapshot.allocatable, Seen)
-        and isinstance(folder, Seen)
-        and not any(e.name == "kubelet.sock" for e in folder.value)
-    )
 
 
 def findings(snapshot: Snapshot, settings: Settings, short: bool = False) -> tuple[Finding, ...]:

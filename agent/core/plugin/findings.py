@@ -17,7 +17,6 @@ from ...model.runtime import Container, ContainerState, PluginSight, Sandbox, So
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot, Unit
 from ..gpu import kernel_events as kernel_log
-from ..kubelet.findings import has_no_socket
 from . import candidates as plugin
 from . import process as plugin_process
 from . import running
@@ -186,6 +185,17 @@ def fault(
             because=f"{found.because}; without kubelet.sock no plugin can register",
         )
     return found
+
+
+def has_no_socket(snapshot: Snapshot) -> bool:
+    """A kubelet answers, and no plugin can come to it: it has not begun to listen, or somebody
+    cleared its folder. One whose folder is not there may have another."""
+    folder = snapshot.plugin_sockets
+    return (
+        isinstance(snapshot.allocatable, Seen)
+        and isinstance(folder, Seen)
+        and not any(e.name == "kubelet.sock" for e in folder.value)
+    )
 
 
 def _rivals(snapshot: Snapshot, settings: Settings) -> Fault | None:

@@ -9,8 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from ...model.host import Host
+from ...model.reading import Reading, Refusal, Seen
 from ...model.runtime import LedgerEntry
 from ..common import parse
+from ..common.files import parsed
+from ..common.paths import STATE
 
 OUTCOME = "outcome"
 NVML_FAILED = "nvml-failed"
@@ -29,6 +33,15 @@ MAX_BACKOFF_S = 3600.0
 MAX_TRY_S = 300.0
 """The same after one that did not take: it changed nothing, and the runtime may be well again any
 time."""
+
+
+async def collect(host: Host) -> Reading[tuple[LedgerEntry, ...]]:
+    """The disruptive actions of this node. No ledger yet is an empty one; a torn one is a
+    refusal."""
+    found = parsed(await host.tail(f"{STATE}/ledger.jsonl", 1 << 20), read, "the ledger")
+    if isinstance(found, Refusal) and found.is_missing:
+        return Seen((), 0.0)
+    return found
 
 
 def read(data: bytes) -> tuple[LedgerEntry, ...] | None:

@@ -19,12 +19,12 @@ from ...model.reading import Seen
 from ...model.settings import Settings
 from ...model.snapshot import Devices, Gpu, ProbeEnd, Snapshot
 from ..common.layouts import PREFERRED
+from ..common.pod_resources import physical
 from ..gpu.nvml_codes import GPU_IS_LOST
 from .visible_devices import EVERYTHING, Shown, VisibleDevices, select, visible_devices
 
 GPUS = "nvidia.com/gpu"
 _REPLICA = re.compile(r"::(\d+)$")
-_SHARE = re.compile(r"(?:::\d+|-_-\d+|/vgpu\d+)$|(?<=^GPU-.{36})-\d+$")
 _FOREIGN = re.compile(r"(GPU-|MIG-)|nvidia\d+(/gi\d+)?$|\d{1,2}(:\d+)?$")
 """Forms of ids that name a GPU, so that one that NVML does not show means something."""
 HOST_OF_VGPUS = ("host vgpu", "host vsga")
@@ -130,13 +130,6 @@ class Listing:
     def tells(self) -> bool:
         """The ids say which GPUs they are."""
         return bool(self.strangers) or any(o.listed for o in self.offers)
-
-
-def physical(device_id: str) -> str:
-    """The GPU or MIG device behind a device id, its replica's or share's number taken off."""
-    while (stripped := _SHARE.sub("", device_id)) != device_id:
-        device_id = stripped
-    return device_id
 
 
 def listing(snapshot: Snapshot, settings: Settings, gpus: tuple[Gpu, ...] | None = None) -> Listing:
