@@ -1,4 +1,4 @@
-"""Tiers that want more than a Python, and what runs on one worker."""
+"""Tiers that need more than Python, and the tests that run on one worker."""
 
 from __future__ import annotations
 

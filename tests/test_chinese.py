@@ -1,4 +1,4 @@
-"""The Chinese pages say of the same faults, commands and settings as the English ones."""
+"""The Chinese pages have the same faults, commands and settings as the English ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK = re.compile(r"```(?:console)?\n(.*?)```", re.S)
 
 
 def commands(text: str) -> list[str]:
-    """Of the blocks, without what is said beside them."""
+    """The commands of the blocks, without their comments."""
     lines = "\n".join(BLOCK.findall(text)).splitlines()
     return [re.split(r"\s{2,}#", line)[0].strip() for line in lines if line.startswith("# ")]
 

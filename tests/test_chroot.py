@@ -1,7 +1,6 @@
-"""The package and packaging/images/install in a chroot, as an image build has it: nothing is
-started, nothing of the build machine stays, and what was installed goes again without a trace. What
-piuparts asks, on the nodes' own trees.
-"""
+"""The package and packaging/images/install in a chroot, as in an image build: nothing starts, no
+state of the build machine remains, and a removal leaves no trace. piuparts' checks, on the nodes'
+own trees."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ TRACES = re.compile(
 
 @pytest.fixture(scope="module")
 def debs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """This version's package, and one that says it is older: the same files but one."""
+    """This version's package, and one with an older version number: the same files but one."""
     new = tree.build_deb()
     folder = tmp_path_factory.mktemp("old")
     subprocess.run(["dpkg-deb", "--raw-extract", new, folder / "tree"], check=True)

@@ -1,4 +1,4 @@
-"""Unit and wire tests on the Python and the library versions of Ubuntu, from PyPI.
+"""Unit and transport tests on the Python and the library versions of Ubuntu, from PyPI.
 
 Minutes each, so only where asked for: GPU_GATE_UBUNTU=1 make test
 ARGS="tests/test_distributions.py". What was run is written down in docs/support.md.

@@ -1,4 +1,4 @@
-"""Every page of docs/ can be reached from the README, and what pages point to is there."""
+"""Every page of docs/ can be reached from the README, and every link and path in a page exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/faults is what the rules say."""
+"""docs/faults matches the rules."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The wrappers in packaging/images are thin and say only what the script knows. What cannot be
-checked for want of its own linter is skipped by name; the script itself is run in
-tests/test_chroot.py."""
+"""The wrappers in packaging/images are thin and use only the script's options. A check whose linter
+is missing is skipped by name; tests/test_chroot.py runs the script itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules, dashboards and what /metrics says agree, as Prometheus's own tools read them."""
+"""Rules, dashboards and /metrics agree, as checked by Prometheus's own tools."""
 
 from __future__ import annotations
 

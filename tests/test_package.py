@@ -79,7 +79,7 @@ OPERATORS = {
     "status.schema.json",
     "terms.md",
 }
-"""The pages that somebody on a node wants, as plain text."""
+"""The pages for operators on a node, as plain text."""
 
 
 def tool(name: str) -> str:
@@ -165,7 +165,7 @@ def test_files(deb: Path) -> None:
 
 @pytest.fixture
 def barrier(deb: Path) -> Path:
-    """The second package, made beside the first."""
+    """The second package, built with the first."""
     return deb.with_name(deb.name.replace("gpu-gate_", "gpu-gate-node_"))
 
 
@@ -366,7 +366,7 @@ def invocation(node: Any) -> str:
 
 
 def start_held(node: Any) -> None:
-    """The kubelet's start is asked for and waits, as in a boot whose GPUs do not come."""
+    """The kubelet's start is queued and waits, as in a boot without working GPUs."""
     node.systemctl(
         "stop", "kubelet.service", "gpu-gate.target", "gpu-gate-wait.service", check=False
     )

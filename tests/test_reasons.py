@@ -1,4 +1,4 @@
-"""Every reason word the program can say is documented."""
+"""Every reason of the program is documented."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The unit files say what docs/design.md, section 4, says, and systemd takes them without a
-word."""
+"""The unit files match docs/design.md, section 4, and systemd accepts them without a warning."""
 
 from __future__ import annotations
 
@@ -115,8 +114,8 @@ FORBIDDEN = (
 )
 ORDERS = ("After", "Before", "Wants", "Requires", "PartOf")
 DEFAULTS = {"sysinit.target", "basic.target", "shutdown.target"}
-"""What systemd orders every service on; said by the agent, which does without the default
-dependencies."""
+"""The default dependencies of every service; the agent lists them itself, with
+DefaultDependencies=no."""
 CAPABILITIES = {
     "CAP_SYS_ADMIN",
     "CAP_BPF",
@@ -264,7 +263,7 @@ def test_every_drop_in_is_known() -> None:
 
 
 def test_every_layouts_folder_of_static_pods_is_known() -> None:
-    """Launch=manifest writes there, and tmpfiles takes its file away at the next boot."""
+    """Launch=manifest writes there, and tmpfiles removes its file at the next boot."""
     folders = set(manifest_folders(Settings()))
     written = {
         word

@@ -1,5 +1,5 @@
-"""What the package adds to a boot: boots with the .deb and without take turns, with healthy GPUs
-and without any.
+"""What the package adds to a boot: boots with and without the .deb alternate, with healthy GPUs and
+without GPUs.
 
 Counted from basic.target, before which nothing of the package runs, to three ends: the kubelet's
 start, multi-user.target, and the end of the boot, where systemd has no job left (what
@@ -66,8 +66,8 @@ def without_gpus(rig: Rig) -> list[Row]:
 
 
 def healthy(rig: Rig) -> list[Row]:
-    """A node whose GPUs are well from the start: what is left beyond the stability window, and
-    where it goes."""
+    """A node whose GPUs are healthy from the start: the time beyond the stability window, and its
+    parts."""
     parts: list[tuple[float, ...]] = []
 
     def look(node: Node) -> None:
@@ -93,7 +93,7 @@ def _turns(
     prepare: Callable[[Node], None] | None,
     look: Callable[[Node], None] | None,
 ) -> list[tuple[Boot, Boot]]:
-    """(with, without), as often as asked for; `look` is given the nodes with the package."""
+    """(with, without), repeated; `look` is called with the nodes that have the package."""
     pairs = []
     for _ in range(QUICK_TURNS if rig.is_quick else TURNS):
         boots = []

@@ -75,7 +75,7 @@ class Boot:
 
 
 def prepare(node: Node) -> None:
-    """Install the others beside the real kubelet, and let the probes' calls be written down."""
+    """Install the alternatives beside the real kubelet, and record the probes' calls."""
     units = {
         "bench-loop.service": WAITER.format(loop=LOOP),
         "bench-loop3.service": WAITER.format(loop=LOOP_OF_THREE),
@@ -97,7 +97,7 @@ def prepare(node: Node) -> None:
 
 
 def live(rig: Rig, faults: list[str], *, wants_three: bool) -> Boot:
-    """One boot until all that is asked for has started."""
+    """One boot until all expected units have started."""
     conf = [f"plug --gpus {GPUS}", "calls", *(f"persistenced: nvml {fault}" for fault in faults)]
     with rig.node(conf=conf, prepare=prepare) as node:
         wait_file(node, "/run/gpu-gate/released")
@@ -136,7 +136,7 @@ def _last_init(node: Node, before: float) -> float | None:
 
 
 def windows(rig: Rig) -> list[Row]:
-    """NVML answers 999 for a while, then it is well."""
+    """NVML returns 999 for a while, then it works."""
     boots = []
     for seconds in QUICK_WINDOWS_S if rig.is_quick else WINDOWS_S:
         boots.append(live(rig, [f"init=999 for={seconds}"], wants_three=seconds % 3 == 0))
@@ -200,7 +200,7 @@ def flapping(rig: Rig) -> list[Row]:
 
 
 def _spells(begin: float) -> list[str]:
-    """Faults around the good spells, as simgpu takes them: in=…, for= counted from now."""
+    """Faults around the good phases, in simgpu's syntax: in=…, for= counted from now."""
     faults, bad_from, good_from = [], 0.0, begin
     while bad_from < CALM_S:
         faults.append(f"init=999 in={bad_from} for={good_from}")

@@ -1,5 +1,4 @@
-"""A thousand requests a second, slow clients beside them: who is answered when, and what the cycle
-notices of it."""
+"""A thousand requests a second, with slow clients: latencies, and the effect on the cycle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node without GPUs: what a person pays there for a verb. What its boot pays is in added.py."""
+"""A node without GPUs: the cost of a verb there. added.py measures its boot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def prepare(node: Node) -> None:
 
 
 def commands(rig: Rig) -> list[Row]:
-    """What a person or a unit pays for `gpu-gate wait` and `gpu-gate status`."""
+    """The cost of `gpu-gate wait` and `gpu-gate status`."""
     with rig.node(prepare=prepare) as node:
         node.wait_booted()
         wait_file(node, "/run/gpu-gate/first-look")

@@ -1,5 +1,5 @@
-"""A plugin that asked NVML too early: how soon the kubelet lists every GPU once NVML is well, and
-by whose doing."""
+"""A plugin that called NVML too early: how soon the kubelet lists every GPU once NVML works, with
+each repair method."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from report import Row, middle, sampled
 from rig import GPUS, TOOLS, Rig, boottime, inside, wait_ready
 
 FAULTS_S = (6.0, 13.0, 20.0, 45.0)
-"how long NVML fails: every step of the back-off (10 s, 20 s, 40 s) comes up"
+"how long NVML fails: covers every step of the back-off (10 s, 20 s, 40 s)"
 QUICK_FAULTS_S = (6.0, 13.0)
 CONF = "[Plugin]\nRepairsPerHour=20\nRepairsPerBoot=20\n"
 POLL = f"""while :; do
@@ -77,7 +77,7 @@ def repair_facts(rig: Rig) -> list[Row]:
 
 
 def _round(node: Node, fault_s: float, **env: str) -> tuple[float, float]:
-    """(NVML is well, the kubelet lists all) of a plugin that started while NVML failed."""
+    """(NVML works, the kubelet lists all) of a plugin that started while NVML failed."""
     node.run("simgpu nvml reset init=999; systemctl daemon-reload")
     began = time.monotonic()
     node.put(gate.MANIFEST, repair.manifest(node, **env))

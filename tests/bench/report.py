@@ -1,4 +1,4 @@
-"""What was measured, as rows; as a table for people and as JSON beside it."""
+"""The results as rows: a table for people, and JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = ("measured", "target", "gpu-gate", "alternative", "ratio", "verdict")
 
 @dataclass
 class Row:
-    """One line of the table. `beside` is what people do today, by name; a ratio is theirs :
+    """One line of the table. `beside` has the alternatives by name; a ratio is theirs divided by
     ours."""
 
     what: str
@@ -62,7 +62,7 @@ class Row:
 
 
 def number(value: float) -> str:
-    """Two decimals where they say something, three for what is small."""
+    """Two decimals, three for small values."""
     if value == int(value):
         return str(int(value))
     return (

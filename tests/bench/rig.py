@@ -81,7 +81,7 @@ def stamp(node: Node, unit: str, name: str) -> float | None:
 
 
 def wait_stamp(node: Node, unit: str, name: str = "ExecMainStart", within_s: float = 60.0) -> float:
-    """The same, once it has happened. Asked rarely: a question costs the node a process."""
+    """The same, once it has happened. Polls rarely: each poll starts a process on the node."""
     ends = time.monotonic() + within_s
     while (at := stamp(node, unit, name)) is None:
         if time.monotonic() > ends:

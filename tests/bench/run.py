@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`make bench`: what gpu-gate costs and how fast it is, beside what people do today, on real
-systemd nodes.
+"""`make bench`: cost and speed of gpu-gate, compared with common alternatives, on real systemd
+nodes.
 
 run.py [--quick] [--only NAME]… [--suite bookworm|trixie]
 """

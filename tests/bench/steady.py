@@ -1,5 +1,5 @@
-"""A healthy, open node: what the agent costs while nothing happens, at a reload, and how fast it
-notices."""
+"""A healthy, open node: the agent's cost while idle and at a reload, and how fast it detects
+changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rig import GPUS, TOOLS, Rig, agent_cpu_s, cgroup_cpu_s, on_node, wait_ready
 UNITS = 1000
 SETTLE_S = 12.0
 AFTER_RELOAD_S = 3.0
-"within it the agent has looked, validated anew and is at rest"
+"within it the agent has taken a snapshot, revalidated, and is idle"
 FILLER = "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStop=/bin/true\n"
 NAIVE = "bench-naive.service"
 
@@ -23,7 +23,7 @@ def open_node(rig: Rig, *more: str) -> AbstractContextManager[Node]:
 
 
 def idle(rig: Rig) -> list[Row]:
-    """Beside a 5 s loop that goes on, as a readiness reporter does."""
+    """Beside a 5 s loop that runs all the time, as a readiness reporter does."""
     seconds = 60 if rig.is_quick else 300
     with open_node(rig) as node:
         wait_ready(node)
@@ -70,8 +70,8 @@ def idle(rig: Rig) -> list[Row]:
 
 
 def reload(rig: Rig) -> list[Row]:
-    """`systemctl daemon-reload` on a node with a thousand more units, beside a subscriber that
-    listens to all."""
+    """`systemctl daemon-reload` on a node with a thousand more units, compared with a subscriber to
+    all signals."""
     rounds = 4 if rig.is_quick else 10
     with open_node(rig) as node:
         wait_ready(node)
@@ -127,8 +127,7 @@ def _reloads(
 
 
 def verdict(rig: Rig) -> list[Row]:
-    """From a change on the node to what /readyz and /status say of it, beside the loop's next
-    look."""
+    """From a change on the node to /readyz and /status, compared with the loop's next probe."""
     rounds = 2 if rig.is_quick else 5
     # As the real one: without its node a GPU cannot be asked, so that the loop has something to
     # notice.

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What is done to a container behind its runtime's back; run on a node, as root.
+"""Change a container without its runtime's knowledge; run on a node, as root.
 
     behind_runc.py created PID BUNDLE     as a hook of runc's: what LEGACY= in the container's
     environment says
@@ -124,8 +124,8 @@ def hook(pid: str, rules: list[str]) -> None:
 
 
 def created(pid: str, bundle: str) -> None:
-    """LEGACY holds rules beside those of the GPUs that NVIDIA_VISIBLE_DEVICES names, as Allocate
-    said."""
+    """LEGACY contains rules in addition to those of the GPUs in NVIDIA_VISIBLE_DEVICES, which
+    Allocate set."""
     with open(f"{bundle}/config.json") as file:
         said = dict(word.split("=", 1) for word in json.load(file)["process"]["env"])
     if "LEGACY" in said:

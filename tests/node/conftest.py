@@ -16,7 +16,7 @@ NODES_OF = pytest.StashKey[list[Node]]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """A test that failed shows what its nodes said."""
+    """A failed test shows the console and journal of its nodes."""
     report: Any = yield
     if report.failed:
         for node in [*item.stash.get(NODES_OF, []), *item.session.stash.get(NODES_OF, [])]:

@@ -1,5 +1,4 @@
-"""What the tests of the gate ask of a node, in few words: its status, its kubelet, its plugin, and
-a fresh start.
+"""Helpers for tests of the gate on a node: its status, its kubelet, its plugin, and a fresh start.
 
 start_over() makes a running node forget that it was released and asks for the kubelet's start
 again, as its boot did: many gate stories fit into one boot that way. Stories about the boot itself
@@ -19,20 +18,20 @@ PLUGIN = "nvidia-device-plugin-ctr"
 MANIFEST = "/etc/kubernetes/manifests/nvidia-device-plugin.yaml"
 CONF = "/etc/gpu-gate/gpu-gate.conf.d/90-test.conf"
 QUICK = "[Gate]\nStableIntervalSec=0.2s\n"
-"""Three good probes within a second; for stories whose length is not the point."""
+"""Three good probes within a second, for tests that do not measure time."""
 SOCKETS = "/var/lib/kubelet/device-plugins"
 PATIENCE_S = 300.0
-"""For what must come, on a machine that is slow; no test passes by waiting for it."""
+"""For events that must happen, on a slow machine; no test passes because this time is over."""
 BEFORE_A_HEARTBEAT_S = 25.0
-"""For what must come by a signal: the timer would have found it after 30 s."""
+"""For changes that a signal must report: the timer would find them after 30 s."""
 BUS_IDS = [f"0000:{bus}:00.0" for bus in ("07", "0f", "47", "4e", "87", "90", "b7", "bd")]
 
 
 def until(
     condition: Callable[[], Any], what: Callable[[], Any] | str, timeout: float = PATIENCE_S
 ) -> Any:
-    """What the condition answered as soon as it held: asked again, it may be another thing. In
-    vain, say `what` (a function: what it answers then)."""
+    """Wait until the condition is true and return its value. Raises AssertionError with `what` (or
+    its result, if it is a function) after `timeout` seconds."""
     found: list[Any] = [None]
 
     def holds() -> Any:
@@ -76,7 +75,7 @@ def readyz(node: Node) -> tuple[int, str]:
 
 
 def wait_gate(node: Node, timeout: float = PATIENCE_S, **wanted: str) -> dict[str, Any]:
-    """Until the gate says so in one answer; that answer."""
+    """Wait until one answer has these values of the gate; return it."""
 
     def held() -> dict[str, Any]:
         now = gate(node)
@@ -98,7 +97,7 @@ def wait_ready(node: Node, timeout: float = PATIENCE_S) -> None:
 
 
 def wait_why(node: Node, part: str, timeout: float = PATIENCE_S) -> str:
-    """Until the agent says this about readiness; what it says."""
+    """Wait until the reason for not being ready contains `part`; return the reason."""
 
     def said() -> str:
         why = str(gate(node).get("ready_why", ""))
@@ -112,7 +111,7 @@ def agent_pid(node: Node) -> str:
 
 
 def released(node: Node) -> dict[str, Any]:
-    """The mark; {} where there is none, {"reason": text} where a person or a unit wrote it."""
+    """The mark; {} if there is none, {"reason": text} if a user or a unit wrote it."""
     said = node.run("cat /run/gpu-gate/released", check=False)
     if said.returncode:
         return {}
@@ -122,7 +121,7 @@ def released(node: Node) -> dict[str, Any]:
 
 
 def agent_log(node: Node, *words: str) -> str:
-    """What gpu-gate's agent wrote to the journal in this boot."""
+    """The agent's journal lines of this boot."""
     return node.journal("-u", "gpu-gate.service", "-t", "gpu-gate", "-o", "cat", *words)
 
 
@@ -143,13 +142,13 @@ def is_held(node: Node) -> bool:
 
 
 def wait_held(node: Node) -> None:
-    """Until the kubelet's start is asked for and held, and the agent has looked."""
+    """Wait until the kubelet's start waits for the gate and the agent has finished a cycle."""
     wait_first_cycle(node)
     until(lambda: is_held(node), lambda: f"held; {status(node)}")
 
 
 def wait_first_cycle(node: Node) -> None:
-    """Until an agent has looked once: before that its status has no meaning."""
+    """Wait until an agent has finished one cycle: before that its status has no meaning."""
     until(
         lambda: status(node).get("cycle", {}).get("number"), lambda: f"a cycle, but {status(node)}"
     )
@@ -164,7 +163,7 @@ def wait_kubelet(node: Node, timeout: float = PATIENCE_S) -> None:
 
 
 def kubelet_state(node: Node) -> dict[str, Any]:
-    """What the stand-in kubelet would tell the API server."""
+    """What the stand-in kubelet would report to the API server."""
     return json.loads(node.run("simgpu node", check=False).stdout or "{}")
 
 
@@ -213,7 +212,7 @@ def nvml_calls(node: Node) -> list[list[str]]:
 
 
 def deadline_passes(node: Node, settings: str) -> None:
-    """The deadline, which was far away until now, is over: these settings say so."""
+    """Let the deadline pass now, with these settings."""
     configure(node, settings)
     node.systemctl("reload", "gpu-gate.service")
 
@@ -271,8 +270,7 @@ def configure(node: Node, text: str) -> None:
 
 
 def start_over(node: Node, *, sim: str = "", settings: str = QUICK, start: bool = True) -> None:
-    """Nothing released, the GPUs as `sim` (shell lines) leaves them, the kubelet's start asked
-    for."""
+    """Remove the release, set the GPUs with `sim` (shell lines), and queue the kubelet's start."""
     node.run(
         f"""
         systemctl stop kubelet gpu-gate.target gpu-gate-wait gpu-gate

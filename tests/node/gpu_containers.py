@@ -1,5 +1,5 @@
-"""Containers that hold GPUs, or seem to, on a node with the stand-ins: made by containerd and runc
-as they are, and what others do to them behind runc.
+"""Containers that hold GPUs, or seem to, on a node with the stand-ins: created by real containerd
+and runc, and changed without runc's knowledge.
 
     rig = Rig(node, "bookworm")          # the plugin has registered
     pod = rig.legacy("a", gpus=2)        # the legacy hook gave it the GPUs: the OCI spec and
@@ -58,12 +58,12 @@ class Container:
     scope: str
     cgroup: str
     gpus: tuple[str, ...] = ()
-    """device words (c:195:0) of what was allocated, by number: the order of ids depends on which
+    """device names (c:195:0) of the allocated GPUs, by number: the order of ids depends on which
     GPUs were free"""
 
 
 class Feeling:
-    """What a process in the container's own cgroup felt."""
+    """What a process in the container's own cgroup observed."""
 
     def __init__(self, program: subprocess.Popen[str]) -> None:
         self._lines: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ class Feeling:
         return [line["can"] for line in list(self._lines) if line["device"] == device]
 
     def gaps_s(self, device: str) -> list[float]:
-        """How long each loss lasted that has ended, in seconds."""
+        """The duration of each loss that has ended, in seconds."""
         of = [line for line in list(self._lines) if line["device"] == device]
         return [then["at"] - lost["at"] for lost, then in itertools.pairwise(of) if not lost["can"]]
 
@@ -120,19 +120,19 @@ class Rig:
         return Container(name, ids[0], pid, scope, f"/sys/fs/cgroup{cgroup}", self._allocated(name))
 
     def legacy(self, name: str, gpus: int = 1, *more: str) -> Container:
-        """Given its GPUs by the legacy hook, behind runc and before it starts; `more` are rules
-        beside NVIDIA's."""
+        """Gets its GPUs from the legacy hook, without runc's knowledge and before it starts; `more`
+        are rules in addition to NVIDIA's."""
         return self.pod(name, gpus, legacy=" ".join(more))
 
     def take_away(self, container: Container) -> None:
-        """What makes systemd 252, and what makes 257, apply the device list of a scope again."""
+        """Make systemd 252, or 257, apply the device list of a scope again."""
         if self.suite == "bookworm":
             self.node.systemctl("daemon-reload")
         else:
             self.node.systemctl("set-property", "--runtime", container.scope, "CPUWeight=50")
 
     def storm(self, *containers: Container, reloads: int = 20) -> None:
-        """All that makes systemd apply the device lists of scopes again, and again."""
+        """Repeat everything that makes systemd apply the device lists of scopes again."""
         for _ in range(reloads):
             self.node.systemctl("daemon-reload")
         self.node.systemctl("daemon-reexec")
@@ -148,7 +148,7 @@ class Rig:
     # --- what they may do
 
     def can(self, container: Container, device: str) -> bool:
-        """Asked by a process that joins its cgroup for it."""
+        """Checked by a process that joins its cgroup."""
         return (
             self.node.run(["python3", "/opt/probe/ask.py", container.cgroup, device]).stdout.strip()
             == "0"

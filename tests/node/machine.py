@@ -130,7 +130,7 @@ class Machine:
         self._halt()
 
     def power_cut(self) -> None:
-        """Stop as a machine stops that loses its power: nothing gets to say goodbye."""
+        """Stop like a machine that loses its power: no stop commands run."""
         self._halt()
 
     def reboot(

@@ -1,5 +1,4 @@
-"""Runs on a node and prints one JSON line a moment: what a person would see who looks everywhere at
-once.
+"""Runs on a node and prints one JSON line for each sample of the node's state.
 
 It asks the parts themselves (systemd, NVML, the container's log, the kubelet's pod-resources API),
 never gpu-gate.

@@ -27,7 +27,7 @@ Identity = tuple[
 
 
 class NodeError(RuntimeError):
-    """Something on the node did not go as asked; the message carries what the node said."""
+    """A command on the node failed; the message contains the node's output."""
 
 
 def identity(pid: int) -> Identity | None:

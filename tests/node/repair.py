@@ -1,5 +1,4 @@
-"""What the tests of the mender ask of a node: a plugin that is broken in some way, a fresh agent,
-and its ledger.
+"""Helpers for tests of repairs on a node: a broken plugin, a fresh agent, and its ledger.
 
 A story begins with a node on which no agent runs (`without_agent`), breaks the plugin, starts the
 agent, and ends with `ends_well` or `held`. The node lives on: each story leaves it as the next one
@@ -29,10 +28,10 @@ HeartbeatSec=1s
 RegisterWithinSec=1s
 VerifyWithinSec=60s
 """
-"""Stories whose length is not the point; more of [Plugin] may follow. A cure has the time that it
+"""For tests that do not measure time; more of [Plugin] may follow. A repair has the time that it
 needs."""
 SLOW_PLUGIN = f"{QUICK}RegisterWithinSec=60s\n"
-"""For a plugin that is exchanged under the agent and is not to be mended for being slow."""
+"""For a plugin that is replaced while the agent runs, and must not be repaired for being slow."""
 NO_LIBRARY = "".join(
     f"        - {{name: nothing, mountPath: {lib}/x86_64-linux-gnu/libnvidia-ml.so.1}}\n"
     for lib in ("/lib", "/usr/lib")
@@ -95,8 +94,8 @@ def running(node: Node) -> list[dict[str, Any]]:
 def wait_running(
     node: Node, wanted: Callable[[list[dict[str, Any]]], bool]
 ) -> list[dict[str, Any]]:
-    """The plugins that run, once they are as wanted. simcri is Python: asked too often, it starves
-    the node."""
+    """Wait until the running plugins are as wanted; return them. simcri is Python: frequent calls
+    would slow the node."""
     found: list[dict[str, Any]] = []
 
     def settled() -> bool:
@@ -122,7 +121,7 @@ def log(node: Node, container_id: str) -> str:
 
 
 def wait_log(node: Node, container_id: str, words: str) -> None:
-    """Until its log says so."""
+    """Wait until the container's log contains `words`."""
     path = log_path(node, container_id)
     gate.until(
         lambda: words in node.run(f"cat {path}", check=False).stdout,
@@ -131,8 +130,8 @@ def wait_log(node: Node, container_id: str, words: str) -> None:
 
 
 def replace_plugin(node: Node, text: str = "") -> dict[str, Any]:
-    """Another plugin's container: of this manifest, or of the one that is there; the one that runs
-    then."""
+    """Replace the plugin's container, with this manifest or the existing one; return the new
+    container."""
     old = {row["id"] for row in gate.plugins(node)}
     if text and text != node.read(gate.MANIFEST):
         node.put(gate.MANIFEST, text)
@@ -146,8 +145,8 @@ def replace_plugin(node: Node, text: str = "") -> dict[str, Any]:
 
 
 def unregistered_plugin(node: Node, text: str = "") -> dict[str, Any]:
-    """A plugin (an old one, if not said otherwise) that asked NVML while that failed, and will not
-    ask again; NVML is well since."""
+    """A plugin (an old one by default) that called NVML while that failed and does not try again;
+    NVML works now."""
     node.run("simgpu nvml reset init=999")
     found = replace_plugin(node, text or manifest(node, OLD="1"))
     wait_log(node, found["id"], "only deploy this plugin on GPU nodes")
@@ -156,7 +155,7 @@ def unregistered_plugin(node: Node, text: str = "") -> dict[str, Any]:
 
 
 def own_nvml(node: Node, words: str) -> dict[str, str]:
-    """The environment of a plugin whose NVML fails whatever the host's does."""
+    """The environment of a plugin with its own NVML, which fails independently of the host's."""
     node.run(f"{{ cat /run/simgpu/nvml; echo '{words}'; }} >/run/simgpu/own")
     return {"SIMGPU_NVML": "/run/simgpu/own"}
 
@@ -173,7 +172,7 @@ def registered_plugin(node: Node, **env: str) -> dict[str, Any]:
 
 
 def without_agent(node: Node) -> None:
-    """No agent, and nothing that one remembers."""
+    """Stop the agent and remove its state."""
     node.run(
         "systemctl stop gpu-gate; rm -rf /var/lib/gpu-gate/* /run/gpu-gate/paused; simgpu "
         "kubelet ok"
@@ -202,7 +201,8 @@ def bundles(node: Node) -> list[str]:
 
 
 def wait_repaired(node: Node, whats: list[str]) -> None:
-    """All GPUs are listed, the node is ready, and this was done for it."""
+    """Wait until all GPUs are listed and the node is ready; check that exactly these actions were
+    taken."""
     gate.wait_ready(node)
     gate.until(lambda: gate.allocatable(node) == 8, lambda: gate.kubelet_state(node))
     if whats:
@@ -213,7 +213,8 @@ def wait_repaired(node: Node, whats: list[str]) -> None:
 
 
 def wait_blocked(node: Node, reason: str, count: int) -> str:
-    """The phase is BLOCKED for this reason, and so many things were done; why."""
+    """Wait until the phase is BLOCKED for this reason; check the number of actions; return the
+    explanation."""
     now = gate.wait_gate(node, phase="BLOCKED", reason=reason)
     assert not now["ready"]
     assert len(actions(node)) == count, entries(node)
@@ -227,7 +228,7 @@ def finding(node: Node, condition: str) -> dict[str, Any]:
 
 
 def wait_cycles(node: Node, looks: int = 3) -> None:
-    """The agent looks on: so many cycles more, and it is healthy."""
+    """Wait for this number of cycles more; check that the agent is healthy."""
     before = gate.status(node)["cycle"]["number"]
     gate.until(
         lambda: gate.status(node).get("cycle", {}).get("number", 0) >= before + looks,
@@ -245,7 +246,7 @@ def healthz(node: Node) -> int:
 
 @contextmanager
 def stopped(node: Node, unit: str) -> Iterator[None]:
-    """All processes of a unit stand still, as on a machine that swaps."""
+    """All processes of a unit are stopped, as on a machine that swaps."""
     node.systemctl("kill", "--signal=STOP", unit)
     try:
         yield
@@ -254,7 +255,7 @@ def stopped(node: Node, unit: str) -> Iterator[None]:
 
 
 def kill_agent(node: Node) -> None:
-    """SIGKILL, and the next one is there."""
+    """Kill the agent with SIGKILL, and wait for its successor."""
     pid = gate.agent_pid(node)
     node.run(["kill", "-KILL", pid])
     assert poll(

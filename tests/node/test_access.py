@@ -1,5 +1,4 @@
-"""The access probe against real device programs: systemd's, runc's, and ones that stand behind
-both."""
+"""The access program against real device programs: systemd's, runc's, and others in addition."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ def node(request, make_module_node) -> Node:
 
 
 def ask(node: Node, pid: object, *devices: str, by: str = "", check: bool = True) -> dict:
-    """The program's answer; `by` are words before it, such as systemd-run with a sandbox."""
+    """The program's answer; `by` is a command prefix, such as systemd-run with a sandbox."""
     done = node.run(f"{by} {PROBE} --pid {pid} {' '.join(devices)}", check=check)
     assert done.stderr == ""
     return json.loads(done.stdout)
@@ -197,8 +196,8 @@ def test_several_processes_in_one_run(node: Node) -> None:
 
 @contextlib.contextmanager
 def limits(node: Node, pid: int) -> Iterator[list[Path]]:
-    """The process at its limits of memory and pids, by the controllers this machine has; the files
-    that tell."""
+    """Put the process at its limits of memory and pids, with the controllers of this machine;
+    return the files that count events."""
     files: list[Path] = []
     host_pid = node.host_pid(pid)
     with contextlib.ExitStack() as undo:
@@ -472,8 +471,7 @@ def test_v1(rules: list[str], wanted: list[str], tmp_path: Path) -> None:
 
 
 def test_concurrent_reloads_change_no_answer(node: Node) -> None:
-    """The programs are replaced while they are looked at, those of the probe's own service among
-    them."""
+    """The programs are replaced during the check, including those of the agent's own service."""
     with (
         scope(node, *STRICT, "DeviceAllow=/dev/zero rw") as (pid, cgroup),
         scope(node) as (free, _),

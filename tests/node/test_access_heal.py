@@ -1,7 +1,6 @@
-"""Containers whose devices systemd does not know of: they lose them, keep them, and get them back.
-One node a suite, from before the package is there until it is gone again; the tests are one story,
-in this order.
-"""
+"""Containers whose devices systemd does not know: they lose them, keep them, and get them back. One
+node for each suite, from before the installation until after the removal; the tests depend on each
+other, in this order."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ def felt(feel: Feeling, container: Container) -> list[list[bool]]:
 
 
 def test_without_gpu_gate_containers_lose_their_devices(rig: Rig) -> None:
-    """The fault itself, and with runc 1.1.5 that of the missing link as well."""
+    """The fault itself, and with runc 1.1.5 also the one of the missing link."""
     behind = rig.legacy("behind", 1, "c:10:229:rw")
     rig.node.run("simgpu nodes unlink")
     linkless = rig.pod("linkless", 0, "/dev/nvidiactl")
@@ -127,8 +126,8 @@ def test_lost_devices_are_restored_and_devices_at_risk_are_kept(rig: Rig) -> Non
 
 
 def test_other_scopes_are_not_changed(rig: Rig) -> None:
-    """Privileged, another vendor's, a tenant who makes a node, a plain service: nothing given,
-    nothing counted."""
+    """Privileged, another vendor's, a tenant who creates a node, a plain service: no grant, no
+    entry."""
     rig.node.run("systemd-run --quiet --unit=plain sleep 1000")
     privileged = rig.pod("privileged", security="privileged: true")
     vendor = rig.pod("vendor", legacy="c:10:229:rw")
@@ -153,7 +152,7 @@ def test_other_scopes_are_not_changed(rig: Rig) -> None:
 
 
 def test_upgrade_and_removal_take_no_device_away(rig: Rig) -> None:
-    """With an agent that only says: the package does it itself."""
+    """With an agent that only reports: the package adds the devices itself."""
     settings(rig, ONLY_SAID)
     container = rig.legacy("upgrade", 1, "c:10:229:rw")
     with rig.feeling(container, *all_of(container)) as feel:

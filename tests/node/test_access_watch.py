@@ -1,4 +1,4 @@
-"""The agent's word on device access, about real containers: who holds GPUs, after a reload, and
+"""The agent's reports on device access of real containers: who holds GPUs, after a reload, and
 after losses."""
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def node(request, make_module_node) -> Node:
 
 
 def rows(node: Node) -> dict[str, dict[str, Any]]:
-    """What gpu-gate access says, by container name."""
+    """The output of gpu-gate access, by container name."""
     said = node.run("gpu-gate access --json", check=False).stdout
     return {row["container"]: row for row in json.loads(said)["containers"]} if said else {}
 
 
 def wait_row(node: Node, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Until the row of this container is as wanted; that row. It may be away for a moment, or be
-    asked anew."""
+    """Wait until the row of this container is as wanted; return it. It may be missing for a moment,
+    or be checked again."""
 
     def found() -> dict[str, Any]:
         row = rows(node).get(name, {})

@@ -15,7 +15,7 @@ from nspawn import Node
 
 NEVER = "simgpu nvml init=999"
 SOON = gate.QUICK + "DeadlineSec=12s\n"
-"""Time to see a node held, and then its agent in trouble."""
+"""Time to see the kubelet wait, and then its agent fail."""
 CRASHES = "/run/systemd/system/gpu-gate.service.d/crash.conf"
 
 

@@ -121,7 +121,7 @@ def test_the_driver_comes_later(cold) -> None:
 
 
 def test_a_masked_target_does_not_gate(cold) -> None:
-    """`systemctl mask`: the next boot is not gated, though NVML never comes."""
+    """`systemctl mask`: the next boot is not gated, although NVML never works."""
     node = cold("plug --gpus 8\nnvml init=999\n")
     gate.wait_held(node)
     node.systemctl("mask", "gpu-gate-wait.service", "gpu-gate.target")

@@ -1,5 +1,5 @@
-"""CRI against real containerd, 1.6 and 1.7: what it says of the plugin's container, and how that is
-ended."""
+"""CRI against real containerd, 1.6 and 1.7: the state of the plugin's container, and how to stop
+it."""
 
 from __future__ import annotations
 

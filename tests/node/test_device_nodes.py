@@ -1,5 +1,5 @@
-"""Additive hands on a real node: links and nodes come back, through nvidia-modprobe, for a loaded
-module only."""
+"""Additive actions on a real node: missing links and nodes are created, with nvidia-modprobe, for a
+loaded module only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def node(module_node: Node) -> Iterator[Node]:
 
 
 def calls(node: Node) -> list[str]:
-    """What nvidia-modprobe was asked for."""
+    """The calls of nvidia-modprobe."""
     said = node.run(f"cat {CALLS}", check=False).stdout
     return [line.split(" ", 1)[1] for line in said.splitlines()]
 

@@ -1,4 +1,4 @@
-"""NVML hangs, with and without mercy; seven of eight; the deadline and what it is set to."""
+"""NVML hangs, killable and not; seven of eight GPUs; the deadline and its settings."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def probes(node: Node) -> int:
 
 
 def again(node: Node) -> None:
-    """Who has mended something need not wait for the next probe."""
+    """After a repair by hand the operator need not wait for the next probe."""
     assert gpu_gate(node, "pause")[0] == gpu_gate(node, "resume")[0] == 0
 
 

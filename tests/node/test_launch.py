@@ -1,5 +1,5 @@
-"""CDI and Launch= on a real systemd: the spec is written before the kubelet goes, the plugin starts
-after the gate.
+"""CDI and Launch= on a real systemd: the spec is written before the kubelet starts, the plugin
+starts after the gate opens.
 
 nvidia-cdi-refresh.service and nvidia-ctk are stand-ins: the unit as the toolkit 1.18 ships it (a
 oneshot that stays active, ordered after multi-user.target), its program writes a spec of the GPUs
@@ -87,8 +87,8 @@ def test_cdi_and_the_plugin_over_two_boots(make_node) -> None:
 
 
 def opens_with_its_spec(node: Node) -> None:
-    """While NVML fails nothing is begun; then the spec comes first, the kubelet second, the plugin
-    third."""
+    """Nothing starts while NVML fails; then the spec is written first, the kubelet starts second,
+    the plugin third."""
     gate.wait_held(node)
     gate.wait_gate(node, reason="NvmlUnknown")
     assert (
@@ -113,7 +113,7 @@ def another_driver(node: Node) -> None:
 
 
 def the_unit_fails(node: Node) -> None:
-    """It says so, with the command; a person mends it, and the agent sees that at once."""
+    """The finding shows the command; after a repair by hand the agent notices at once."""
     node.run(f"touch /run/ctk-fails; rm {SPEC}")
     gate.wait_why(node, "no CDI spec of kind nvidia.com/gpu")
     node.run(f"rm /run/ctk-fails; systemctl restart {REFRESH}")
@@ -128,7 +128,7 @@ def another_manifest_is_left_alone(node: Node) -> None:
 
 
 def a_unit_is_launched_once(node: Node) -> None:
-    """Never again in this boot, whoever stopped it."""
+    """Not again in this boot, whoever stopped it."""
     gate.configure(node, f"{gate.QUICK}[Plugin]\nLaunch=unit\nUnit={UNIT}\n")
     node.systemctl("restart", "gpu-gate.service")
     node.wait_for(["systemctl", "is-active", UNIT])

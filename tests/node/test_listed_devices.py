@@ -1,6 +1,6 @@
-"""What the kubelet should list, on a node: MIG devices by strategy, a plugin that was limited on
-purpose, replicas under another name, and MIG devices that are made anew under a plugin. Plugin,
-kubelet and NVML are stand-ins."""
+"""What the kubelet should list, on a node: MIG devices by strategy, a plugin that is limited on
+purpose, replicas under another name, and MIG devices that are recreated while a plugin runs.
+Plugin, kubelet and NVML are stand-ins."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Parts of a node go and come back while the gate is open: each is named within one look. The
-plugin's repair is switched off here: what is seen is the point."""
+"""Parts of a node disappear and return while the gate is open: each is reported within one cycle.
+Repairs are disabled here, to test detection."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def node(module_node: Node) -> Iterator[Node]:
 
 
 def test_a_device_node_disappears_and_returns(node: Node) -> None:
-    """Closes within one look; nvidia-modprobe is out of the way, or the hand would be quicker than
-    the eye."""
+    """Not ready within one cycle; nvidia-modprobe is removed, because the agent would repair the
+    node before the test sees it."""
     node.run("mv /usr/bin/nvidia-modprobe /usr/bin/away")
     try:
         node.run("rm /dev/nvidia3")
@@ -44,7 +44,7 @@ def test_a_device_node_disappears_and_returns(node: Node) -> None:
 
 def test_a_deaf_plugin_is_reported_and_not_restarted(node: Node) -> None:
     """A plugin that does not register again after a kubelet restart: not ready, the reason, and no
-    hand moves."""
+    action."""
     manifest = node.read(gate.MANIFEST)
     deaf = manifest.replace("      env:\n", '      env:\n        - {name: DEAF, value: "1"}\n')
     old = {row["id"] for row in gate.plugins(node)}

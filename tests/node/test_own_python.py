@@ -1,5 +1,5 @@
-"""The unit, wire and app tiers, and every story once, on a suite's own Python and libraries, as the
-.deb has.
+"""The unit, transport and service tiers, and every story once, on a suite's own Python and
+libraries, which the .deb uses.
 
 But for the long lives of tests/unit/test_repair.py, which ask nothing of either.
 """

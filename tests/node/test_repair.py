@@ -1,5 +1,5 @@
-"""A node that missed the race is mended: the scene is kept, one container is built again, and 8 of
-8 are listed."""
+"""A node that missed the race is repaired: evidence is saved, one container is recreated, and 8 of
+8 GPUs are listed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INCIDENT = "plug --gpus 8\npersistenced: nvml init=999\n"
 
 
 def test_the_incident_is_repaired(make_node, suite: str, deb) -> None:
-    """Without the gate the plugin asks too early; then the package is installed on the broken
+    """Without the gate the plugin calls NVML too early; then the package is installed on the broken
     node."""
     node: Node = make_node(suite, deb=False, boot=False)
     node.put("/etc/simgpu.conf", INCIDENT)

@@ -1,6 +1,6 @@
-"""Nodes on which something other than the plugin is out of order while it is broken: nothing is
-done that cannot be known to be right, the agent goes on, and a kill in the middle of a repair costs
-no second one."""
+"""Nodes on which something else fails while the plugin is broken: the agent takes no action on
+incomplete knowledge, continues to run, and makes no second repair after a kill in the middle of
+one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FREEZE = f"""#!/bin/sh
 case "$*" in *short-iso-precise*) systemctl kill --signal=STOP containerd.service;; esac
 exec {JOURNALCTL}.real "$@"
 """
-"""The last thing that the mender runs before it writes the ledger; a doctor's question comes
+"""The last program that a repair runs before it writes the ledger; the doctor's own call comes
 earlier."""
 STATE = "/var/lib/gpu-gate"
 
@@ -38,8 +38,7 @@ FAULTS = ("refuse", "garbage", "hang")
 
 
 def test_a_kubelet_that_does_not_answer(node: Node) -> None:
-    """Not zero GPUs: unknown. With a plugin that is broken for everyone to see, and nothing is
-    done."""
+    """Not zero GPUs but unknown: the plugin is visibly broken, and the agent takes no action."""
     broken = repair.unregistered_plugin(node)
     node.run(f"simgpu kubelet podresources={FAULTS[0]}")
     repair.with_agent(node)
@@ -62,7 +61,7 @@ def test_a_kubelet_that_does_not_answer(node: Node) -> None:
 
 
 def test_a_stopped_runtime(node: Node) -> None:
-    """Said, and nothing is done; once it is back, the plugin is mended."""
+    """Reported, without an action; once the runtime is back, the plugin is repaired."""
     broken = repair.unregistered_plugin(node)
     node.systemctl("stop", "containerd.service")
     repair.with_agent(node)
@@ -85,7 +84,7 @@ def test_a_stopped_runtime(node: Node) -> None:
 
 
 def test_a_frozen_runtime(node: Node) -> None:
-    """Each look waits for it a second and no longer."""
+    """Each snapshot waits for it for one second at most."""
     repair.unregistered_plugin(node)
     with repair.stopped(node, "containerd.service"):
         repair.with_agent(node)
@@ -146,7 +145,7 @@ def test_no_repair_without_a_ledger(node: Node, spoil, reason: str, says: str) -
 
 
 def a_minute_later(node: Node) -> None:
-    """As if what the ledger names had been done earlier: its back-off is over."""
+    """As if the actions in the ledger were older: their back-off is over."""
     node.run(
         f"systemctl stop gpu-gate; jq -c '.at -= 100' {repair.LEDGER} >/run/aged; cat /run/aged "
         f">{repair.LEDGER}"
@@ -155,8 +154,7 @@ def a_minute_later(node: Node) -> None:
 
 
 def frozen_at_the_act(node: Node, settings: str = "") -> None:
-    """The runtime stands still from the moment the evidence is kept: the stop is asked for, and not
-    heard."""
+    """The runtime freezes when the evidence is saved: it receives the stop and does not act."""
     repair.unregistered_plugin(node)
     node.run(f"mv {JOURNALCTL} {JOURNALCTL}.real")
     node.put(JOURNALCTL, FREEZE, 0o755)
@@ -168,8 +166,8 @@ def frozen_at_the_act(node: Node, settings: str = "") -> None:
 
 
 def wait_repaired_now_or_later(node: Node) -> None:
-    """A runtime that thaws may still carry out what it was asked; if it does not, one more repair
-    is made."""
+    """A runtime that thaws may still stop the container; if it does not, one more repair
+    follows."""
 
     def settled() -> dict[str, Any]:
         now = gate.gate(node)
@@ -194,7 +192,8 @@ def test_agent_killed_between_the_ledger_and_the_action(node: Node) -> None:
 
 
 def test_a_runtime_that_does_not_stop_the_container(node: Node) -> None:
-    """Written down as soon as the hand gives up, and not charged: it is tried again."""
+    """The outcome is recorded as soon as the action fails, and does not count: the agent retries
+    it."""
     try:
         frozen_at_the_act(node, "VerifyWithinSec=40s\n")
         gate.until(lambda: repair.outcomes(node), lambda: gate.agent_log(node)[-2000:])
@@ -207,8 +206,7 @@ def test_a_runtime_that_does_not_stop_the_container(node: Node) -> None:
 
 
 def test_agent_killed_between_stop_and_remove(node: Node) -> None:
-    """The plugin takes its time to end, and the agent is killed meanwhile: what was begun is not
-    begun again."""
+    """The plugin ends slowly, and the agent is killed meanwhile: the repair is not repeated."""
     before = repair.registered_plugin(node, OLD="1", DEAF="1", LINGER_S="15")
     repair.with_agent(node)
     gate.wait_ready(node)

@@ -1,4 +1,5 @@
-"""Plugins that are broken in one way each: what is done, how often, and what is only said."""
+"""Plugins that are broken in one way each: which repairs are made, how often, and what is only
+reported."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def module_node(make_module_node) -> Node:
 
 @pytest.fixture
 def node(module_node: Node) -> Iterator[Node]:
-    """Without an agent; and whatever was done, no kubelet, runtime or sandbox is ever touched."""
+    """A node without an agent. No test may change a kubelet, runtime or sandbox."""
     repair.without_agent(module_node)
     yield module_node
     said = module_node.run(
@@ -53,7 +54,7 @@ def sandboxes(node: Node) -> str:
 
 
 def test_a_failed_rebuild_is_blocked_and_not_repeated(node: Node) -> None:
-    """NVML is well on the host, and fails for ever in the plugin's container."""
+    """NVML works on the host, and always fails in the plugin's container."""
     broken = repair.unregistered_plugin(
         node, repair.manifest(node, OLD="1", **repair.own_nvml(node, "init error=999"))
     )
@@ -111,8 +112,8 @@ def test_a_plugin_that_registers_again_is_not_restarted(node: Node) -> None:
 
 
 def test_an_old_instance_removes_the_new_registration(node: Node) -> None:
-    """An old instance outlives the new one's registration, and its exit takes that away: running,
-    "Registered", and nothing allocatable for good."""
+    """An old instance still runs when the new one registers, and its exit removes that
+    registration: Running, "Registered", and nothing allocatable."""
     node.run(f"mv {gate.MANIFEST} /root/plugin.yaml")
     repair.wait_running(node, lambda rows: not rows)
     with node.spawn(["/opt/gpu-gate-sim/plugin.py"], env={"SOCKET_DIR": gate.SOCKETS}):
@@ -169,8 +170,8 @@ def test_two_plugins_need_an_operator(node: Node) -> None:
 
 
 def test_a_tenants_pod_that_imitates_the_plugin_has_no_effect(node: Node) -> None:
-    """Its label, its image and its names, and not the kubelet's folder: the plugin is mended, and
-    nobody else."""
+    """It has the plugin's label, image and names, and not the kubelet's folder: only the plugin is
+    repaired."""
     node.run("simgpu nvml reset init=999")
     broken = repair.replace_plugin(node, repair.manifest(node, OLD="1"))
     repair.wait_log(node, broken["id"], "only deploy this plugin on GPU nodes")
@@ -194,8 +195,8 @@ def test_a_tenants_pod_that_imitates_the_plugin_has_no_effect(node: Node) -> Non
 
 
 def test_a_partly_registered_plugin_is_restarted_only_on_request(node: Node) -> None:
-    """NVML showed 7 when the plugin asked, and shows 8 since: said; done only where the owner opted
-    in."""
+    """NVML showed 7 GPUs when the plugin started, and shows 8 now: reported, and repaired only with
+    RepairPartial=yes."""
     node.run("simgpu nvml reset show=7")
     seven = repair.replace_plugin(node, repair.manifest(node, OLD="1"))
     gate.until(lambda: gate.allocatable(node) == 7, lambda: gate.kubelet_state(node))
@@ -213,8 +214,8 @@ def test_a_partly_registered_plugin_is_restarted_only_on_request(node: Node) -> 
 
 
 def test_sighup_to_a_plugin_that_registers_in_place(node: Node) -> None:
-    """Its access to /dev/nvidiactl was just verified, and v0.20.0 registers in place: the same
-    container goes on."""
+    """Its access to /dev/nvidiactl is verified, and v0.20.0 registers in place: the same container
+    continues."""
     broken = repair.unregistered_plugin(node, repair.manifest(node))
     repair.with_agent(node)
     repair.wait_repaired(node, ["hup"])
@@ -223,7 +224,7 @@ def test_sighup_to_a_plugin_that_registers_in_place(node: Node) -> None:
 
 
 def test_a_new_container_follows_a_failed_sighup(node: Node) -> None:
-    """The whole ladder at once, and within a budget of one an hour."""
+    """SIGHUP and a new container count as one repair, within a budget of one an hour."""
     own = repair.own_nvml(node, "init error=999")
     broken = repair.unregistered_plugin(node, repair.manifest(node, **own))
     repair.with_agent(node, "RepairsPerHour=1\n")
@@ -275,7 +276,7 @@ def test_a_pause_postpones_a_repair(node: Node) -> None:
 def test_a_daemonset_pod_with_other_containers(
     node: Node, label: str, name: str, company: str
 ) -> None:
-    """Found by its pod's label; what shares its pod and image is left alone."""
+    """Found by its pod's label; other containers of its pod and image are not changed."""
     node.run("simgpu nvml reset init=999")
     node.put(gate.MANIFEST, repair.wrapped(repair.manifest(node, OLD="1"), label, name, company))
     try:
@@ -301,7 +302,7 @@ def test_a_pod_with_restart_policy_never(node: Node) -> None:
 
 
 def test_a_plugin_that_runs_as_a_unit(node: Node) -> None:
-    """No container: its unit, of a name that is known, is restarted, once for a cause."""
+    """Not a container: its unit, which has a known name, is restarted, once for a cause."""
     node.put(f"/etc/systemd/system/{UNIT}", UNIT_FILE)
     node.run(
         f"rm {gate.MANIFEST}; simgpu nvml reset init=999; systemctl daemon-reload; systemctl "

@@ -1,5 +1,5 @@
-"""Signals come, go and lie: the agent's process and the kubelet stay what they were, and the truth
-is found again."""
+"""Signals arrive, get lost and mislead: the agent's process and the kubelet stay the same, and the
+state is correct again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The verbs and the faces as a person meets them on a node: what they print, how they end, what the
-journal keeps."""
+"""The verbs and interfaces on a node: their output, exit status and journal lines."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ def test_doctor(node: Node) -> None:
 
 
 def test_doctor_does_not_reuse_an_old_probe(node: Node) -> None:
-    """The agent asks NVML of a quiet node every ten minutes."""
+    """The agent probes an idle node every ten minutes."""
     last = gate.status(node)["probe"]["last"]["ended_at"]
     gate.until(
         lambda: gate.uptime(node) > last + one_snapshot.FRESH_S, "the agent's word grew no older"
@@ -103,8 +102,8 @@ def test_doctor_needs_no_agent(node: Node) -> None:
 
 
 def test_doctor_deep_calls_cuda(node: Node) -> None:
-    """The fabric is not ready: NVML is content, CUDA says 802. And a CUDA that hangs does not hang
-    the doctor."""
+    """The fabric is not ready: NVML works, CUDA fails with 802. A CUDA call that hangs does not
+    block the doctor."""
     assert_says(
         gpu_gate(node, "doctor", "--deep")[1],
         ("Every link that was asked holds.", "CUDA counts 8 devices"),
@@ -245,7 +244,7 @@ def test_wait_from_a_shell_ends_at_once(node: Node) -> None:
 
 
 def test_verbs_for_a_user_other_than_root(node: Node) -> None:
-    """The unix socket is root's; over HTTP everybody may ask; nobody else may pause."""
+    """The unix socket is for root; every user may use HTTP; only root may pause."""
 
     def as_nobody(verb: str) -> tuple[int, str, str]:
         nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]

@@ -74,7 +74,7 @@ def tree(suite: str, more: Sequence[str] = ()) -> Path:
 
 
 def base(suite: str, more: Sequence[str] = ()) -> list[Path]:
-    """The layers of a bare node, the topmost first: what Node() takes."""
+    """The layers of a bare node, the topmost first, for Node()."""
     parts = [HERE / "host", HERE / "containerd"]
     return layer("base", [tree(suite, more)], _furnish, digest(*parts))
 
@@ -82,8 +82,7 @@ def base(suite: str, more: Sequence[str] = ()) -> list[Path]:
 def layer(
     name: str, below: Sequence[Path], build: Callable[[Node], None], made_of: str
 ) -> list[Path]:
-    """One more layer: what `build` does to the disk of a node that never boots, kept for the next
-    time."""
+    """One more layer: the changes of `build` to the disk of a node that never boots, cached."""
     target = TREES / f"{name}-{digest(below[0].name, made_of, Path(__file__))}"
     with once(target) as missing:
         if missing:
@@ -105,7 +104,7 @@ def deb(below: Sequence[Path], package: Path) -> list[Path]:
 
 
 def layers(suite: str, package: Path | None = None, sim: bool = True) -> list[Path]:
-    """What Node() takes: a bare node of the suite, with the stand-ins, with a .deb."""
+    """The layers for Node(): a bare node of the suite, with the stand-ins, with a .deb."""
     below = base(suite)
     if sim:
         below = standins(below)
@@ -194,7 +193,7 @@ def _sources(suite: str, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def once(target: Path) -> Iterator[bool]:
-    """Holds a lock while `target` is missing, so that two runs beside each other build it once."""
+    """Holds a lock while `target` is missing, so that parallel runs build it once."""
     if target.exists():
         yield False
         return

@@ -39,7 +39,7 @@ OPTIONS = (
 
 
 class BrowserError(Exception):
-    """The browser did not do what it was told."""
+    """The browser did not execute a command."""
 
 
 class Browser:
@@ -51,9 +51,9 @@ class Browser:
         self._read = b""
         self._session = ""
         self.complaints: list[str] = []
-        "what the console said, exceptions, and violations of the policy"
+        "console messages, exceptions, and violations of the policy"
         self.asked: set[str] = set()
-        "every address that was asked for anything"
+        "every address that got a request"
         target = self.tell("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.tell("Target.attachToTarget", targetId=target, flatten=True)[
             "sessionId"
@@ -111,8 +111,7 @@ class Browser:
         return said["result"].get("value")
 
     def wait(self, expression: str, within_s: float = 90.0) -> Any:
-        """Its value, once that is something; while a page is being loaded it may not be there to be
-        asked."""
+        """Its value, once there is one; while a page loads there may be none."""
 
         def asked() -> Any:
             with contextlib.suppress(BrowserError):

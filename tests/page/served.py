@@ -1,4 +1,4 @@
-"""The agent's own faces on a free port, in a thread, over a status that a test says."""
+"""The agent's HTTP interface on a free port, in a thread, with a status that a test sets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The page in a real headless Chromium: what it shows, that it is live, and that nothing from the
-node is run."""
+"""The page in a real headless Chromium: its content, its updates, and that it runs no data from the
+node."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shown(chromium: Browser) -> Iterator[Any]:
-    """shown(status) serves it and opens the page; at the end nobody may have complained."""
+    """shown(status) serves it and opens the page; at the end there must be no error."""
     opened = []
     chromium.look(*DESK)
     chromium.complaints.clear()

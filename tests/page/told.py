@@ -1,4 +1,4 @@
-"""Statuses as the agent makes them, of the stories' simulated nodes."""
+"""Statuses that the agent renders for the stories' simulated nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STORIES = Path(__file__).parents[1] / "stories"
 
 
 class Telling:
-    """A story that is played on, and what /status says of it now."""
+    """A story in progress, and its present /status."""
 
     def __init__(self, text: str) -> None:
         self.play = Play(strict=False)

@@ -29,7 +29,7 @@ INSTALL = HERE.parents[1] / "packaging/images/install"
 SIZE = "3G"
 """Sparse: it takes what is in it, about 0.8 GB."""
 KEPT, KEPT_FOR_S = 4, 7 * 86400
-"""Images stay by what they were made of, for other checkouts and going back and forth: so many, so
+"""Images are cached by their inputs, for other checkouts and for switching back: this many, this
 long after use."""
 
 
@@ -58,7 +58,7 @@ def disk() -> Disk:
 
 
 def _furnish(node: Node) -> None:
-    """What a node is not given, and what it is given only because it has no kernel of its own."""
+    """Files that a node lacks, or has only because it has no kernel of its own."""
     node.systemctl("disable", "--quiet", "bare-metal.service")
     node.systemctl("unmask", "--quiet", "systemd-sysctl.service")
     node.copy(HERE / "machine", "/")
@@ -78,8 +78,8 @@ def _install(node: Node, package: Path) -> None:
 
 
 def _write(layers: Sequence[Path], folder: Path) -> None:
-    """One file system of all the layers, and the kernel beside it: QEMU loads it, so no boot loader
-    is needed."""
+    """One file system of all the layers, and the kernel as a separate file, which QEMU loads
+    without a boot loader."""
     new = folder.with_name(f".{folder.name}.new")
     subprocess.run(["rm", "-rf", str(new)], check=True)
     (new / "root").mkdir(parents=True)
@@ -99,7 +99,7 @@ def _write(layers: Sequence[Path], folder: Path) -> None:
 
 
 def _tidy() -> None:
-    """What was last used longest ago goes first."""
+    """Removes the least recently used first."""
     with contextlib.suppress(FileNotFoundError):  # somebody else tidies
         used = sorted(
             ((path.stat().st_mtime, path) for path in CACHE.glob("image-*")), reverse=True

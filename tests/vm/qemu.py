@@ -52,8 +52,8 @@ class Boot(NamedTuple):
 def boot(
     disk: Disk, files: Mapping[str, str | Path], words: str = "", within_s: float = 300.0
 ) -> Boot:
-    """Boots with these files laid over its disk and these words on its kernel's command line. One
-    at a time."""
+    """Boots with these files over its disk and these arguments on its kernel command line. One at a
+    time."""
     with _alone(), tempfile.TemporaryDirectory(dir=CACHE) as folder:
         at = Path(folder)
         (at / "files.tar").write_bytes(packed(files))

@@ -1,5 +1,4 @@
-"""The boots of the tests: what is laid over the machine's disk, and what is lived through there
-(inside/)."""
+"""The boots of the tests: the files over the machine's disk, and the scenarios there (inside/)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`make vm`: a whole machine on this terminal. shell.py [WORD…], more words for its kernel's
+"""`make vm`: a virtual machine on this terminal. shell.py [WORD…], more arguments for its kernel
 command line"""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole machines: each test is one boot, and what was lived through in it is below inside/."""
+"""Virtual machines: each test is one boot, with its scenario below inside/."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ HOLD = "[Gate]\nDeadlineSec=4s\nOnDeadline=hold\nHoldSec=12s\n"
 
 
 def went_well(boot: qemu.Boot, *names: str) -> None:
-    """Every check was reported, well, and the machine switched itself off; what was seen is shown
-    by pytest -rP."""
+    """Every check reported success, and the machine powered off; pytest -rP shows the
+    observations."""
     for name, row in boot.results.items():
         print(f"{name}: {row.get('failed') or json.dumps(row.get('saw', {}), indent=1)}")
     print(f"{boot.took_s:.0f} s")

@@ -1,4 +1,4 @@
-"""A crowd at the agent's HTTP: crowd.py RATE SECONDS. JSON.
+"""Many clients of the agent's HTTP: crowd.py RATE SECONDS. JSON.
 
 Requests fall due by the clock, whether the last one was answered or not, and the time of an answer
 counts from there. Beside them are clients that send a request byte by byte, and clients that ask
@@ -83,7 +83,7 @@ class Slow(threading.Thread):
 
 
 class Crowd:
-    """Those that ask and read, over connections that stay."""
+    """Clients that send requests and read answers, over persistent connections."""
 
     def __init__(self):
         self.took_s, self.failures, self.lags, self.rss, self.good, self.again = (

@@ -1,4 +1,4 @@
-"""What the agent costs while nothing happens, beside a 5 s loop: idle.py SECONDS. JSON."""
+"""The cost of an idle agent, compared with a 5 s loop: idle.py SECONDS. JSON."""
 
 import ctypes
 import json

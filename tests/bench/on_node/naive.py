@@ -1,5 +1,5 @@
-"""A subscriber as one writes it at first: dbus-next's proxies, every signal of systemd, a list read
-anew."""
+"""A naive subscriber: dbus-next's proxies, every signal of systemd, and the whole list read
+again."""
 
 import asyncio
 

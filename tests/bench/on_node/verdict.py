@@ -1,4 +1,4 @@
-"""From a change on the node to what the agent says of it: verdict.py ROUNDS. JSON, seconds.
+"""From a change on the node to the agent's verdict: verdict.py ROUNDS. JSON, seconds.
 
 Rounds begin at different phases of a 5 s loop that runs beside it.
 """
@@ -30,7 +30,7 @@ def ask(path):
 
 
 def until(holds):
-    """The instant at which it holds."""
+    """The time at which the condition becomes true."""
     ends = time.monotonic() + GIVE_UP_S
     while not holds():
         if time.monotonic() > ends:
@@ -56,7 +56,7 @@ def phase():
 
 
 class Loop(threading.Thread):
-    """The 5 s loop; it remembers when each look ended and what it saw."""
+    """The 5 s loop; it records when each probe ended and its result."""
 
     def __init__(self):
         super().__init__(daemon=True)

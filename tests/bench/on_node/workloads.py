@@ -1,5 +1,5 @@
-"""A hundred GPU containers as a runtime's systemd driver makes them, and what each daemon-reload
-costs beside them.
+"""A hundred GPU containers as a runtime's systemd driver creates them, and the cost of a
+daemon-reload with them.
 
     workloads.py COUNT ROUNDS      JSON: CPU before and with the containers, reload to verdict,
     `test -r` in each
@@ -25,8 +25,7 @@ SOCKET = "/run/bench-cri.sock"
 DEVICES = (("/dev/char/1:3", "rwm"), ("/dev/char/195:0", "rw"), ("/dev/char/195:255", "rw"))
 CGROUP = "/sys/fs/cgroup"
 REST_S = 4.0
-"""within it the agent has looked, asked and read what it wants after a reload, its second look
-excepted"""
+"""within it the agent has finished its work after a reload, except its second snapshot"""
 
 
 def container(number):

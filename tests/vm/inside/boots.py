@@ -15,8 +15,8 @@ WAYS_IN = ("getty.target", "serial-getty@ttyS0.service", "systemd-logind.service
 
 
 def incident_with_the_gate(node: Here) -> dict[str, Any]:
-    """NVML answers 999 at first: the kubelet starts after it is well, and the plugin registers at
-    its first try."""
+    """NVML returns 999 at first: the kubelet starts once it works, and the plugin registers at its
+    first attempt."""
     gate.wait_ready(node, SLOW_S)
     before = [
         (float(at), result) for at, _, _, call, result in gate.nvml_calls(node) if call == "init"
@@ -45,8 +45,8 @@ def agent_killed_before_ready(node: Here) -> dict[str, Any]:
 
 
 def incident_without_the_gate(node: Here) -> dict[str, Any]:
-    """The same node: the plugin asked too early, runs, and has registered nothing; NVML is well all
-    the while."""
+    """The same node without the gate: the plugin called NVML too early, runs, and registered
+    nothing; NVML works now."""
     log = "cat /var/log/pods/*/nvidia-device-plugin-ctr/*.log"
     gate.until(
         lambda: "only deploy this plugin on GPU nodes" in node.run(log, check=False).stdout,
@@ -68,7 +68,7 @@ def incident_without_the_gate(node: Here) -> dict[str, Any]:
 
 
 def held_and_reachable(node: Here) -> dict[str, Any]:
-    """NVML fails for good: while the kubelet is held there is a way in, and the boot is not
+    """NVML always fails: while the kubelet waits the machine is reachable, and the boot is not
     over."""
     gate.until(lambda: gate.is_held(node), lambda: gate.status(node), SLOW_S)
     _way_in(node)
@@ -77,8 +77,7 @@ def held_and_reachable(node: Here) -> dict[str, Any]:
 
 
 def deadline_over(node: Here) -> dict[str, Any]:
-    """The kubelet starts by itself in the end, and says why; the node is not ready, and
-    reachable."""
+    """The kubelet starts at the deadline, with a reason; the node is not ready, and reachable."""
     gate.wait_kubelet(node, SLOW_S)
     mark = gate.released(node)
     assert mark["kind"] == "Deadline", mark
@@ -108,7 +107,7 @@ def reachable(node: Here) -> dict[str, Any]:
 
 
 def boot_time(node: Here) -> dict[str, Any]:
-    """What systemd-analyze says once the boot is over; for times.py."""
+    """The output of systemd-analyze after the boot, for times.py."""
     node.wait_booted(SLOW_S)
     units = (
         "basic.target",
@@ -122,8 +121,8 @@ def boot_time(node: Here) -> dict[str, Any]:
 
 
 def agent_said(node: Here, restarts: int = 0) -> list[str]:
-    """The agent's first words in this boot; it was started so often again, and no program of it
-    failed."""
+    """The agent's first log line in this boot; checks the number of its starts, and that none of
+    its programs failed."""
     assert node.show("gpu-gate.service", "NRestarts") == str(restarts)
     said = node.journal(
         "-u", "gpu-gate.service", "-u", "gpu-gate-wait.service", "-o", "short-monotonic"

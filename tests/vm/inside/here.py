@@ -1,5 +1,4 @@
-"""This machine as the tests' Node: what tests/node asks of a node from outside is asked here from
-inside."""
+"""This machine as the tests' Node: the same interface as in tests/node, from inside the machine."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def report(name: str, **saw: Any) -> None:
 
 
 def check(what: Callable[[Here], dict[str, Any]]) -> None:
-    """Run one check and report: what it saw, or how it failed. The next one runs all the same."""
+    """Run one check and report its result or failure. The next one runs in any case."""
     name, began = what.__name__, time.monotonic()
     print(f"{name} …", flush=True)
     try:

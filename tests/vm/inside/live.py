@@ -1,5 +1,5 @@
-"""Runs in the machine, as a service beside the boot: lives one scenario, then the machine is
-switched off.
+"""Runs in the machine, as a service beside the boot: runs one scenario, then powers the machine
+off.
 
 Which one, the kernel's command line says (gpu-gate.live=NAME). Each check writes one JSON line to
 the second serial port, and the program outside judges nothing but that all of them were there and

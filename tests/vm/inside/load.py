@@ -21,8 +21,8 @@ time."""
 
 
 def pod(node: Here, name: str, devices: str) -> dict[str, Any]:
-    """A pod of the kubelet's stand-in with one GPU; its container's row in /status, once the agent
-    has asked."""
+    """A pod of the stand-in kubelet with one GPU; returns its container's row in /status, once the
+    agent has checked it."""
     node.put(f"/etc/kubernetes/manifests/{name}.yaml", gate.pod_text(name, 1, devices))
     gate.until(lambda: row(node, name).get("how"), lambda: gate.status(node).get("access"), SLOW_S)
     return row(node, name)
@@ -35,8 +35,8 @@ def row(node: Here, name: str) -> dict[str, Any]:
 
 
 def reloads_under_load(node: Here) -> dict[str, Any]:
-    """Reloads while units come and go: nobody loses a GPU, nothing is started again, and the gate
-    is open after."""
+    """Reloads while units start and stop: no container loses a GPU, nothing restarts, and the gate
+    is open afterwards."""
     rows = [pod(node, name, "/dev/nvidiactl,/dev/nvidia-uvm,/dev/nvidia[0-9]*") for name in NAMES]
     assert [one["now"] for one in rows] == ["allowed"] * 2, rows
     gate.wait_ready(node, SLOW_S)
@@ -58,8 +58,7 @@ def reloads_under_load(node: Here) -> dict[str, Any]:
 
 
 def containers_at_their_limits(node: Here) -> dict[str, Any]:
-    """Their memory and pids are at the limit of the very cgroup that is asked about: nobody feels
-    the checks."""
+    """Memory and pids of the checked cgroup are at their limit: the checks have no effect on it."""
     rows = [row(node, name) for name in NAMES]
     cgroups = [Path(f"/sys/fs/cgroup{one['cgroup']}") for one in rows]
     for one, cgroup in zip(rows, cgroups, strict=True):

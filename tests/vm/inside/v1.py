@@ -1,4 +1,4 @@
-"""The same machine booted with cgroup v1, where devices.list is what governs a container."""
+"""The same machine booted with cgroup v1, where devices.list governs a container."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def it_is_cgroup_v1(node: Here) -> dict[str, Any]:
 
 
 def a_loss_is_found(node: Here) -> dict[str, Any]:
-    """What the legacy hook does on v1, behind runc: devices.allow. systemd knows nothing of it, and
-    takes it away."""
+    """What the legacy hook does on v1, without runc's knowledge: devices.allow. systemd does not
+    know about it and takes it away."""
     one = pod(node, "legacy", "")
     assert one["now"] == "denied" and one["how"].startswith("devices.list"), one
     lines = node.read(f"/proc/{one['pid']}/cgroup").splitlines()
