@@ -5,6 +5,7 @@ ARGS ?=
 # A node mostly waits, so that two cores bear three tests at a time.
 WORKERS ?= 3
 QUICK = tests/test_linters.py tests/test_floors.py tests/test_complexity.py tests/test_types.py \
+	tests/test_words.py \
 	tests/unit tests/service tests/stories
 
 .DEFAULT_GOAL := help
