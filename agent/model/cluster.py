@@ -1,4 +1,4 @@
-"""What the metric store and the alert manager say of one node (links 13 and 14)."""
+"""What the metric store and the alert manager report about one node (links 13 and 14)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Alert:
 
     name: str
     since: str
-    "as the alert manager writes it"
+    "a time, in the alert manager's own form"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """Both, each with its own refusal."""
+    """Samples and alerts, each of which may be refused."""
 
     samples: Reading[Sequence[Sample]]
     alerts: Reading[Sequence[Alert]]

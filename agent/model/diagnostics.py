@@ -1,5 +1,5 @@
-"""What the doctor asks beyond a look: journals, versions, sockets, CUDA. The daemon's cycle asks
-none of it."""
+"""What the doctor asks beyond a snapshot: journals, versions, sockets, CUDA. The daemon's cycle
+asks none of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class JournalLine:
     at: float
     "boottime, seconds"
     source: str
-    "the unit that wrote it, kernel, or systemd for PID 1"
+    "the unit that logged it, kernel, or systemd for PID 1"
     text: str
 
 
@@ -25,29 +25,29 @@ class JournalEvent(str, Enum):
     """What a journal line is about."""
 
     RELOAD = "reload"
-    "systemd loads its units anew, or executes itself anew"
+    "systemd loads its units again, or re-executes"
     OUT_OF = "out-of"
-    "the kubelet turned a pod away: fewer GPUs than it asked for"
+    "the kubelet rejected a pod that requested more GPUs than are free"
     UNEXPECTED = "unexpected"
-    "the kubelet turned a pod away: its GPUs could not be allocated"
+    "the kubelet rejected a pod whose GPUs it could not allocate"
     REGISTERED = "registered"
-    "a device plugin came to register with the kubelet"
+    "a device plugin registered with the kubelet"
     LIST_ENDED = "list-ended"
     "the kubelet lost a device plugin"
     CHECKPOINT = "checkpoint"
     "the kubelet could not read its checkpoint"
     NO_HANDLER = "no-handler"
-    "a sandbox asked for a runtime handler that the runtime does not have"
+    "a sandbox requested a runtime handler that the runtime does not have"
     NO_CDI_DEVICE = "no-cdi-device"
-    "the runtime knows no CDI device of that name"
+    "the runtime has no CDI device of that name"
     NOT_STARTED = "not-started"
-    "the kubelet could not have a device plugin's container started: image, configuration, runtime"
+    "the kubelet could not start a device plugin's container: image, configuration, runtime"
     NO_SANDBOX = "no-sandbox"
-    "the kubelet could not have a device plugin's pod made: network, volumes, runtime"
+    "the kubelet could not create the sandbox of a device plugin's pod: network, volumes, runtime"
     TURNED_OUT = "turned-out"
     "the kubelet evicted a device plugin's pod, or did not admit it"
     NOT_REACHED = "not-reached"
-    "the kubelet refused a device plugin that came to register, or could not reach its socket"
+    "the kubelet refused the registration of a device plugin, or could not reach its socket"
     NOT_WRITTEN = "not-written"
     "the kubelet could not write its checkpoint"
     HOOK_FAILED = "hook-failed"
@@ -55,16 +55,16 @@ class JournalEvent(str, Enum):
     FABRIC_VERSION = "fabric-version"
     "the fabric manager refuses to start beside a driver of another version"
     GPU_UP = "gpu-up"
-    "nvidia-persistenced has brought a GPU up"
+    "nvidia-persistenced initialised a GPU"
     PLUGIN_FAILED = "plugin-failed"
-    "a device plugin that is a unit of the host failed to initialise NVML, or saw no GPU"
+    "a device plugin that is a unit of the host could not initialise NVML, or found no GPU"
     KERNEL = "kernel"
-    "the kernel on GPUs: what its own ring may have lost since"
+    "a kernel line about GPUs, which the kernel's own ring may have lost since"
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """What one line tells."""
+    """What one line reports."""
 
     at: float
     "boottime, seconds"
@@ -72,12 +72,12 @@ class JournalEntry:
     source: str
     line: str
     who: str = ""
-    "of RELOAD: who asked for it, as newer versions of systemd tell"
+    "of RELOAD: who requested it, which newer versions of systemd log"
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What a program says of its version."""
+    """The version that a program reports."""
 
     program: str
     said: Reading[str]
@@ -85,8 +85,8 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class CudaReport:
-    """What CUDA's driver library said: the last call that was made, its code, and the devices it
-    counts."""
+    """The result of CUDA's driver library: the last call, its return code, and the number of
+    devices."""
 
     call: str
     code: int
@@ -100,22 +100,22 @@ class SocketSight:
 
     name: str
     pid: Reading[int]
-    "of who listens; FAILED where nobody does"
+    "the process that listens; FAILED where none does"
 
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticData:
-    """Everything that was asked besides."""
+    """The answers to all of these questions."""
 
     journal: Reading[tuple[JournalEntry, ...]] = NOT_ASKED
     versions: tuple[Version, ...] = ()
     kernel: Reading[str] = NOT_ASKED
     cgroup: str = ""
-    "v2, hybrid or v1; empty where it could not be seen"
+    "v2, hybrid or v1; empty where it is unknown"
     cpu_policy: Reading[str] = NOT_ASKED
     "of the kubelet's cpu manager; static replaces the device rules of running containers"
     first_seen: Reading[Mark] = NOT_ASKED
-    "when the agent first saw NVML show every GPU of this boot"
+    "when NVML first showed every GPU in this boot"
     sockets: tuple[SocketSight, ...] = ()
     cuda: Reading[CudaReport] = NOT_ASKED
 

@@ -1,4 +1,4 @@
-"""What is wrong with a device plugin, and what the mender may know."""
+"""What is wrong with a device plugin, and what decides about its repair."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from .runtime import LedgerEntry, PluginSight
 
 
 class Cure(str, Enum):
-    """What a fault asks for."""
+    """What may cure a fault."""
 
     FRESH_START = "fresh-start"
-    "starting it afresh may cure it"
+    "a restart may cure it"
     TIME = "time"
-    "it may still come by itself; a fresh start once RegisterWithinSec is over"
+    "it may recover by itself; a restart once RegisterWithinSec= is over"
     WAIT = "wait"
-    "nothing of ours: the kubelet's own back-off, or a pod that is still to come"
+    "no action of gpu-gate: the kubelet's own backoff, or a pod that is not created yet"
     PERSON = "person"
-    "a fresh start would end where this one did"
+    "an operator; a restart would fail in the same way"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a plugin's devices are not listed, as far as it can be seen."""
+    """Why the kubelet does not list a plugin's devices, as far as is known."""
 
     reason: Reason
     because: str
     cure: Cure
     next_step: str = ""
     barred: bool = False
-    """a removal could not help, would make it worse, or nobody can know which: a person's, once it
-    is due"""
+    """removing the container would not help or would make it worse, or which of these is unknown:
+    an operator must decide, once a repair is due"""
     access_denied: bool = False
     hup_answers: bool = False
-    "SIGHUP re-registers in place: its access was just verified, and its version answers"
+    "SIGHUP makes it register again: its access was just verified, and its version supports it"
     sight: PluginSight | None = None
     unit: str = ""
-    "the host's unit that is the plugin, where it is no container"
+    "the plugin's unit on the host, where the plugin is not a container"
     invocation: str = ""
     "of that unit"
     began_at: float = 0.0
-    "boottime, seconds, when its process or its unit was started; 0.0 where nobody can know"
+    "boottime, seconds, when its process or its unit was started; 0.0 where that is unknown"
     said_at: float = 0.0
-    "boottime, seconds, of its log's last mark, where that tells of something it is about; else 0.0"
+    "boottime, seconds, of the last event in its log, if that is something in progress; else 0.0"
 
 
 @dataclass(frozen=True, slots=True)
 class RepairFacts:
-    """What the mender decides by, of one look."""
+    """The facts of one snapshot that decide about a repair."""
 
     fault: Fault | None
     may_act: bool
-    "this very look saw the kubelet active and its pod-resources API answering"
+    "in this snapshot the kubelet is active and its pod-resources API answers"
     listed: int
     "GPUs the kubelet lists"
     kubelet_since: float

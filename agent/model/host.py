@@ -1,4 +1,4 @@
-"""The narrow waist: the few read-only questions that may be asked of a node."""
+"""The read-only questions that gpu-gate asks of a node."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .snapshot import Clock, Devices, Entry, Manager, ProbeState, Unit
 
 
 class Host(Protocol):
-    """A node, live or on tape. Every answer is a value or a refusal; no question changes the
+    """A node, live or on tape. Every answer is a value or a refusal. No question changes the
     node."""
 
     async def clock(self) -> Clock: ...
 
     async def machine(self) -> str:
-        """A hash that names this very machine (DMI product UUID and machine-id): a copied disk has
+        """A hash that identifies this machine (DMI product UUID and machine-id): a copied disk gets
         another."""
 
     async def file(self, path: str, limit: int = 65536) -> Reading[bytes]:
@@ -30,70 +30,69 @@ class Host(Protocol):
         """The names in a folder that match a shell pattern, sorted, at most 4,096."""
 
     async def units(self, names: Sequence[str]) -> Reading[tuple[Unit, ...]]:
-        """These units as systemd knows them; unknown ones come with load "not-found"."""
+        """These units of systemd; one that does not exist has the load state "not-found"."""
 
     async def manager(self) -> Reading[Manager]: ...
 
     async def probe(self) -> Reading[ProbeState]:
-        """What the NVML probes have said so far. Asking starts none."""
+        """The results of the NVML probes so far. This starts no probe."""
 
     async def allocatable(self, socket: str) -> Reading[tuple[Devices, ...]]:
-        """What the kubelet lists as allocatable, by its pod-resources API."""
+        """The allocatable devices in the kubelet's pod-resources API."""
 
     async def tail(self, path: str, limit: int = 65536) -> Reading[bytes]:
         """The last `limit` bytes of a file."""
 
     async def document(self, path: str, limit: int = 1 << 20) -> Reading[bytes]:
-        """A YAML or JSON file, by its name, as JSON text; FAILED where it holds neither, or more
-        than `limit`."""
+        """A YAML or JSON file (by its suffix) as JSON text; FAILED where it is malformed, or larger
+        than `limit` bytes."""
 
     async def absent(self, paths: Sequence[str]) -> Reading[tuple[str, ...]]:
-        """Those of these paths that are not there. Links are followed, and nothing is opened: they
-        may be device nodes."""
+        """Those of these paths that do not exist. Links are followed, and nothing is opened: the
+        paths may be device nodes."""
 
     async def runtime(self, socket: str) -> Reading[Runtime]:
         """Every sandbox and container of the CRI endpoint at this socket."""
 
     async def container(self, socket: str, container_id: str) -> Reading[ContainerDetail]:
-        """One container's status and its runtime's own words about it."""
+        """One container's status, with the runtime's verbose info."""
 
     async def access(self, pid: int, path: str) -> Reading[Access]:
-        """May this process open this device node? Asked without opening it, and without disturbing
-        the process."""
+        """Whether this process may open this device node. The node is not opened, and the process
+        not disturbed."""
 
     async def listener(self, path: str) -> Reading[int]:
-        """The pid of the process that listens on this unix socket. Nothing is sent to it."""
+        """The pid of the process that listens on this unix socket. No data is sent."""
 
     async def allocations(self, socket: str) -> Reading[tuple[Allocation, ...]]:
-        """What the kubelet allocated to which container, by its pod-resources API."""
+        """The devices of each container in the kubelet's pod-resources API."""
 
     async def processes(
         self, socket: str, container_ids: Sequence[str]
     ) -> Reading[tuple[Process, ...]]:
-        """These running containers' processes, and what governs their devices. Not yet read ones
-        are left out."""
+        """The processes of these running containers, and which rules govern their devices. Those
+        that were not read yet are left out."""
 
     async def access_state(self) -> Reading[AccessState]:
-        """What the access program has said so far. Asking starts none."""
+        """The results of the access program so far. This does not start it."""
 
     async def kernel_log(self) -> Reading[tuple[KernelLine, ...]]:
-        """The lines of this boot's kernel log that are about GPUs, oldest first. It waits for
-        nothing."""
+        """The lines about GPUs in this boot's kernel log, oldest first. This never blocks."""
 
     async def trouble(self) -> tuple[str, ...]:
-        """Signal sources that are lost."""
+        """The problems of event sources that are unavailable, as sentences."""
 
 
 class DiagnosticHost(Host, Protocol):
-    """A node that a doctor looks at: questions that start programs, and that no cycle of the
-    daemon's asks."""
+    """A node with the doctor's questions, which start programs. The daemon's cycle asks none of
+    them."""
 
     async def journal(self, units: Sequence[str]) -> Reading[tuple[JournalLine, ...]]:
-        """Lines of this boot's journal that tell something of GPUs, oldest first: of these units,
-        of PID 1 and of the kernel; of the boot's first quarter of an hour and of the last hour."""
+        """Lines about GPUs in this boot's journal, oldest first: from these units, from PID 1 and
+        from the kernel, in the first 15 minutes of the boot and in the last hour."""
 
     async def versions(self, programs: Sequence[str]) -> tuple[Version, ...]:
-        """What these programs say when asked for their version."""
+        """The versions that these programs report."""
 
     async def cuda(self) -> Reading[CudaReport]:
-        """What CUDA said when a program of its own asked it. Asking starts none."""
+        """The result of the CUDA probe. This does not start it."""

@@ -1,4 +1,4 @@
-"""Lines of the kernel's log that tell something about GPUs, and what they tell."""
+"""Lines of the kernel log about GPUs, and what they report."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ class KernelEvent(str, Enum):
     LOADED = "loaded"
     "the nvidia module finished loading"
     LOST = "lost"
-    "a GPU fell off the bus (Xid 79), or its configuration space answers nobody"
+    "a GPU fell off the bus (Xid 79), or its configuration space cannot be read"
     DEAD = "dead"
-    "a GPU did not answer the driver when that looked for GPUs: it is bound to none"
+    "a GPU did not answer while the driver probed it: no driver is bound to it"
     REGION = "region"
-    "the firmware of the machine gave a GPU no memory window (BAR): the driver does not bind it"
+    "the machine's firmware assigned no memory window (BAR) to a GPU: the driver does not bind it"
     POWER = "power"
     "a GPU's power cables are not connected"
     UNFIT = "unfit"
-    """a module was refused for it was built for another kernel, or for another version of nvidia's
-    own"""
+    """the kernel refused a module that was built for another kernel, or for another version of the
+    nvidia module"""
     FIRMWARE = "firmware"
-    "the firmware of a GPU's own processor is not where the driver looks for it"
+    "the driver did not find the firmware of a GPU's own processor"
     GSP = "gsp"
-    "a GPU's own processor no longer answers the driver (Xid 119, 120): who asks NVML now hangs"
+    "a GPU's own processor no longer answers the driver (Xid 119, 120): NVML calls now hang"
     INIT_FAILED = "init-failed"
     "the driver could not initialise a GPU"
     UNSUPPORTED = "unsupported"
     "the driver does not support a GPU"
     REJECTED = "rejected"
-    "a module was refused for its signature"
+    "the kernel refused a module because of its signature"
     MISMATCH = "mismatch"
-    "a client's library is of another version than the module"
+    "the library of a client has another version than the module"
     XID = "xid"
-    "any other error of a GPU or an NVSwitch that is no application's own"
+    "any other error of a GPU or an NVSwitch that an application did not cause"
 
 
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
-    """What one line tells."""
+    """What one line reports."""
 
     at: float
     "boottime, seconds"
     event: KernelEvent
     line: str
     bus_id: str = ""
-    '"" where the line names no device'
+    "empty where the line names no device"
     client: str = ""
     "of MISMATCH: the client's version; of UNFIT: the module's name"
     xid: int = 0
-    "0: the line is none"
+    "0: the line reports no Xid"

@@ -1,4 +1,4 @@
-"""A reading is a value or a refusal; "could not look" can never become "nothing wrong"."""
+"""A reading is a value or a refusal: "could not read it" can never become "nothing is wrong"."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ D = TypeVar("D")
 
 
 class Why(str, Enum):
-    """Why there is no value. The first three are facts about the node, the others facts about
-    us."""
+    """Why there is no value. The first three are facts about the node, the others about
+    gpu-gate."""
 
     MISSING = "missing"
     FAILED = "failed"
@@ -31,8 +31,8 @@ class Refusal:
 
     @property
     def is_telling(self) -> bool:
-        """True where the refusal itself is a fact about the node; the silent ones leave us not
-        knowing."""
+        """True where the refusal itself is a fact about the node; with the others, its state is
+        unknown."""
         return self.why in (Why.MISSING, Why.FAILED, Why.TIMED_OUT)
 
     @property
@@ -40,7 +40,7 @@ class Refusal:
         return self.why is Why.MISSING
 
     def value_or(self, default: D) -> D:
-        """The value, or `default` where there is none: for where the two may lead to the same."""
+        """The default: for callers that treat a refusal like that value."""
         return default
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ NOT_ASKED = Refusal(Why.NOT_ASKED)
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[T]):
-    """What the host answered."""
+    """An answer of the host."""
 
     value: T
     at: float

@@ -1,4 +1,4 @@
-"""What the container runtime (CRI) says, and what a device plugin's container shows of itself."""
+"""What the container runtime (CRI) reports, and what is known about a device plugin's container."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Sandbox:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container, in whatever state."""
+    """A container in any state."""
 
     id: str
     sandbox_id: str
@@ -58,37 +58,37 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class ContainerDetail:
-    """One container's status, and what the runtime's verbose info adds."""
+    """One container's status, with the runtime's verbose info."""
 
     id: str
     state: ContainerState
     started_at: float
-    "realtime, seconds; 0 where it never started"
+    "realtime, seconds; 0 if it never started"
     finished_at: float
     exit_code: int
     reason: str
     image: str
-    "as the pod's author wrote it: with its tag, which a list does not show"
+    "as in the pod's manifest, with its tag, which a list of containers lacks"
     log_path: str
     pid: int
-    "0 where the runtime does not say"
+    "0 where the runtime does not report it"
     args: tuple[str, ...]
     env: dict[str, str]
     "only NVIDIA_* and the device plugin's own settings: others may be secrets"
     device_rules: tuple[tuple[Device, str], ...] = ()
-    "of its OCI spec, those that allow: -1 is every major or minor; rights of rwm"
+    "the allow rules of its OCI spec: -1 is every major or minor; rights of rwm"
     mounts: tuple[str, ...] = ()
-    """paths of the host that are mounted in it; empty: not told, for the kubelet mounts one in
+    """host paths that are mounted in it; empty means unknown, because the kubelet mounts one into
     every container"""
 
 
 class PluginLogState(str, Enum):
-    """What the last mark in a device plugin's log says it does now. Both log forms,
+    """What a device plugin does now, by the last event in its log. Both log formats are in
     docs/plugins.md."""
 
     NOTHING = "nothing"
     ASKING = "asking"
-    "went to NVML and has not come back"
+    "called NVML, which has not returned"
     INIT_FAILED = "init-failed"
     NO_DEVICES = "no-devices"
     SERVING = "serving"
@@ -96,44 +96,45 @@ class PluginLogState(str, Enum):
     NOT_REGISTERED = "not-registered"
     "could not register with the kubelet"
     WAITING = "waiting"
-    "waits for another program, and tries again by itself"
+    "waits for another program, and retries by itself"
     UNHEALTHY = "unhealthy"
-    "took a GPU out of what it offers"
+    "marked a GPU as unhealthy"
     UNWATCHED = "unwatched"
-    "the same, for its health could not be watched: it saw no Xid"
+    "the same, because it could not watch the GPU's health; it saw no Xid"
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class PluginLog:
-    """What a device plugin's log tail says. Hints: a log may lie."""
+    """What the end of a device plugin's log shows. It is a hint: a log may be wrong."""
 
     says: PluginLogState
     line: str
-    "the line that says so"
+    "the line that shows it"
     error: str = ""
-    "NVML's words where it could not be initialised"
+    "NVML's message where it could not be initialised"
     version: str = ""
-    "as the plugin itself prints it at its start (0.15 and later)"
+    "what the plugin prints at its start (0.15 and later)"
     last: str = field(default="", compare=False)
-    "its last words: the end of its last error, else of its last line"
+    "the end of its last error, else of its last line"
     at: float = field(default=0.0, compare=False)
-    "realtime, seconds, when the runtime got that line; 0.0 where it says nothing or not when"
+    "realtime, seconds, when the runtime received that line; 0.0 where it is unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """May the processes of a container open a device node now? By access(2), never by open(2)."""
+    """Whether the processes of a container may open a device node now: by access(2), never by
+    open(2)."""
 
     path: str
     allowed: bool
     how: str
-    "by which way it was found out"
+    "the method by which this was found"
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSight:
-    """A device plugin's container as this look saw it."""
+    """A device plugin's container in this snapshot."""
 
     container: Container
     sandbox: Sandbox | None
@@ -141,13 +142,13 @@ class PluginSight:
     log: Reading[PluginLog]
     access: Reading[Access]
     restart_policy: str = ""
-    'of its pod, as far as this node shows it: "" where it does not'
+    "of its pod; empty where this node does not show it"
     halted: str = ""
-    'why its process does not go on by itself; "" where it does, or nobody looked'
+    "why its process does not continue by itself; empty where it does, or where that was not read"
     in_kernel: bool = False
-    "that is uninterruptible sleep: no signal ends it"
+    "`halted` is uninterruptible sleep, which no signal ends"
     unread: str = ""
-    'why nobody knows whether it is halted; "" where that was read'
+    "why it is unknown whether it is halted; empty where that was read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,28 +159,27 @@ class SocketOwner:
     "its name in the kubelet's folder"
     pid: int
     container_id: str
-    '"" where its cgroup names none'
+    "empty where its cgroup has none"
     unit: str
     "the innermost service of its cgroup"
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One disruptive action that was begun, or its outcome. The one thing gpu-gate remembers across
-    boots."""
+    """One disruptive action that was begun, or its outcome. gpu-gate remembers it across boots."""
 
     at: float
     "realtime, seconds"
     boot_id: str
     number: int
-    "counts actions; an outcome carries its action's number"
+    "of the action; its outcome has the same number"
     what: str
     "restart-unit, hup, rebuild; or outcome"
     target: str
-    "container id, or unit and its invocation: another one later means that it was done"
+    "the container id, or the unit and its InvocationID: another one later shows that it was done"
     cause: str
     evidence: str
     "the bundle's folder"
     outcome: str = ""
     boottime: float | None = None
-    "seconds, of the same moment: no clock that is set shifts it"
+    "seconds, at the same time: setting the clock does not shift it"

@@ -1,4 +1,4 @@
-"""A known fault as one look shows it, and how sure that is."""
+"""A known fault that one snapshot shows, and how certain it is."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .condition import Link
 
 
 class Strength(str, Enum):
-    """How well what was seen carries a cause."""
+    """How well the observations support a cause."""
 
     CONFIRMED = "confirmed"
-    "its own mark was observed"
+    "the sign that only this fault has was observed"
     CONSISTENT = "consistent"
-    "what was observed fits it, and fits others as well"
+    "the observations fit it, and fit other faults as well"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,16 @@ class Suspect:
     title: str
     strength: Strength
     seen: str
-    "what was observed of it"
+    "the observations"
     decide: str
-    'what would confirm it or rule it out; "" where it is confirmed'
+    "what would confirm it or rule it out; empty where it is confirmed"
     capture: str
-    "the command that captures that"
+    "the command that shows that"
     remedy: str
     do: str
-    'the remedy as a command to paste; "" where there is none'
+    "the remedy as a command to paste; empty where there is none"
     is_not: str
-    'what it is taken for, or what does not help; "" where nothing is'
+    "what it is often mistaken for, or what does not help; may be empty"
     source: str
     is_cause: bool
-    "of a broken link; else what follows from one, or keeps it so"
+    "it explains a broken link; otherwise it follows from one, or keeps one broken"
