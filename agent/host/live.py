@@ -48,7 +48,7 @@ ALLOCATABLE_FRESH_S = 0.5
 """The kubelet allows 100 pod-resources calls a second for all clients together (1.28 and later)."""
 
 _UCRED = struct.Struct("3i")
-"struct ucred: pid (in our pid namespace), uid and gid of the process that called listen(2)"
+"""struct ucred: pid (in our pid namespace), uid and gid of the process that called listen(2)"""
 _KINDS = {
     stat.S_IFCHR: "char",
     stat.S_IFBLK: "block",
@@ -82,13 +82,13 @@ class LiveHost:
         self._documents = Documents()
         self._recent: dict[tuple[str, ...], Seen[Any]] = {}
         self._reuse_s = 0.0
-        "how old an answer may be on a node that is not quiet, in seconds"
+        """how old an answer may be on a node that is not quiet, in seconds"""
         self._is_quiet = False
         """only the timer woke the engine: what wakes it by changing need not be asked at every
         timer"""
         self._kmsg = Kmsg(self._path("/dev/kmsg"))
         self.sources: list[object] = []
-        "event sources; each has a `problem`"
+        """event sources; each has a `problem`"""
 
     def may_reuse(self, is_quiet: bool, within_s: float) -> None:
         """How old answers of the next snapshot may be: on a quiet node, and in seconds besides."""

@@ -27,7 +27,7 @@ class Tape:
     """Answers by question. The key of a question is its name and arguments as JSON."""
 
     answers: dict[str, Any] = field(default_factory=dict)
-    "encoded answers; file contents are bytes"
+    """encoded answers; file contents are bytes"""
 
     @staticmethod
     def key(question: str, *args: object) -> str:

@@ -23,7 +23,7 @@ class DropProbe:
     """End a probe process that was kept for overlap: none is kept once the gate is open."""
 
     forget: bool = False
-    "discard its results too, because the driver was unloaded"
+    """discard its results too, because the driver was unloaded"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class CheckAccess:
 
     questions: tuple[Question, ...]
     scopes: tuple[tuple[str, str], ...] = ()
-    "device lists to read: (unit, rules of its container)"
+    """device lists to read: (unit, rules of its container)"""
     reload_at: float = 0.0
-    "boottime, seconds: when units were last loaded"
+    """boottime, seconds: when units were last loaded"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Release:
     """Release the kubelet (/run/gpu-gate/released)."""
 
     reason: str
-    "a sentence"
+    """a sentence"""
     kind: ReleaseReason
 
     @property
@@ -56,7 +56,7 @@ class LinkDevChar:
     """Additive: /dev/char/<major>:<minor> links to device nodes that exist."""
 
     links: tuple[tuple[str, str], ...]
-    '("195:0", "../nvidia0")'
+    """("195:0", "../nvidia0")"""
 
     @property
     def sentence(self) -> str:
@@ -69,7 +69,7 @@ class MakeNodes:
     already."""
 
     minors: tuple[int, ...]
-    "/dev/nvidia<minor>; 255 is /dev/nvidiactl"
+    """/dev/nvidia<minor>; 255 is /dev/nvidiactl"""
     uvm: bool
 
     @property
@@ -93,9 +93,9 @@ class ScopeGrant:
     container_id: str
     pid: int
     started: str
-    "start time in clock ticks: distinguishes a pid that was used again"
+    """start time in clock ticks: distinguishes a pid that was used again"""
     who: str
-    "namespace/pod container"
+    """namespace/pod container"""
     give: tuple[tuple[Device, str], ...]
     """the devices that belong to it, and that it gets back where it is denied them; each with its
     usual name"""
@@ -108,7 +108,7 @@ class GrantDevices:
 
     allowances: tuple[ScopeGrant, ...]
     prevent: bool
-    "also where no device is denied yet"
+    """also where no device is denied yet"""
 
     @property
     def sentence(self) -> str:
@@ -131,10 +131,10 @@ class RestartUnit:
     """Disruptive: restart the device plugin's own unit."""
 
     number: int
-    "the number of the action in the ledger"
+    """the number of the action in the ledger"""
     unit: str
     invocation: str
-    "the InvocationID to end: another one later shows that the unit was restarted"
+    """the InvocationID to end: another one later shows that the unit was restarted"""
     cause: str
     because: str
 

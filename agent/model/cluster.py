@@ -13,10 +13,10 @@ class Sample:
     """kube_node_status_allocatable of one resource."""
 
     resource: str
-    "as kube-state-metrics labels it: nvidia_com_gpu"
+    """as kube-state-metrics labels it: nvidia_com_gpu"""
     value: float
     at: float
-    "realtime, seconds, when it was scraped"
+    """realtime, seconds, when it was scraped"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Alert:
 
     name: str
     since: str
-    "a time, in the alert manager's own form"
+    """a time, in the alert manager's own form"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ class JournalLine:
     """One line of the journal."""
 
     at: float
-    "boottime, seconds"
+    """boottime, seconds"""
     source: str
-    "the unit that logged it, kernel, or systemd for PID 1"
+    """the unit that logged it, kernel, or systemd for PID 1"""
     text: str
 
 
@@ -25,41 +25,42 @@ class JournalEvent(str, Enum):
     """What a journal line is about."""
 
     RELOAD = "reload"
-    "systemd loads its units again, or re-executes"
+    """systemd loads its units again, or re-executes"""
     OUT_OF = "out-of"
-    "the kubelet rejected a pod that requested more GPUs than are free"
+    """the kubelet rejected a pod that requested more GPUs than are free"""
     UNEXPECTED = "unexpected"
-    "the kubelet rejected a pod whose GPUs it could not allocate"
+    """the kubelet rejected a pod whose GPUs it could not allocate"""
     REGISTERED = "registered"
-    "a device plugin registered with the kubelet"
+    """a device plugin registered with the kubelet"""
     LIST_ENDED = "list-ended"
-    "the kubelet lost a device plugin"
+    """the kubelet lost a device plugin"""
     CHECKPOINT = "checkpoint"
-    "the kubelet could not read its checkpoint"
+    """the kubelet could not read its checkpoint"""
     NO_HANDLER = "no-handler"
-    "a sandbox requested a runtime handler that the runtime does not have"
+    """a sandbox requested a runtime handler that the runtime does not have"""
     NO_CDI_DEVICE = "no-cdi-device"
-    "the runtime has no CDI device of that name"
+    """the runtime has no CDI device of that name"""
     NOT_STARTED = "not-started"
-    "the kubelet could not start a device plugin's container: image, configuration, runtime"
+    """the kubelet could not start a device plugin's container: image, configuration, runtime"""
     NO_SANDBOX = "no-sandbox"
-    "the kubelet could not create the sandbox of a device plugin's pod: network, volumes, runtime"
+    """the kubelet could not create the sandbox of a device plugin's pod: network, volumes,
+    runtime"""
     TURNED_OUT = "turned-out"
-    "the kubelet evicted a device plugin's pod, or did not admit it"
+    """the kubelet evicted a device plugin's pod, or did not admit it"""
     NOT_REACHED = "not-reached"
-    "the kubelet refused the registration of a device plugin, or could not reach its socket"
+    """the kubelet refused the registration of a device plugin, or could not reach its socket"""
     NOT_WRITTEN = "not-written"
-    "the kubelet could not write its checkpoint"
+    """the kubelet could not write its checkpoint"""
     HOOK_FAILED = "hook-failed"
-    "the NVIDIA runtime's hook refused a container"
+    """the NVIDIA runtime's hook refused a container"""
     FABRIC_VERSION = "fabric-version"
-    "the fabric manager refuses to start beside a driver of another version"
+    """the fabric manager refuses to start beside a driver of another version"""
     GPU_UP = "gpu-up"
-    "nvidia-persistenced initialised a GPU"
+    """nvidia-persistenced initialised a GPU"""
     PLUGIN_FAILED = "plugin-failed"
-    "a device plugin that is a unit of the host could not initialise NVML, or found no GPU"
+    """a device plugin that is a unit of the host could not initialise NVML, or found no GPU"""
     KERNEL = "kernel"
-    "a kernel line about GPUs, which the kernel's own ring may have lost since"
+    """a kernel line about GPUs, which the kernel's own ring may have lost since"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,12 @@ class JournalEntry:
     """What one line reports."""
 
     at: float
-    "boottime, seconds"
+    """boottime, seconds"""
     says: JournalEvent
     source: str
     line: str
     who: str = ""
-    "of RELOAD: who requested it, which newer versions of systemd log"
+    """of RELOAD: who requested it, which newer versions of systemd log"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class SocketSight:
 
     name: str
     pid: Reading[int]
-    "the process that listens; FAILED where none does"
+    """the process that listens; FAILED where none does"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,11 @@ class DiagnosticData:
     versions: tuple[Version, ...] = ()
     kernel: Reading[str] = NOT_ASKED
     cgroup: str = ""
-    "v2, hybrid or v1; empty where it is unknown"
+    """v2, hybrid or v1; empty where it is unknown"""
     cpu_policy: Reading[str] = NOT_ASKED
-    "of the kubelet's cpu manager; static replaces the device rules of running containers"
+    """of the kubelet's cpu manager; static replaces the device rules of running containers"""
     first_seen: Reading[Mark] = NOT_ASKED
-    "when NVML first showed every GPU in this boot"
+    """when NVML first showed every GPU in this boot"""
     sockets: tuple[SocketSight, ...] = ()
     cuda: Reading[CudaReport] = NOT_ASKED
 

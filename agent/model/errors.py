@@ -18,27 +18,27 @@ class ErrorKind(Enum):
     """What callers may decide by. Not a `str`, so that mypy rejects a comparison with a string."""
 
     FAILED = "failed"
-    "the other side reported an error, or its answer cannot be parsed"
+    """the other side reported an error, or its answer cannot be parsed"""
     MISSING = "missing"
-    "nothing serves this socket or this name"
+    """nothing serves this socket or this name"""
     NOT_FOUND = "not-found"
-    "the server knows no such object"
+    """the server knows no such object"""
     BUSY = "busy"
-    "the server limits the rate of requests"
+    """the server limits the rate of requests"""
     UNIMPLEMENTED = "unimplemented"
-    "the server does not know this call"
+    """the server does not know this call"""
     TIMED_OUT = "timed-out"
     NOT_PERMITTED = "not-permitted"
     NOT_ASKED = "not-asked"
-    "gpu-gate itself lacked what it needs to ask: a connection, a thread, a file descriptor"
+    """gpu-gate itself lacked what it needs to ask: a connection, a thread, a file descriptor"""
     NOT_STARTED = "not-started"
-    "the program could not be started"
+    """the program could not be started"""
     EXITED = "exited"
-    "the program ended without an answer"
+    """the program ended without an answer"""
     MALFORMED = "malformed"
-    "the program wrote something other than one line of text"
+    """the program wrote something other than one line of text"""
     TOO_LARGE = "too-large"
-    "the program wrote more than its limit"
+    """the program wrote more than its limit"""
 
 
 class GateError(Exception):
@@ -64,7 +64,7 @@ class BusError(GateError):
     def __init__(self, sentence: str, kind: ErrorKind, error_name: str = "") -> None:
         super().__init__(sentence, kind)
         self.error_name = error_name
-        "the D-Bus error name that the peer sent; empty where the failure is on our side"
+        """the D-Bus error name that the peer sent; empty where the failure is on our side"""
 
 
 class RpcError(GateError):
@@ -73,7 +73,7 @@ class RpcError(GateError):
     def __init__(self, sentence: str, kind: ErrorKind, code: str = "") -> None:
         super().__init__(sentence, kind)
         self.code = code
-        "gRPC's name of the status code; empty where the failure is on our side"
+        """gRPC's name of the status code; empty where the failure is on our side"""
 
 
 class ProgramError(GateError):
@@ -91,6 +91,6 @@ class ApiError(GateError):
     ) -> None:
         super().__init__(sentence)
         self.code = code
-        "HTTP status; 0 where there was no answer"
+        """HTTP status; 0 where there was no answer"""
         self.retry_after_s = retry_after_s
-        "from the Retry-After header; 0.0 where there was none"
+        """from the Retry-After header; 0.0 where there was none"""

@@ -11,6 +11,6 @@ class Mark(NamedTuple):
 
     reason: str
     at: float
-    "boottime, seconds"
+    """boottime, seconds"""
     until: float = 0.0
-    "boottime, seconds, when it ends by itself; 0.0: it does not end"
+    """boottime, seconds, when it ends by itself; 0.0: it does not end"""

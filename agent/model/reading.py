@@ -56,7 +56,7 @@ class Seen(Generic[T]):
 
     value: T
     at: float
-    "boottime, seconds, when this was true"
+    """boottime, seconds, when this was true"""
 
     def value_or(self, _: D) -> T | D:
         return self.value

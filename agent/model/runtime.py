@@ -27,9 +27,9 @@ class Sandbox:
     attempt: int
     is_ready: bool
     created_at: float
-    "realtime, seconds"
+    """realtime, seconds"""
     labels: dict[str, str]
-    "the pod's own labels are here, not on its containers"
+    """the pod's own labels are here, not on its containers"""
     annotations: dict[str, str]
 
 
@@ -44,7 +44,7 @@ class Container:
     image: str
     state: ContainerState
     created_at: float
-    "realtime, seconds"
+    """realtime, seconds"""
     labels: dict[str, str]
 
 
@@ -63,20 +63,20 @@ class ContainerDetail:
     id: str
     state: ContainerState
     started_at: float
-    "realtime, seconds; 0 if it never started"
+    """realtime, seconds; 0 if it never started"""
     finished_at: float
     exit_code: int
     reason: str
     image: str
-    "as in the pod's manifest, with its tag, which a list of containers lacks"
+    """as in the pod's manifest, with its tag, which a list of containers lacks"""
     log_path: str
     pid: int
-    "0 where the runtime does not report it"
+    """0 where the runtime does not report it"""
     args: tuple[str, ...]
     env: dict[str, str]
-    "only NVIDIA_* and the device plugin's own settings: others may be secrets"
+    """only NVIDIA_* and the device plugin's own settings: others may be secrets"""
     device_rules: tuple[tuple[Device, str], ...] = ()
-    "the allow rules of its OCI spec: -1 is every major or minor; rights of rwm"
+    """the allow rules of its OCI spec: -1 is every major or minor; rights of rwm"""
     mounts: tuple[str, ...] = ()
     """host paths that are mounted in it; empty means unknown, because the kubelet mounts one into
     every container"""
@@ -88,19 +88,19 @@ class PluginLogState(str, Enum):
 
     NOTHING = "nothing"
     ASKING = "asking"
-    "called NVML, which has not returned"
+    """called NVML, which has not returned"""
     INIT_FAILED = "init-failed"
     NO_DEVICES = "no-devices"
     SERVING = "serving"
     REGISTERED = "registered"
     NOT_REGISTERED = "not-registered"
-    "could not register with the kubelet"
+    """could not register with the kubelet"""
     WAITING = "waiting"
-    "waits for another program, and retries by itself"
+    """waits for another program, and retries by itself"""
     UNHEALTHY = "unhealthy"
-    "marked a GPU as unhealthy"
+    """marked a GPU as unhealthy"""
     UNWATCHED = "unwatched"
-    "the same, because it could not watch the GPU's health; it saw no Xid"
+    """the same, because it could not watch the GPU's health; it saw no Xid"""
     STOPPED = "stopped"
 
 
@@ -110,15 +110,15 @@ class PluginLog:
 
     says: PluginLogState
     line: str
-    "the line that shows it"
+    """the line that shows it"""
     error: str = ""
-    "NVML's message where it could not be initialised"
+    """NVML's message where it could not be initialised"""
     version: str = ""
-    "what the plugin prints at its start (0.15 and later)"
+    """what the plugin prints at its start (0.15 and later)"""
     last: str = field(default="", compare=False)
-    "the end of its last error, else of its last line"
+    """the end of its last error, else of its last line"""
     at: float = field(default=0.0, compare=False)
-    "realtime, seconds, when the runtime received that line; 0.0 where it is unknown"
+    """realtime, seconds, when the runtime received that line; 0.0 where it is unknown"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Access:
     path: str
     allowed: bool
     how: str
-    "the method by which this was found"
+    """the method by which this was found"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,14 @@ class PluginSight:
     log: Reading[PluginLog]
     access: Reading[Access]
     restart_policy: str = ""
-    "of its pod; empty where this node does not show it"
+    """of its pod; empty where this node does not show it"""
     halted: str = ""
-    "why its process does not continue by itself; empty where it does, or where that was not read"
+    """why its process does not continue by itself; empty where it does, or where that was not
+    read"""
     in_kernel: bool = False
-    "`halted` is uninterruptible sleep, which no signal ends"
+    """`halted` is uninterruptible sleep, which no signal ends"""
     unread: str = ""
-    "why it is unknown whether it is halted; empty where that was read"
+    """why it is unknown whether it is halted; empty where that was read"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +157,12 @@ class SocketOwner:
     """The process that listens on a device plugin's socket."""
 
     socket: str
-    "its name in the kubelet's folder"
+    """its name in the kubelet's folder"""
     pid: int
     container_id: str
-    "empty where its cgroup has none"
+    """empty where its cgroup has none"""
     unit: str
-    "the innermost service of its cgroup"
+    """the innermost service of its cgroup"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +170,18 @@ class LedgerEntry:
     """One disruptive action that was begun, or its outcome. gpu-gate remembers it across boots."""
 
     at: float
-    "realtime, seconds"
+    """realtime, seconds"""
     boot_id: str
     number: int
-    "of the action; its outcome has the same number"
+    """of the action; its outcome has the same number"""
     what: str
-    "restart-unit, hup, rebuild; or outcome"
+    """restart-unit, hup, rebuild; or outcome"""
     target: str
-    "the container id, or the unit and its InvocationID: another one later shows that it was done"
+    """the container id, or the unit and its InvocationID: another one later shows that it was
+    done"""
     cause: str
     evidence: str
-    "the bundle's folder"
+    """the bundle's folder"""
     outcome: str = ""
     boottime: float | None = None
-    "seconds, at the same time: setting the clock does not shift it"
+    """seconds, at the same time: setting the clock does not shift it"""

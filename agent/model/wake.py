@@ -12,26 +12,26 @@ class WakeSource(str, Enum):
     START = "start"
     TIMER = "timer"
     CONFIG = "config"
-    "SIGHUP: the configuration was read again"
+    """SIGHUP: the configuration was read again"""
     UDEV = "udev"
     FOLDER = "inotify"
-    "a change in a watched folder"
+    """a change in a watched folder"""
     BUS = "dbus"
-    "the connection to systemd came or went"
+    """the connection to systemd came or went"""
     RELOAD = "reload"
-    "systemd finished a daemon-reload"
+    """systemd finished a daemon-reload"""
     REEXEC = "reexec"
-    "systemd's bus name changed its owner, as it does after a daemon-reexec"
+    """systemd's bus name changed its owner, as it does after a daemon-reexec"""
     UNIT = "unit"
-    "a watched unit changed"
+    """a watched unit changed"""
     SCOPE = "scope"
-    "scopes of containers came or went"
+    """scopes of containers came or went"""
     PROBE = "probe"
-    "an NVML probe ended"
+    """an NVML probe ended"""
     ACCESS = "access"
-    "a check of device access, or a change of device lists, ended"
+    """a check of device access, or a change of device lists, ended"""
     ACTION = "action"
-    "an action that runs beside the cycle ended"
+    """an action that runs beside the cycle ended"""
 
     __str__ = str.__str__
 
@@ -42,7 +42,7 @@ class WakeReason:
 
     source: WakeSource
     subject: str = ""
-    "a folder, a unit, a program's result; for the log"
+    """a folder, a unit, a program's result; for the log"""
 
     def __str__(self) -> str:
         return f"{self.source.value} {self.subject}".rstrip()

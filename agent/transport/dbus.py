@@ -63,7 +63,7 @@ _KINDS = {
     ErrorKind.NOT_PERMITTED: "AccessDenied AuthFailed InteractiveAuthorizationRequired",
     ErrorKind.TIMED_OUT: "NoReply Timeout TimedOut",
 }
-"last parts of D-Bus error names, by kind; every other name is FAILED"
+"""last parts of D-Bus error names, by kind; every other name is FAILED"""
 
 
 def signal_rule(sender: str, interface: str, member: str, more: str = "") -> str:

@@ -37,7 +37,7 @@ _KINDS = {
     "PERMISSION_DENIED": ErrorKind.NOT_PERMITTED,
     "UNAUTHENTICATED": ErrorKind.NOT_PERMITTED,
 }
-"by gRPC status code; every other code is FAILED"
+"""by gRPC status code; every other code is FAILED"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,10 @@ SWEEP_S = 1.0
 HEAD_BYTES = 8192
 HEAD_LINES = 64
 UNSENT_BYTES = 64 << 10
-"With more unsent bytes than this, a connection is not read any further."
+"""With more unsent bytes than this, a connection is not read any further."""
 ALL_UNSENT_BYTES = 4 << 20
 SOCKET_BYTES = 256 << 10
-"The kernel's buffer for the responses of one connection; its default grows up to 4 MiB."
+"""The kernel's buffer for the responses of one connection; its default grows up to 4 MiB."""
 AT_A_TIME = 8
 
 _FIRST = re.compile(rb"([A-Z]{1,20}) (\S{1,2048}) HTTP/1\.([01])")
@@ -66,11 +66,11 @@ Answerer = Callable[[str, str], Answer]
 
 class _Request(NamedTuple):
     path: str
-    "without its query"
+    """without its query"""
     host: str
-    "the Host header; empty in HTTP/1.0 without one"
+    """the Host header; empty in HTTP/1.0 without one"""
     is_last: bool
-    "the client wants the connection to end after it"
+    """the client wants the connection to end after it"""
 
 
 class _Refused(Exception):

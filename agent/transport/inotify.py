@@ -43,9 +43,9 @@ class _Seat(NamedTuple):
     """The watch that reports for a folder."""
 
     watch: int
-    "-1: none"
+    """-1: none"""
     path: str
-    "the folder, or its nearest parent that exists"
+    """the folder, or its nearest parent that exists"""
 
 
 class _Needed(NamedTuple):
@@ -59,7 +59,7 @@ class _Event(NamedTuple):
     watch: int
     mask: int
     name: str
-    "empty for an event of the folder itself"
+    """empty for an event of the folder itself"""
 
 
 _NO_SEAT = _Seat(-1, "")

@@ -46,7 +46,7 @@ class NodeEvent(NamedTuple):
     """One event of a watch."""
 
     kind: str
-    "ADDED, MODIFIED, DELETED or BOOKMARK; empty for the first item: the watch has begun"
+    """ADDED, MODIFIED, DELETED or BOOKMARK; empty for the first item: the watch has begun"""
     node: dict[str, Any]
 
 

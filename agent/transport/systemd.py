@@ -43,19 +43,19 @@ class BusSignal(Enum):
     """What a signal reports. Beside it comes a detail, as text."""
 
     CONNECTED = "connected"
-    "every match rule is set, so read everything again; detail: systemd's bus name"
+    """every match rule is set, so read everything again; detail: systemd's bus name"""
     LOST = "lost"
-    "detail: the reason"
+    """detail: the reason"""
     RELOADING = "reloading"
-    "a daemon-reload begins"
+    """a daemon-reload begins"""
     RELOADED = "reloaded"
-    "a daemon-reload has ended"
+    """a daemon-reload has ended"""
     OWNER_CHANGED = "owner-changed"
-    "PID 1 re-executed; detail: its new bus name"
+    """PID 1 re-executed; detail: its new bus name"""
     UNIT_CHANGED = "unit-changed"
-    "detail: the unit's id"
+    """detail: the unit's id"""
     JOB_ENDED = "job-ended"
-    "only with `watch_jobs`; detail: the id of the job's unit"
+    """only with `watch_jobs`; detail: the id of the job's unit"""
 
 
 @dataclass(frozen=True, slots=True)

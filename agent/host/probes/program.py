@@ -30,7 +30,7 @@ class Started(NamedTuple):
 
     process: subprocess.Popen[bytes]
     since: float
-    "boottime, seconds"
+    """boottime, seconds"""
 
 
 def start(driver_root: str, needs: str, holds: bool) -> Started | None:
