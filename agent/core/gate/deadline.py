@@ -1,4 +1,4 @@
-"""How long a kubelet is held at most. The gate and the wait unit count alike, each by itself."""
+"""How long a kubelet waits at most. The gate and the wait unit each compute it, in the same way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ MAX_HOLD_S = 1800.0
 
 
 def hold_limit_s(settings: Settings, control_plane: bool) -> float:
-    """The longest this node's kubelet is held, in seconds."""
+    """Seconds that the kubelet of this node waits at most.
+
+    `control_plane`: the node carries a control plane, whose API server must not wait long."""
     if settings.on_deadline == "hold":
         limit = min(max(settings.hold_s, settings.deadline_s), MAX_HOLD_S)
     else:

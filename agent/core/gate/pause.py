@@ -1,4 +1,4 @@
-"""Is gpu-gate paused: by a person, or by work on the GPUs that a probe would disturb?"""
+"""Whether gpu-gate is paused: by a person, or while work on the GPUs must not be disturbed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ...model.snapshot import Snapshot
 
 
 def find(snapshot: Snapshot, settings: Settings) -> Pause | None:
-    """A mark that is there and cannot be read pauses as well: somebody made it."""
+    """The pause in force, None where there is none. A mark that exists and cannot be read pauses as
+    well: somebody made it."""
     mark = snapshot.paused
     if isinstance(mark, Seen):
         if not mark.value.until:

@@ -224,7 +224,7 @@ def _repair_under_way(s: RepairSituation) -> Because | None:
     # In the cycle that begins it, the executor may still refuse.
     if s.phase not in (Phase.OPEN, Phase.REVALIDATING) or not s.before.acting or not s.now.acting:
         return None
-    why = f"the device plugin is being started afresh ({s.now.acting}); its registration is awaited"
+    why = f"the device plugin is being restarted ({s.now.acting}); its registration is awaited"
     return why, Reason.REPAIRING
 
 

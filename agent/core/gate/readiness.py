@@ -1,5 +1,5 @@
-"""What is said of a plugin that does not come: in the line why the node is not ready, and once in
-the journal."""
+"""Why a plugin does not register: for the line why the node is not ready, and once for the
+journal."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .states import Gate, Phase
 
 
 def explain_unready(registered: Finding, diagnosis: Diagnosis) -> str:
-    """What the kubelet lists, and what is known of the plugin; a next step only where the mender
-    takes none."""
+    """What the kubelet lists and what is wrong with the plugin, with a next step where no repair
+    will follow."""
     trouble = _trouble(diagnosis)
     if trouble is None or trouble.verdict is Verdict.HOLDS:
         return registered.because
@@ -25,20 +25,19 @@ def explain_unready(registered: Finding, diagnosis: Diagnosis) -> str:
 
 
 def record_troubles(gate: Gate, before: Gate, diagnosis: Diagnosis, now: float) -> Gate:
-    """Since when it is not ready, and each trouble of a plugin that does not come soon, once: a
-    crash loop is told once."""
+    """Since when the node is not ready, and each reason why its plugin does not register: once
+    each, so that a crash loop is logged once."""
     if gate.ready:
         return replace(gate, troubles=())
     since = now if before.ready or not before.unready_since else gate.unready_since
-    trouble, kubelet = (
-        _trouble(diagnosis),
-        diagnosis.repair_facts.kubelet_since if diagnosis.repair_facts else 0.0,
-    )
-    is_late = now >= max(since, kubelet) + repair.QUICK_S
-    is_told = (before.phase, before.reason, before.ready) != (gate.phase, gate.reason, gate.ready)
-    word = trouble.reason if trouble and gate.phase is Phase.OPEN and (is_late or is_told) else ""
-    new = (word,) if word and word not in gate.troubles else ()
-    return replace(gate, unready_since=since, troubles=gate.troubles + new)
+    facts = diagnosis.repair_facts
+    is_late = now >= max(since, facts.kubelet_since if facts else 0.0) + repair.QUICK_S
+    changed = (before.phase, before.reason, before.ready) != (gate.phase, gate.reason, gate.ready)
+    trouble = _trouble(diagnosis)
+    reason = trouble.reason if trouble and (is_late or changed) else ""
+    is_new = gate.phase is Phase.OPEN and reason and reason not in gate.troubles
+    troubles = (*gate.troubles, reason) if is_new else gate.troubles
+    return replace(gate, unready_since=since, troubles=troubles)
 
 
 def _trouble(diagnosis: Diagnosis) -> Finding | None:

@@ -1,5 +1,4 @@
-"""When is NVML asked again, and when is the next look due? Deadlines go out as instants of
-boottime."""
+"""When the next probe and the next cycle are due. Instants are boottime, seconds."""
 
 from __future__ import annotations
 
@@ -15,31 +14,35 @@ from ..plugin import repair
 from .states import Gate, Phase
 
 AGREE = 2
-"looks at fresh probes that must agree before a cause counts as one that waiting cannot heal"
+"""Fresh probes in a row that must agree before a cause counts as one that waiting cannot heal, and
+answers of the kubelet before the node is ready."""
 HOLD_AFTER_S = 1.0
-"a cause that is known without NVML must be seen for so long before it holds"
+"A cause that is known without NVML must last so long before it blocks."
 REFUSED_S = 5.0
-"""a module that the kernel refuses sends no signal: a kubelet that waits is not to wait a heartbeat
-for that"""
+"""A module that the kernel refuses sends no signal: a kubelet that waits must not wait a heartbeat
+for it."""
 FABRIC_S = 2.0
-"between probes while the fabric is awaited"
+"Between probes while the fabric is awaited."
 FIRST_FAILURES_S = 60.0
-"""failing probes are repeated at the stable interval for so long, then ever more rarely: each costs
-the driver work"""
+"""Failing probes repeat at the stable interval for so long, then ever more rarely: each costs the
+driver work."""
 MAX_BACKOFF_S = 60.0
 UNREADY_S = 2.0
 HELD_S = 10.0
-"""the shortest time between two looks at a node that is not ready, and at one where a person is
-needed"""
+"""The shortest time between two cycles of a node that is not ready, and of one that needs an
+operator."""
 DOUBT_S = 10.0
-"NVML's word may be so old where a repair is made; and it is asked so often while one settles"
+"The oldest probe that a repair may rely on, and the time between probes while one is under way."
 
 
 def backoff(
     settings: Settings, failures: int, failing_for_s: float, hung: bool, hopeless: int
 ) -> float:
-    """Seconds until the next probe: soon at first, a boot is short; rarely later, a failed init is
-    not free."""
+    """Seconds until the next probe: few at first, because a boot is short; more later, because a
+    failed init costs the driver work.
+
+    `hung`: the last probe did not answer. `hopeless`: probes in a row whose cause waiting cannot
+    heal."""
     if hopeless >= AGREE:
         return MAX_BACKOFF_S
     if hung:
@@ -51,15 +54,15 @@ def backoff(
 
 
 def stands_for_s(gate: Gate, settings: Settings) -> float:
-    """How long the last verdict stands, in seconds: a driver without persistence answers slowly,
-    and the probe that was under way when the reload came does not count. One that others keep awake
-    answers at once: the slowest probe counts, not the last."""
+    """Seconds that the last verdict stands. A driver without persistence answers slowly, and the
+    probe that was under way when the reload came does not count. The slowest probe counts, not the
+    last: a driver that others keep initialised answers at once."""
     return max(settings.revalidate_s, 2.0 * gate.slowest_s + settings.stable_interval_s + 1.0)
 
 
 def keeps_probe(gate: Gate, diagnosis: Diagnosis) -> bool:
-    """Keep the last probe's process until the next one is done: only while the kubelet waits, and
-    only of a driver that came up."""
+    """True to keep the last probe's process until the next one is done: only while the kubelet
+    waits, and only of a driver that answered."""
     settling = gate.phase in (Phase.WAITING, Phase.PROBING, Phase.SETTLING) and not gate.released
     answered = diagnosis.report is not None and diagnosis.report.end is ProbeEnd.ANSWERED
     return settling and answered and diagnosis.may_probe and not diagnosis.paused
@@ -104,7 +107,7 @@ def _doubted_within_s(gate: Gate, diagnosis: Diagnosis, settings: Settings) -> f
     if diagnosis.mig_instances and gate.asked_for not in ("", diagnosis.mig_instances):
         return settings.stable_interval_s  # somebody made or destroyed MIG instances
     if gate.repair.acting:
-        return DOUBT_S  # is NVML well while the plugin starts afresh?
+        return DOUBT_S  # is NVML healthy while the plugin restarts?
     registered = diagnosis.registered
     is_partly = registered is not None and registered.reason is Reason.PARTLY_REGISTERED
     if is_partly and gate.phase in (Phase.OPEN, Phase.BLOCKED):
@@ -159,11 +162,11 @@ def _asks_kubelet_within_s(
 
 
 def _listens_again_s(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
-    """Until the kubelet is asked again by a node that is not ready. It sends no signal when a
-    plugin registers, but it writes its checkpoint, which does wake us: the longer nothing comes,
-    the more rarely."""
+    """Seconds until a node that is not ready asks the kubelet again. The kubelet sends no signal
+    when a plugin registers, but it writes its checkpoint, which wakes the agent: the interval grows
+    while nothing comes."""
     kubelet_since = diagnosis.repair_facts.kubelet_since if diagnosis.repair_facts else 0.0
-    # An answer that was given a second time says nothing of what woke us.
+    # An answer that was reused does not show what woke the agent.
     is_old = diagnosis.registered_at == gate.answered_at > 0.0
     if 0 < gate.listed < AGREE or now < kubelet_since + repair.QUICK_S or is_old:
         return repair.AGAIN_S

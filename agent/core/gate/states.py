@@ -1,4 +1,4 @@
-"""The gate's words: its phases, its memory, and what one step says."""
+"""The gate's types: its phases, its memory, and the result of one step."""
 
 from __future__ import annotations
 
@@ -30,58 +30,58 @@ class Phase(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The gate's memory. Dropped with the agent: the next one begins anew and ends at the same
-    place."""
+    """The gate's memory. Instants are boottime, seconds.
+
+    It ends with the agent: the next agent begins anew and comes to the same result."""
 
     started_at: float
     phase: Phase = Phase.WAITING
     since: float = 0.0
-    why: str = "not looked yet"
+    why: str = "no cycle has ended yet"
     reason: Reason = Reason.NOT_LOOKED
     released: str = ""
     'why the kubelet may start, "" while it may not'
     ready: bool = False
-    ready_why: str = "not looked yet"
+    ready_why: str = "no cycle has ended yet"
     unready_since: float = 0.0
-    "boottime"
     troubles: tuple[str, ...] = ()
-    """reason words of what was wrong with the plugin or its runtime since then, not counting its
-    first moments"""
+    """reasons why the plugin or its runtime has failed since then, its first seconds apart: each is
+    logged once"""
     answered_at: float = 0.0
-    "boottime of the kubelet's answer that the last look saw"
+    "instant of the kubelet's answer in the last snapshot"
     counted: int = 0
     "number of the last probe that was judged"
     good: int = 0
     "complete, equal probes in a row"
     fingerprint: str = ""
     validated_at: float | None = None
-    "start of the last probe that found the open gate's set again"
+    "start of the last probe that showed the stable set"
     hopeless: int = 0
-    "fresh probes in a row whose cause waiting cannot heal"
+    "fresh probes in a row that failed for a cause that waiting cannot heal"
     failing_since: float | None = None
     failures: int = 0
     probe_after: float = 0.0
     asked_for: str = ""
-    "the MIG instances that were there when the last probe was started"
+    "the MIG instances at the start of the last probe"
     deadline_at: float = 0.0
     doubt: str = ""
-    "reason of the cause that is known without NVML and would hold"
+    "reason of a cause that is known without NVML and would block"
     doubt_since: float = 0.0
     fabric_since: float | None = None
-    "boottime since which the fabric is awaited"
+    "instant since which the fabric is awaited"
     loaded_at: float = 0.0
-    "boottime of the module's last load that was seen"
+    "instant of the module's last load"
     paused: str = ""
-    'why no probe and no action is made, "" where they are'
+    'why there are no probes and no actions, "" while there are'
     paused_until: float | None = None
     open_since: float | None = None
-    "boottime since which NVML is stable"
+    "instant since which NVML is stable"
     listed: int = 0
     "answers of the kubelet in a row that list every GPU"
     listed_at: float = 0.0
-    "boottime of the last of them"
+    "instant of the last of them"
     slowest_s: float = 0.0
-    "what the slowest probe that answered took"
+    "seconds that the slowest probe that answered took"
     repair: RepairState = field(default_factory=RepairState)
     launch: Launch = field(default_factory=Launch)
 
@@ -93,4 +93,4 @@ class Step:
     gate: Gate
     actions: tuple[Action, ...]
     wake_at: float
-    "boottime, seconds: look again then at the latest"
+    "boottime, seconds: the next cycle comes then at the latest"

@@ -1,10 +1,10 @@
-"""The gate: phases, and the one function that moves between them.
+"""The gate: the one function that moves it from cycle to cycle.
 
-Everything that affects a phase, the release of the kubelet or readiness is in this room, and the
-rest of the program may not know it. phases.py is the table of phases. step() is pure: `now` comes
-in, deadlines go out as `wake_at`.
+All that decides the phase, the release of the kubelet and readiness is in this package; the rest of
+the program only reads it. phases.py is the table of phases. step() is pure: `now` comes in, and the
+instant of the next cycle goes out as `wake_at`. Instants are boottime, seconds.
 
-Three values, never one:
+The gate has three values, because no one of them follows from another:
 * phase     where the host's GPUs stand;
 * released  the kubelet may start; once released, released for this boot;
 * ready     GPU work may start.
@@ -38,12 +38,12 @@ from .schedule import (
 from .states import Gate, Phase, Step
 
 STALE_S = 150.0
-"""the kubelet's answer is good for so long: a quiet node asks every fourth heartbeat, one whose
-looks stall never"""
+"""Seconds that the kubelet's answer is good for. A quiet node asks at every fourth heartbeat; one
+whose collections stall does not ask at all."""
 
 
 def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
-    """Judge what was seen, move, and say what is to be done."""
+    """Judge a diagnosis, move the gate, and decide the actions and the next cycle."""
     moved = _count(_forget(_notice(gate, diagnosis, now), diagnosis, now), diagnosis, now, settings)
     moved = replace(moved, deadline_at=_deadline(moved, diagnosis, now, settings))
     outcome = phase_of(Situation(moved, diagnosis, settings, now))
@@ -85,39 +85,36 @@ def _repair(
 ) -> tuple[Gate, repair.RepairStep]:
     """Count the kubelet's answers, then decide about a repair, which may begin only while NVML is
     stable."""
-    stable = gate.good >= settings.stable_probes
-    gate = replace(
-        gate,
-        open_since=(gate.open_since if gate.open_since is not None else now) if stable else None,
-    )
-    registered, facts = diagnosis.registered, diagnosis.repair_facts
-    fault = facts.fault if facts else None
-    if fault is not None and fault.access_denied:
-        # What it offers is of no use, and no later answer may count.
-        gate = replace(gate, listed=0, listed_at=diagnosis.registered_at)
-    elif registered is None or registered.verdict is not Verdict.HOLDS:
-        gate = replace(gate, listed=0)
-    elif diagnosis.registered_at > gate.listed_at:
-        gate = replace(gate, listed=gate.listed + 1, listed_at=diagnosis.registered_at)
+    if gate.good < settings.stable_probes:
+        gate = replace(gate, open_since=None)
+    elif gate.open_since is None:
+        gate = replace(gate, open_since=now)
+    gate = _count_answers(gate, diagnosis)
     open_since = gate.open_since if phase is Phase.OPEN else None
     repaired = repair.step(gate.repair, diagnosis, open_since, gate.listed, now, settings)
-    report = diagnosis.report
-    if (
-        repaired.repair.acting
-        and not gate.repair.acting
-        and report is not None
-        and report.ended_at < now - DOUBT_S
-    ):
-        # NVML itself may be the plugin's trouble, and was asked long ago.
-        gate, repaired = (
-            replace(gate, probe_after=now),
-            repair.RepairStep(gate.repair, wake_at=now + repair.AGREE_S),
-        )
+    report, begins = diagnosis.report, repaired.repair.acting and not gate.repair.acting
+    if begins and report is not None and report.ended_at < now - DOUBT_S:
+        # NVML itself may be what the plugin lacks, and the last probe is long ago: probe first.
+        gate = replace(gate, probe_after=now)
+        repaired = repair.RepairStep(gate.repair, wake_at=now + repair.AGREE_S)
     return replace(gate, repair=repaired.repair), repaired
 
 
+def _count_answers(gate: Gate, diagnosis: Diagnosis) -> Gate:
+    """Answers of the kubelet in a row that list every GPU."""
+    registered, facts = diagnosis.registered, diagnosis.repair_facts
+    if facts is not None and facts.fault is not None and facts.fault.access_denied:
+        # What the plugin offers is of no use, and no later answer may count it.
+        return replace(gate, listed=0, listed_at=diagnosis.registered_at)
+    if registered is None or registered.verdict is not Verdict.HOLDS:
+        return replace(gate, listed=0)
+    if diagnosis.registered_at > gate.listed_at:
+        return replace(gate, listed=gate.listed + 1, listed_at=diagnosis.registered_at)
+    return gate
+
+
 def _notice(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
-    """Since when: a cause that would hold, a fabric that is awaited."""
+    """Note since when a cause is known that would block, and since when the fabric is awaited."""
     doubt = diagnosis.held.reason if diagnosis.held else ""
     if doubt != gate.doubt:
         gate = replace(gate, doubt=doubt, doubt_since=now)
@@ -125,37 +122,19 @@ def _notice(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
         return replace(gate, fabric_since=None)
     if gate.fabric_since is not None:
         return gate
-    waited = (
-        diagnosis.released_before and gate.validated_at is None
-    )  # by an earlier agent of this boot
-    return replace(gate, fabric_since=0.0 if waited else now)
+    # An earlier agent of this boot waited for it already.
+    has_waited = diagnosis.released_before and gate.validated_at is None
+    return replace(gate, fabric_since=0.0 if has_waited else now)
 
 
 def _forget(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
-    """What earlier probes said does not outlive the driver they asked, nor the readings they were
-    made of."""
-    if gate.paused and not diagnosis.paused:  # whatever was done meanwhile was done to be seen
+    """Drop what earlier probes reported once the driver that answered them is gone, or the readings
+    they were made of have changed."""
+    if gate.paused and not diagnosis.paused:  # a pause ends because something was changed
         gate = replace(gate, probe_after=now)
-    reloaded = (
-        gate.loaded_at < diagnosis.driver_loaded_at
-    )  # unloaded and loaded again between two looks
-    asked_before = (
-        diagnosis.report is not None and diagnosis.report.started_at < diagnosis.driver_loaded_at
-    )
+    is_outdated = _is_outdated(gate, diagnosis)
     gate = replace(gate, loaded_at=diagnosis.driver_loaded_at)
-    if gate.good == gate.hopeless == gate.failures == 0:
-        return gate
-    differs = (
-        bool(diagnosis.fingerprint)
-        and bool(gate.fingerprint)
-        and diagnosis.fingerprint != gate.fingerprint
-    )
-    if (
-        diagnosis.may_probe
-        and diagnosis.scope is not Scope.NONE
-        and not differs
-        and not (reloaded and asked_before)
-    ):
+    if gate.good == gate.hopeless == gate.failures == 0 or not is_outdated:
         return gate
     return replace(
         gate,
@@ -169,42 +148,56 @@ def _forget(gate: Gate, diagnosis: Diagnosis, now: float) -> Gate:
     )
 
 
+def _is_outdated(gate: Gate, diagnosis: Diagnosis) -> bool:
+    if not diagnosis.may_probe or diagnosis.scope is Scope.NONE:
+        return True
+    shown, before, loaded_at = diagnosis.fingerprint, gate.fingerprint, diagnosis.driver_loaded_at
+    if shown and before and shown != before:
+        return True
+    # The module can be unloaded and loaded again between two cycles.
+    is_reloaded, report = gate.loaded_at < loaded_at, diagnosis.report
+    return is_reloaded and report is not None and report.started_at < loaded_at
+
+
 def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Gate:
-    """Judge the last probe, once. Only a difference between readings starts the count again."""
+    """Judge the last probe, once. Only a difference between readings restarts the count."""
     report = diagnosis.report
     if report is None or report.number == gate.counted:
         return gate
-    in_a_row = (
-        report.number == gate.counted + 1
-    )  # else a look was missed, and with it a probe nobody judged
+    # Otherwise a cycle was missed, and with it a probe that was never judged.
+    is_next = report.number == gate.counted + 1
     gate = replace(gate, counted=report.number)
     if report.end is ProbeEnd.ANSWERED:
         gate = replace(gate, slowest_s=max(gate.slowest_s, report.ended_at - report.started_at))
-    if diagnosis.fingerprint:
-        same = in_a_row and diagnosis.fingerprint == gate.fingerprint
-        good = gate.good + 1 if same else 1
-        done = good >= settings.stable_probes
-        return replace(
-            gate,
-            good=good,
-            fingerprint=diagnosis.fingerprint,
-            hopeless=0,
-            failures=0,
-            failing_since=None,
-            validated_at=report.started_at if done else None,
-            probe_after=now + settings.probe_interval_s
-            if done
-            else report.started_at + settings.stable_interval_s,
-        )
+    if not diagnosis.fingerprint:
+        return _count_failure(gate, diagnosis, report.end is ProbeEnd.HUNG, now, settings)
+    is_same = is_next and diagnosis.fingerprint == gate.fingerprint
+    good = gate.good + 1 if is_same else 1
+    is_stable = good >= settings.stable_probes
+    return replace(
+        gate,
+        good=good,
+        fingerprint=diagnosis.fingerprint,
+        hopeless=0,
+        failures=0,
+        failing_since=None,
+        validated_at=report.started_at if is_stable else None,
+        probe_after=now + settings.probe_interval_s
+        if is_stable
+        else report.started_at + settings.stable_interval_s,
+    )
+
+
+def _count_failure(
+    gate: Gate, diagnosis: Diagnosis, hung: bool, now: float, settings: Settings
+) -> Gate:
     failures = gate.failures + 1
     since = gate.failing_since if gate.failing_since is not None else now
     hopeless = gate.hopeless + 1 if _is_hopeless(diagnosis) else 0
     nvml = diagnosis.get(Condition.NVML_COMPLETE)
-    if (
-        diagnosis.repair_facts is not None and nvml is not None and nvml.verdict is Verdict.FAILS
-    ):  # not a /dev unread
+    nvml_fails = nvml is not None and nvml.verdict is Verdict.FAILS  # and not: /dev is unreadable
+    if diagnosis.repair_facts is not None and nvml_fails:
         gate = replace(gate, repair=replace(gate.repair, bad_probe_at=now))
-    pause = backoff(settings, failures, now - since, report.end is ProbeEnd.HUNG, hopeless)
     return replace(
         gate,
         good=0,
@@ -213,7 +206,7 @@ def _count(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> 
         failures=failures,
         failing_since=since,
         hopeless=hopeless,
-        probe_after=now + pause,
+        probe_after=now + backoff(settings, failures, now - since, hung, hopeless),
     )
 
 
@@ -225,15 +218,12 @@ def _is_hopeless(diagnosis: Diagnosis) -> bool:
 
 
 def _deadline(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> float:
-    """When the kubelet starts whatever is known; counted from the wait unit's start, or from ours.
-    A mark that does not lie in the past is none: it must not hold anybody longer."""
+    """When the kubelet is released in any case: counted from the start of the wait unit, or else of
+    the agent. A mark from the future counts for nothing: it must not make the kubelet wait longer.
+    """
     waiting = diagnosis.waiting_since
     origin = waiting if waiting is not None and 0.0 < waiting <= now else gate.started_at
     return origin + hold_limit_s(settings, diagnosis.control_plane)
-
-
-def _with_remedy(finding: Finding) -> str:
-    return f"{finding.because}; next step: {finding.next_step}"
 
 
 def _released(gate: Gate, diagnosis: Diagnosis, now: float, holds: str) -> Release | None:
@@ -271,34 +261,41 @@ def _released(gate: Gate, diagnosis: Diagnosis, now: float, holds: str) -> Relea
 
 
 def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> tuple[bool, str]:
-    """(ready, why or why not)."""
-    if gate.phase is Phase.NOT_APPLICABLE:
-        broken = diagnosis.first_broken(own=True)
-        return (False, broken.because) if broken else (True, gate.why)
-    if gate.phase is Phase.REVALIDATING:
-        if diagnosis.paused:
-            return False, f"not validated since {diagnosis.disturbed_by}"
-        if now > diagnosis.disturbed_at + stands_for_s(gate, settings):
-            return (
-                False,
-                f"no verdict for {now - diagnosis.disturbed_at:.0f} s after "
-                f"{diagnosis.disturbed_by}",
-            )
-    elif gate.phase is not Phase.OPEN:
-        return False, gate.why
+    """Whether GPU work may start, and why or why not."""
     broken, registered = diagnosis.first_broken(own=True), diagnosis.registered
-    if broken and broken != registered:
-        return False, broken.because
-    if registered and registered.verdict is not Verdict.HOLDS:
-        return False, explain_unready(registered, diagnosis)
-    if registered and gate.listed < AGREE:
-        return False, f"{registered.because}, once so far"
-    if registered and now - diagnosis.registered_at > STALE_S:
-        return (
-            False,
-            f"{registered.because}, but that was {now - diagnosis.registered_at:.0f} s ago",
-        )
+    if gate.phase is Phase.NOT_APPLICABLE:
+        return (False, broken.because) if broken else (True, gate.why)
+    why_not = _unready_phase(gate, diagnosis, now, settings)
+    if why_not is None and broken and broken != registered:
+        why_not = broken.because
+    if why_not is None and registered:
+        why_not = _unregistered(registered, gate, diagnosis, now)
+    if why_not is not None:
+        return False, why_not
     return True, registered.because if registered else gate.why
+
+
+def _unready_phase(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> str | None:
+    """Why a node in this phase is not ready; None where it may be."""
+    if gate.phase is Phase.OPEN:
+        return None
+    if gate.phase is not Phase.REVALIDATING:
+        return gate.why
+    if diagnosis.paused:
+        return f"not validated since {diagnosis.disturbed_by}"
+    if now <= diagnosis.disturbed_at + stands_for_s(gate, settings):
+        return None
+    return f"no verdict for {now - diagnosis.disturbed_at:.0f} s after {diagnosis.disturbed_by}"
+
+
+def _unregistered(registered: Finding, gate: Gate, diagnosis: Diagnosis, now: float) -> str | None:
+    """Why the kubelet's list does not make a node ready; None where it does."""
+    if registered.verdict is not Verdict.HOLDS:
+        return explain_unready(registered, diagnosis)
+    if gate.listed < AGREE:
+        return f"{registered.because}, once so far"
+    age_s = now - diagnosis.registered_at
+    return f"{registered.because}, but that was {age_s:.0f} s ago" if age_s > STALE_S else None
 
 
 def _actions(
