@@ -1,1 +1,1 @@
-"""The node's two faces: what can be asked of it (Host), and what may be done to it (hands)."""
+"""The live node: the host answers questions about it, the executor changes it."""

@@ -1,1 +1,2 @@
-"""Words: what a node can be seen to be, and what may be done about it. No behaviour, no I/O."""
+"""The values that the other packages share: what is known about a node, and what may be done to it.
+No behaviour, no I/O."""

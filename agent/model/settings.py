@@ -1,8 +1,7 @@
 """Every setting: its default, its unit, and why the default is what it is.
 
-A setting is a field of Settings; its section and key in gpu-gate.conf(5) and its sentence are the
-field's metadata, so that `gpu-gate config`, the parser and the manual cannot tell different
-stories.
+A setting is a field of Settings. Its section and key in gpu-gate.conf(5) and its sentence are the
+field's metadata, so that `gpu-gate config`, the parser and the manual cannot differ.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ def _key(section: str, key: str, default: Any, why: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The effective settings. Spans are seconds."""
+    """The effective settings. Durations are in seconds."""
 
     expected_gpus: tuple[str, ...] = _key(
         "Gate",
         "ExpectedGPUs",
         (),
-        "a number, or GPU UUIDs; empty: the GPUs on PCI that are not given to another driver",
+        "a number, or GPU UUIDs; empty: the GPUs on PCI that no other driver has",
     )
     exclude_gpus: tuple[str, ...] = _key(
         "Gate", "ExcludeGPUs", (), "PCI bus ids that are not for containers (a display card)"
     )
     stable_probes: int = _key(
-        "Gate", "StableProbes", 3, "fresh probes in a row that must see the same, complete set"
+        "Gate", "StableProbes", 3, "probes in a row that must see the same, complete set of GPUs"
     )
     stable_interval_s: float = _key(
         "Gate", "StableIntervalSec", 1.0, "between the starts of two probes"
@@ -44,11 +43,11 @@ class Settings:
         "Gate",
         "OnDeadline",
         "open",
-        "open: the kubelet starts and the node is not ready; hold: it goes on waiting, up to "
+        "open: the kubelet starts, and the node is not ready; hold: the kubelet waits on, up to "
         "HoldSec",
     )
     hold_s: float = _key(
-        "Gate", "HoldSec", 1800.0, "the longest a kubelet is ever held; at most 30 minutes"
+        "Gate", "HoldSec", 1800.0, "the longest time that a kubelet waits; at most 30 minutes"
     )
     control_plane_deadline_s: float = _key(
         "Gate",
@@ -62,42 +61,41 @@ class Settings:
         "Fabric",
         "prefer",
         "of GPUs with NVSwitch. prefer: the gate waits FabricWithinSec for it, then opens and "
-        "warns; require: no GPU "
-        "work without it; ignore. In Progress is the resting state where NVSwitches are shared",
+        "warns; require: no GPU work without it; ignore. In Progress is the normal state where "
+        "NVSwitches are shared",
     )
     fabric_within_s: float = _key(
         "Gate",
         "FabricWithinSec",
         60.0,
-        "the fabric manager takes some seconds after the GPUs are up",
+        "the fabric manager needs some seconds after the GPUs are initialised",
     )
     pause_while: tuple[str, ...] = _key(
         "Gate",
         "PauseWhile",
         ("nvidia-mig-manager.service",),
         "no probe and no repair while one of these is starting: a oneshot that changes MIG or "
-        "resets GPUs fails "
-        "where somebody holds a GPU",
+        "resets GPUs fails while a process has a GPU open",
     )
     probe_timeout_s: float = _key(
         "Probe",
         "TimeoutSec",
         60.0,
-        "NVML may take 1-3 s a GPU without persistence (NVIDIA, driver-persistence); 8 GPUs on "
-        "a busy node 45 s",
+        "NVML may take 1-3 s for each GPU without persistence (NVIDIA, driver-persistence); 8 "
+        "GPUs on a busy node 45 s",
     )
     probe_interval_s: float = _key(
         "Probe",
         "IntervalSec",
         600.0,
-        "between probes of an open gate when nothing happened: without persistence each one "
-        "wakes every GPU",
+        "between probes of an open gate while nothing happens: without persistence each one "
+        "initialises every GPU",
     )
     driver_root: str = _key(
         "Probe",
         "DriverRoot",
         "",
-        "where the driver's libraries are; empty: looked up in /, /run/nvidia/driver, "
+        "where the driver's libraries are; empty: searched in /, /run/nvidia/driver, "
         "/home/kubernetes/bin/nvidia",
     )
     load_driver: str = _key(
@@ -107,26 +105,24 @@ class Settings:
         "auto: modprobe -b nvidia when the module is installed but not loaded",
     )
     additive: bool = _key(
-        "Driver", "MakeNodes", True, "add missing /dev/char links and control device nodes"
+        "Driver", "MakeNodes", True, "create missing /dev/char links and control device nodes"
     )
     kubelet_unit: str = _key(
-        "Kubelet", "Unit", "", "empty: found among the known ones; none: this host runs no kubelet"
+        "Kubelet", "Unit", "", "empty: one of the known units; none: this host runs no kubelet"
     )
     resources: tuple[str, ...] = _key(
         "Kubelet",
         "Resources",
         (),
         "patterns of the resource names that the device plugin registers; empty: those of the "
-        "plugin that is found, "
-        "nvidia.com/* of NVIDIA's and of most",
+        "plugin that is found, nvidia.com/* for NVIDIA's and most others",
     )
     pod_resources_socket: str = _key(
         "Kubelet",
         "PodResourcesSocket",
         "",
-        "follows the kubelet's --root-dir; empty: the one that is there, "
-        "/var/lib/kubelet/pod-resources/kubelet.sock "
-        "but for k0s and microk8s",
+        "follows the kubelet's --root-dir; empty: the one that exists, "
+        "/var/lib/kubelet/pod-resources/kubelet.sock except with k0s and microk8s",
     )
     device_plugins_dir: str = _key(
         "Kubelet",
@@ -138,35 +134,32 @@ class Settings:
         "Plugin",
         "RuntimeSocket",
         "",
-        "the CRI endpoint; empty: of the known ones the first that lists a pod, this kubelet's "
-        "own first",
+        "the CRI endpoint; empty: the first known one that lists a pod, beginning with this "
+        "kubelet's own",
     )
     plugin_containers: tuple[str, ...] = _key(
         "Plugin",
         "Containers",
         (),
-        "names of the device plugin's container, as patterns: then nothing else is it; empty: "
-        "found by pod's labels, "
-        "image or name (docs/plugins.md)",
+        "patterns of the name of the device plugin's container, which then must match; empty: "
+        "found by labels of the pod, image or name (docs/plugins.md)",
     )
     plugin_images: tuple[str, ...] = _key(
-        "Plugin", "Images", (), "patterns of its image, beside or instead of Containers="
+        "Plugin", "Images", (), "patterns of its image, in addition to Containers= or instead"
     )
     plugin_unit: str = _key(
         "Plugin",
         "Unit",
         "",
-        "the device plugin's systemd unit, where it is no container; empty: a known one "
-        "(Bottlerocket, AKS) that "
-        "runs; none: it is no unit",
+        "the device plugin's systemd unit, where it is not a container; empty: a known one "
+        "(Bottlerocket, AKS) that runs; none: it is not a unit",
     )
     launch: str = _key(
         "Plugin",
         "Launch",
         "none",
-        "none: the plugin is started by others; unit: [Plugin] Unit= is started once the gate "
-        "is open; manifest: "
-        "LaunchManifest= is then given to the kubelet as a static pod, and taken away at the "
+        "none: others start the plugin; unit: gpu-gate starts [Plugin] Unit= once the gate is "
+        "open; manifest: it then places LaunchManifest= as a static pod, and removes it at the "
         "next boot",
     )
     launch_manifest: str = _key(
@@ -179,35 +172,33 @@ class Settings:
         "Plugin",
         "ManifestDir",
         "",
-        "the kubelet's staticPodPath; empty: found by the node's layout",
+        "the kubelet's staticPodPath; empty: that of the node's layout",
     )
     repair: str = _key(
         "Plugin",
         "Repair",
         "yes",
-        "yes: a plugin that did not register is started afresh; report: it is only said what "
-        "would be done",
+        "yes: restart a plugin that did not register; report: only report what a repair would do",
     )
     repair_partial: bool = _key(
         "Plugin",
         "RepairPartial",
         False,
-        "also where the kubelet lists some: with the registry away, imagePullPolicy: Always "
-        "turns 7 into 0",
+        "also where the kubelet lists some GPUs: if the image registry is down, imagePullPolicy: "
+        "Always turns 7 into 0",
     )
     register_within_s: float = _key(
         "Plugin",
         "RegisterWithinSec",
         30.0,
-        "a plugin whose log shows no failure is given so long after its own, the kubelet's and "
-        "NVML's start; "
-        "the slowest that was seen took 3 s, on a busy node 15",
+        "how long a plugin without a failure in its log may take after its own, the kubelet's "
+        "and NVML's start; the slowest one observed took 3 s, on a busy node 15",
     )
     verify_within_s: float = _key(
         "Plugin",
         "VerifyWithinSec",
         60.0,
-        "after a repair the kubelet must list the GPUs within this",
+        "after a repair the kubelet must list the GPUs within this time",
     )
     repairs_per_hour: int = _key("Plugin", "RepairsPerHour", 3, "disruptive actions in one hour")
     repairs_per_boot: int = _key("Plugin", "RepairsPerBoot", 6, "disruptive actions in one boot")
@@ -215,24 +206,22 @@ class Settings:
         "Access",
         "Prevent",
         "on",
-        "on: what a container may open is named in its scope's DeviceAllow= before a "
-        "daemon-reload can take it away; "
-        "report: it is only said who would lose; off: not even that",
+        "on: list what a container may open in DeviceAllow= of its scope, before a daemon-reload "
+        "takes it away; report: only report which containers would lose it; off: neither",
     )
     heal: bool = _key(
         "Access",
         "Heal",
         True,
-        "what a running container has lost is given back in place, by the same call",
+        "give a running container back what it lost, by the same call, without a restart",
     )
     strict_access: bool = _key(
         "Access",
         "StrictAccess",
         False,
-        "yes: the node is not ready while a container may not open the GPUs it was given, or "
-        "is older than the "
-        "loaded driver; no: it is only said, since one container's loss says nothing about the "
-        "next one's start",
+        "yes: the node is not ready while a container may not open its GPUs, or is older than "
+        "the loaded driver; no: only report it, because one container's loss does not affect "
+        "the start of the next one",
     )
     listen: str = _key(
         "Http",
@@ -244,48 +233,50 @@ class Settings:
         "Node",
         "Kubeconfig",
         "/etc/gpu-gate/node.kubeconfig",
-        "the credential of gpu-gate-node.service, the one unit that reads this section",
+        "the credential of gpu-gate-node.service, the only unit that reads this section",
     )
     node_name: str = _key(
-        "Node", "Name", "", "of the Node object; empty: the host's name in small letters"
+        "Node", "Name", "", "of the Node object; empty: the host name in lower case"
     )
     node_condition: str = _key(
-        "Node", "Condition", "GpuReady", "the Node condition that is kept; empty: none"
+        "Node", "Condition", "GpuReady", "the Node condition to set; empty: none"
     )
     node_label: str = _key(
         "Node",
         "Label",
         "gpu-gate.io/ready",
-        "set to true while GPU work may start, else absent; empty: none",
+        "true while GPU work may start, otherwise absent; empty: none",
     )
     node_taint: str = _key(
         "Node",
         "StartupTaint",
         "",
-        "key of the taint that is removed when GPU work may start and put back when it may "
-        "not; empty: none",
+        "key of the taint to remove when GPU work may start, and to put back when it may not; "
+        "empty: none",
     )
     node_ready_for_s: float = _key(
         "Node",
         "ReadyForSec",
         5.0,
-        "ready without a break before the barrier opens: a flapping link stays outside",
+        "how long the node must be ready before the barrier opens, so that it does not flap",
     )
     node_withdraw_after_s: float = _key(
         "Node",
         "WithdrawAfterSec",
         20.0,
-        "how long the last word stands while the agent restarts or does not know; a broken "
-        "link closes at once",
+        "how long the last status stays while the agent restarts or cannot tell; a broken link "
+        "closes the barrier at once",
     )
     prometheus: str = _key(
         "Cluster",
         "Prometheus",
         "",
-        "Prometheus or VictoriaMetrics, for gpu-gate doctor --cluster alone",
+        "Prometheus or VictoriaMetrics, only for gpu-gate doctor --cluster",
     )
-    alertmanager: str = _key("Cluster", "Alertmanager", "", "Alertmanager, for the same")
-    n9e: str = _key("Cluster", "N9e", "", "Nightingale, where it evaluates the alerts itself")
+    alertmanager: str = _key(
+        "Cluster", "Alertmanager", "", "Alertmanager, only for gpu-gate doctor --cluster"
+    )
+    n9e: str = _key("Cluster", "N9e", "", "Nightingale, if it evaluates the alerts itself")
     n9e_token_file: str = _key(
         "Cluster", "N9eTokenFile", "", "a file with a user's token for Nightingale"
     )
@@ -299,11 +290,11 @@ class Settings:
         "Agent",
         "HeartbeatSec",
         30.0,
-        "look again when nothing happened; the watchdog (90 s) needs a cycle well within it",
+        "a cycle when nothing happens; the watchdog (90 s) needs one well within that time",
     )
     revalidate_s: float = _key(
         "Agent",
         "RevalidateSec",
         15.0,
-        "how long the last verdict stands while a reload or restart is looked into",
+        "how long the last verdict stays while a reload or restart is checked",
     )

@@ -1,1 +1,2 @@
-"""Transports: systemd, the kernel, programs, sockets. No word about GPUs, one library each."""
+"""Transports: systemd, the kernel, programs, sockets. They know nothing about GPUs, and each uses
+one library at most."""
