@@ -123,7 +123,7 @@ def test_the_table_names_every_state() -> None:
 
 
 @each_state
-def test_what_is_found(row: Expected) -> None:
+def test_the_diagnosis_of_each_capture(row: Expected) -> None:
     folder, partial = CAPTURES / row.state, replace(DEFAULTS, repair_partial=True)
     snapshot, diagnosis = replayed(folder)
     verified, found = replayed(folder, may_open=True), replayed(folder, partial)
@@ -144,7 +144,7 @@ def test_what_is_found(row: Expected) -> None:
 
 
 @pytest.mark.parametrize(("state", "missing"), [("partial-gpus-7", 7), ("xid-1-unhealthy", 3)])
-def test_the_gpu_that_is_not_listed_is_named(state: str, missing: int) -> None:
+def test_the_missing_gpu_is_named(state: str, missing: int) -> None:
     _, diagnosis = replayed(CAPTURES / "kubelet-1.36.3-plugin-0.20.0" / state)
     assert diagnosis.registered is not None
     assert diagnosis.registered.because == (
@@ -153,7 +153,7 @@ def test_the_gpu_that_is_not_listed_is_named(state: str, missing: int) -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_lie_of_the_checkpoint_is_named_as_a_hint(state: str) -> None:
+def test_a_wrong_checkpoint_is_reported_as_a_hint(state: str) -> None:
     _, diagnosis = replayed(CAPTURES / state)
     found = finding(diagnosis, "Checkpoint")
     if found is not None:
@@ -163,7 +163,7 @@ def test_a_lie_of_the_checkpoint_is_named_as_a_hint(state: str) -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_the_nodes_plugin_is_not_one_of_an_earlier_state(state: str) -> None:
+def test_the_nodes_plugin_belongs_to_the_present_state(state: str) -> None:
     snapshot, _ = replayed(CAPTURES / state)
     for sight in snapshot.plugins:
         assert isinstance(sight.detail, Seen) and isinstance(sight.log, Seen)
@@ -177,7 +177,7 @@ def test_the_nodes_plugin_is_not_one_of_an_earlier_state(state: str) -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_live_tape_and_bundle_tell_the_same(state: str, tmp_path: Path) -> None:
+def test_live_tape_and_bundle_give_the_same_diagnosis(state: str, tmp_path: Path) -> None:
     folder = CAPTURES / state
     live, recorded = seen(load(folder)), tape(folder, DEFAULTS)
     assert seen(Replay(recorded)) == live
@@ -196,7 +196,7 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("harm", ["lost", "torn", "empty", "junk"])
-def test_a_harmed_capture_never_makes_things_up(state: str, harm: str, tmp_path: Path) -> None:
+def test_a_damaged_capture_causes_no_false_finding(state: str, harm: str, tmp_path: Path) -> None:
     """Each file in turn. What would have been done may then not be done; nothing else may be."""
     snapshot, diagnosis = replayed(CAPTURES / state)
     was = would_do(snapshot, diagnosis)
@@ -214,7 +214,7 @@ def test_a_harmed_capture_never_makes_things_up(state: str, harm: str, tmp_path:
         assert verdict(harmed[1]) in {verdict(diagnosis), Verdict.UNKNOWN}, file.name
 
 
-def test_what_nobody_knows_is_left_alone(tmp_path: Path) -> None:
+def test_unknown_files_are_ignored(tmp_path: Path) -> None:
     state = "kubelet-1.36.3-plugin-0.20.0/incident-2-nvml-ok-old-container"
     folder = copied(state, tmp_path)
     (folder / "journal.txt").write_text("…")
@@ -251,5 +251,5 @@ def test_what_nobody_knows_is_left_alone(tmp_path: Path) -> None:
         ("0001-01-01T00:00:00+14:00", 0),
     ],
 )
-def test_times(written: Any, meant: int) -> None:
+def test_timestamps_are_parsed(written: Any, meant: int) -> None:
     assert nanoseconds(written) == meant

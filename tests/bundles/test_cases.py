@@ -47,7 +47,9 @@ def assessment(snapshot: CaseScene, tape: Tape) -> tuple[DoctorReport, Settings]
 
 
 @each_scene
-def test_a_case(snapshot: CaseScene, tmp_path: Path) -> None:
+def test_a_case_gives_the_expected_diagnosis_and_repair(
+    snapshot: CaseScene, tmp_path: Path
+) -> None:
     live, tape = taped(snapshot)
     if (
         next(s for s in ALL if s.case == snapshot.case) is snapshot
@@ -84,7 +86,7 @@ left out."""
 
 
 @pytest.mark.parametrize("number", TORN)
-def test_a_torn_bundle_of_a_case_makes_nothing_up(number: int) -> None:
+def test_a_torn_bundle_of_a_case_causes_no_false_finding(number: int) -> None:
     """A fifth of the answers is lost: the mender does nothing that it would not have done, and
     nobody crashes."""
     snapshot, rolled = ALL[number], random.Random(number)
@@ -119,7 +121,7 @@ def row(case: str, title: str) -> str:
     return f"| {case} | {title} | {words} | {does} | {len(mine)} |"
 
 
-def test_the_table_is_what_the_bundles_say() -> None:
+def test_the_table_matches_the_bundles() -> None:
     titles = cases()
     rows = [row(case, titles[case]) for case in sorted(titles, key=lambda c: (c[0], int(c[1:])))]
     page = PAGE.read_text()

@@ -47,7 +47,7 @@ def harmed(whole: Tape, dice: random.Random) -> Tape:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_what_was_not_answered_is_never_fine(state: str) -> None:
+def test_a_missing_answer_is_never_fine(state: str) -> None:
     dice, whole = random.Random(state), tape(CAPTURES / state, DEFAULTS)
     snapshot, meant = seen(Replay(whole))
     held = {(f.condition, f.link) for f in meant.findings if f.verdict is Verdict.HOLDS}

@@ -145,7 +145,7 @@ def harmed(whole: Tape, key: str, harm: Harm) -> Tape:
 
 
 @pytest.mark.parametrize("name", BUNDLES)
-def test_one_answer_is_another(name: str) -> None:
+def test_another_answer_to_one_question_is_safe(name: str) -> None:
     whole, settings = opened(name)
     whole = Tape({key: plain(answer) for key, answer in whole.answers.items()})
     meant = assessment(whole, settings)

@@ -84,7 +84,7 @@ def test_an_action_is_executed_once_for_one_decision() -> None:
     assert twice[0][1] == 1, twice
 
 
-def test_a_refused_repair_is_remembered_by_the_gate() -> None:
+def test_a_refused_repair_is_recorded_in_the_gate() -> None:
     machine = played(
         "world gpus=2\ndo ledger unwritable\ndo nvml 999\ndo kubelet starts\nat 6 nvml ok\nrun 60"
     )
@@ -113,7 +113,7 @@ def test_nothing_begins_on_a_snapshot_that_stalled() -> None:
     assert not [action for action in executed if not isinstance(action, DropProbe)]
 
 
-def test_devices_are_given_back_before_the_snapshot_that_shows_their_loss() -> None:
+def test_devices_are_restored_before_the_snapshot_that_shows_their_loss() -> None:
     machine = played(ACCESS, Watched)
     cycles = machine.cycles
     reloaded_at = machine.world.now
@@ -125,7 +125,7 @@ def test_devices_are_given_back_before_the_snapshot_that_shows_their_loss() -> N
     assert machine.cycles == cycles
 
 
-def test_a_pause_holds_for_the_urgent_way_too() -> None:
+def test_a_pause_stops_the_urgent_heal_too() -> None:
     machine = played(f"{ACCESS}do gpu-gate paused\nrun 5\ndo daemon-reload\nrun 5", Watched)
     assert machine.diagnosis is not None and machine.diagnosis.paused
     assert not machine.times(GrantDevices)
@@ -182,6 +182,6 @@ def test_more_than_thirty_reasons_are_not_remembered() -> None:
     assert len(machine.engine.last.wakes) == 32
 
 
-def test_a_failure_that_repeats_is_news_once() -> None:
+def test_a_repeated_failure_is_reported_once() -> None:
     history, action = ActionHistory(), LinkDevChar((("195:0", "../nvidia0"),))
     assert history.note(action, BOOT, "EROFS") and not history.note(action, BOOT + 60, "EROFS")

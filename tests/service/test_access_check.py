@@ -55,7 +55,7 @@ def line(ctl: str = "allowed", nobodys: str = "denied", **changes: object) -> by
     ).encode()
 
 
-def test_a_line_is_a_verdict_on_the_rules_that_were_tried() -> None:
+def test_a_line_is_a_verdict_on_the_tested_rules() -> None:
     found = verdict_of(line(), QUESTION, 5.0)
     assert found.answers == ((CTL, CurrentAccess.ALLOWED), (UNUSED_DEVICE, CurrentAccess.DENIED))
     assert (found.rules, found.asked_rules, found.all_devices, found.at) == (
@@ -91,7 +91,7 @@ JUNK = [
 
 
 @pytest.mark.parametrize("junk", JUNK)
-def test_junk_leaves_everything_unknown(junk: bytes) -> None:
+def test_malformed_output_leaves_everything_unknown(junk: bytes) -> None:
     found = verdict_of(junk, QUESTION, 5.0)
     assert (
         {now for _, now in found.answers} == {CurrentAccess.UNKNOWN}
@@ -122,12 +122,12 @@ def test_torn_lines_never_become_an_answer() -> None:
         Outcome(0, b"\n".join([line()] * 3), ""),
     ],
 )
-def test_only_a_whole_run_counts(ended: Outcome) -> None:
+def test_only_a_complete_run_counts(ended: Outcome) -> None:
     for verdict in verdicts_of(ended, [QUESTION, QUESTION], 5.0):
         assert {now for _, now in verdict.answers} == {CurrentAccess.UNKNOWN} and verdict.detail
 
 
-def test_what_was_read_of_a_container_goes_with_it() -> None:
+def test_cached_state_of_a_container_is_removed_with_it() -> None:
     """A node may start a hundred thousand of them in a year."""
     from agent.transport.device_cgroups import started
 
@@ -151,7 +151,7 @@ def test_what_was_read_of_a_container_goes_with_it() -> None:
     assert asyncio.run(main()) == ({"cri-containerd-a1.scope"}, {"cri-containerd-b2.scope"})
 
 
-def test_a_process_that_is_gone_is_unknown() -> None:
+def test_an_ended_process_is_unknown() -> None:
     (found,) = asyncio.run(
         ask_many([Question("c1", 4194300, "1", (CTL, UNUSED_DEVICE), "programs 1")])
     )
@@ -159,7 +159,7 @@ def test_a_process_that_is_gone_is_unknown() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="reading device programs is root's")
-def test_what_is_read_here_is_what_the_program_tries() -> None:
+def test_the_agent_and_the_program_read_the_same_rules() -> None:
     """The agent's cheap reading and the program's own must name the same rules, or no verdict would
     ever stand."""
     from agent.host.access.processes import _Known
@@ -178,7 +178,7 @@ def test_what_is_read_here_is_what_the_program_tries() -> None:
         assert process.problem
 
 
-def test_who_asked_for_a_reload() -> None:
+def test_the_requester_of_a_reload() -> None:
     def entry(message: object) -> bytes:
         return json.dumps({"MESSAGE": message}).encode()
 
@@ -194,7 +194,7 @@ def test_who_asked_for_a_reload() -> None:
     assert newest_request([]) == ""
 
 
-def test_the_table() -> None:
+def test_the_access_table() -> None:
     row = {
         "namespace": "ml",
         "pod": "train-0",

@@ -63,12 +63,12 @@ def test_devices_list(text: str, kind: str, major: int, minor: int, is_allowed: 
         "\n\n",
     ],
 )
-def test_a_list_that_is_none_is_no_answer(text: str) -> None:
+def test_a_malformed_list_is_no_answer(text: str) -> None:
     with pytest.raises(ValueError):
         listed(text, "c", 1, 3)
 
 
-def test_junk_never_turns_into_access() -> None:
+def test_malformed_output_never_grants_access() -> None:
     chance = random.Random(5)
     for _ in range(5000):
         text = "".join(
@@ -98,7 +98,7 @@ def test_junk_never_turns_into_access() -> None:
         ("", None, None),
     ],
 )
-def test_where_a_process_sits(text: str, v2: str | None, v1: str | None) -> None:
+def test_the_cgroup_of_a_process(text: str, v2: str | None, v1: str | None) -> None:
     found = Cgroups(text)
     assert (found.v2, found.v1) == (v2, v1)
 
@@ -130,7 +130,7 @@ def test_where_cgroups_are_mounted() -> None:
             Mounts.folder(mount, path)
 
 
-def test_questions() -> None:
+def test_arguments_of_the_access_program() -> None:
     words = "--pid 1 /dev/null c:195:255 --pid 2 b:8:0".split()
     assert questions(words) == [(1, ["/dev/null", "c:195:255"]), (2, ["b:8:0"])]
     for wrong in (
@@ -147,7 +147,7 @@ def test_questions() -> None:
             questions(wrong.split())
 
 
-def test_wrong_usage_is_a_sentence() -> None:
+def test_wrong_usage_prints_a_message() -> None:
     done = probe("--pid", "no")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
@@ -155,7 +155,7 @@ def test_wrong_usage_is_a_sentence() -> None:
     )
 
 
-def test_a_process_that_is_gone() -> None:
+def test_an_ended_process() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     done = probe("--pid", ended.pid, "/dev/null")
@@ -166,7 +166,7 @@ def test_a_process_that_is_gone() -> None:
         assert (answer["errno"], answer["detail"]) == (3, f"Process {ended.pid} is gone.")
 
 
-def test_what_is_no_device_node() -> None:
+def test_files_that_are_no_device_nodes() -> None:
     done = probe("--pid", os.getpid(), "/dev/no/such", "/etc/passwd", "c:99999999999999999999:0")
     missing, file, _ = json.loads(done.stdout)["answers"]
     assert (done.returncode, done.stderr) == (0, "")
@@ -251,7 +251,7 @@ def test_lines_of_the_program() -> None:
         said({"way": ""}, access="denied"),
     ],
 )
-def test_junk_is_no_answer(line: bytes) -> None:
+def test_a_malformed_answer_is_no_answer(line: bytes) -> None:
     found = read(line)
     assert isinstance(found, Refusal)
     assert not found.is_telling

@@ -54,7 +54,9 @@ def agent(node: Node, systemd: socket.socket) -> Iterator[Callable[[], subproces
         child.wait()
 
 
-def test_it_says_that_it_is_up_and_looks_later(node: Node, systemd: socket.socket, agent) -> None:
+def test_without_gpus_the_agent_reports_ready_and_loads_later(
+    node: Node, systemd: socket.socket, agent
+) -> None:
     child = agent()
     assert systemd.recv(4096).decode().startswith(QUIET)
     assert systemd.recv(4096) == b"READY=1"
@@ -84,7 +86,9 @@ def expected(node: Node) -> None:
 @pytest.mark.parametrize(
     "prepare", [with_a_gpu, looked_before, installed_on_a_running_node, expected]
 )
-def test_otherwise_it_looks_at_once(node: Node, systemd: socket.socket, agent, prepare) -> None:
+def test_otherwise_the_agent_starts_completely_at_once(
+    node: Node, systemd: socket.socket, agent, prepare
+) -> None:
     prepare(node)
     agent()
     assert systemd.recv(4096) == b"READY=1"
@@ -127,7 +131,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return host
 
 
-def test_nvml_is_asked_at_once_where_the_driver_holds_gpus(host: Host) -> None:
+def test_nvml_is_probed_at_once_if_the_driver_holds_gpus(host: Host) -> None:
     host.settings = Settings(driver_root="/run/nvidia/driver", expected_gpus=("8",))
     boot.first_probe(host.settings)
     assert host.started == [("/run/nvidia/driver", str(host.folder / "version"), True)]
@@ -157,7 +161,7 @@ NOT_YET: dict[str, Callable[[Host], object]] = {
 
 
 @pytest.mark.parametrize("prepare", NOT_YET.values(), ids=NOT_YET)
-def test_otherwise_a_look_comes_first(host: Host, prepare: Callable[[Host], object]) -> None:
+def test_otherwise_a_snapshot_comes_first(host: Host, prepare: Callable[[Host], object]) -> None:
     prepare(host)
     assert boot.first_probe(host.settings) is None
     assert host.started == []

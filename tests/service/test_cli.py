@@ -88,7 +88,7 @@ def test_wrong_usage_is_2(words: tuple[str, ...]) -> None:
     assert is_a_sentence(done.stderr) and done.stdout == ""
 
 
-def test_help_names_each_verb() -> None:
+def test_help_lists_each_verb() -> None:
     done = gpu_gate("--help")
     assert done.returncode == 0
     heads = re.findall(r"^  ([a-z, -]+?)(?:  | \[)", done.stdout, re.M)
@@ -148,7 +148,7 @@ def test_status_without_an_agent_is_3_with_a_next_step(node: Node) -> None:
         ),
     ],
 )
-def test_doctor_of_a_broken_bundle_is_a_sentence(
+def test_doctor_of_a_broken_bundle_prints_a_message(
     tmp_path: Path, make: Callable[[Path], Any], says: str
 ) -> None:
     make(tmp_path / "b")
@@ -196,13 +196,13 @@ def test_doctor_of_a_bundle_in_text_and_json(tmp_path: Path) -> None:
     assert text.returncode == machine.returncode
 
 
-def test_doctor_prints_names_that_are_no_text(tmp_path: Path) -> None:
+def test_doctor_prints_names_that_are_not_text(tmp_path: Path) -> None:
     done = gpu_gate("doctor", with_kubelet(tmp_path / "b", "act\udcffive"))
     assert is_a_sentence(done.stderr + done.stdout)
     assert "act" in done.stdout
 
 
-def test_doctor_hands_no_control_character_to_the_terminal(tmp_path: Path) -> None:
+def test_doctor_prints_no_control_character(tmp_path: Path) -> None:
     assert "\x1b" not in gpu_gate("doctor", with_kubelet(tmp_path / "b", "\x1b]0;owned\x07")).stdout
 
 
@@ -258,7 +258,7 @@ def test_pause_resume_and_forget(node: Node) -> None:
     assert not (node.run / "paused").exists()
 
 
-def test_forget_says_whether_there_was_anything(
+def test_forget_reports_whether_it_deleted_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(switch, "STATE", str(tmp_path))
@@ -292,7 +292,7 @@ def test_a_pause_that_ends_by_itself(node: Node) -> None:
         assert (done.returncode, is_a_sentence(done.stderr)) == (2, True), words
 
 
-def test_what_cannot_be_changed_is_a_sentence(node: Node) -> None:
+def test_a_failed_change_prints_a_message(node: Node) -> None:
     (node.run / "paused").mkdir()
     done = node.gpu_gate("resume")
     assert (done.returncode, is_a_sentence(done.stderr)) == (1, True)
@@ -316,7 +316,7 @@ def test_config_shows_values_and_check_is_an_exit_status(node: Node) -> None:
 
 
 @pytest.mark.parametrize("verb", ["config", "image-check"])
-def test_a_reader_that_went_away_is_no_error(verb: str) -> None:
+def test_a_closed_pipe_is_no_error(verb: str) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -335,9 +335,7 @@ def test_a_reader_that_went_away_is_no_error(verb: str) -> None:
 @pytest.mark.parametrize(
     "verb", [("wait",), ("status",), ("config",), ("config", "--json"), ("pause",), ("resume",)]
 )
-def test_a_verb_that_starts_in_a_blink_imports_no_heavy_library(
-    node: Node, verb: tuple[str, ...]
-) -> None:
+def test_fast_verbs_import_no_heavy_library(node: Node, verb: tuple[str, ...]) -> None:
     code = f"""
 import sys
 from agent.service import cli
@@ -350,7 +348,7 @@ print("HEAVY", sorted(heavy & set(sys.modules)))
     assert done.stdout.splitlines()[-1] == "HEAVY []", done.stderr
 
 
-def test_the_wait_imports_nothing_that_it_can_do_without(node: Node) -> None:
+def test_the_wait_imports_only_what_it_needs(node: Node) -> None:
     """Each took a twentieth of its time or more, and the kubelet of every boot waits for it."""
     code = """
 import sys
@@ -364,7 +362,7 @@ print("NEEDLESS", sorted({"argparse", "datetime", "pathlib", "socket", "urllib"}
     assert done.stdout.splitlines()[-1] == "NEEDLESS []", done.stderr
 
 
-def test_the_agent_lives_without_what_it_does_not_use(node: Node) -> None:
+def test_the_agent_imports_only_what_it_uses(node: Node) -> None:
     """Each is half a MiB or more of the 45 that it may take, for as long as the node runs."""
     code = """
 import asyncio, sys
@@ -413,16 +411,14 @@ def http(body: bytes, code: str = "200 OK") -> bytes:
         b"SSH-2.0-OpenSSH_9.2\r\n",
     ],
 )
-def test_whatever_else_listens_there_is_not_the_agent(answer: bytes) -> None:
+def test_another_listener_on_the_port_is_not_the_agent(answer: bytes) -> None:
     with pytest.raises(ask.NoAgent) as refused:
         ask.status(listen=f"127.0.0.1:{served(answer)}")
     assert str(refused.value).startswith("the agent ")
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"gate": {}}', b'{"status": "ok"}'])
-def test_status_of_something_else_that_speaks_json(
-    body: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_of_another_json_server(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     listen = f"127.0.0.1:{served(http(body))}"
     assert cli._status(Config(Settings(listen=listen)), as_json=False) == 3
     assert is_a_sentence(capsys.readouterr().err)
@@ -512,7 +508,7 @@ OLD, NEW = boottime() - 60, boottime() + 1e6
         (ProbeState(), "", False),
     ],
 )
-def test_when_a_doctor_takes_the_agents_word_about_nvml(
+def test_when_the_doctor_reuses_the_agents_probe(
     probe: ProbeState, paused: str, stands: bool
 ) -> None:
     gate = {"ready": True, "released_why": "", "deadline_in_s": None, "paused": paused}
@@ -560,7 +556,7 @@ def test_status_for_node_problem_detector(
     assert out.startswith(says) and out.count("\n") == 1 and len(out) <= 81
 
 
-def test_node_problem_detector_is_told_that_nothing_is_known(
+def test_node_problem_detector_gets_unknown_without_an_agent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli._npd(Config(Settings(listen="127.0.0.1:1"))) == 2
@@ -579,7 +575,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 """
 
 
-def test_who_holds_the_agents_port_and_is_not_root_is_not_believed() -> None:
+def test_a_listener_on_the_agents_port_that_is_not_root_is_not_trusted() -> None:
     """Any user may take it while the agent is restarted, and say that the node is ready."""
     needs_root()
     with subprocess.Popen(
@@ -592,7 +588,7 @@ def test_who_holds_the_agents_port_and_is_not_root_is_not_believed() -> None:
         squatter.kill()
 
 
-def test_a_log_line_is_one_line_whatever_a_pod_is_called(
+def test_a_log_line_is_one_line_with_any_pod_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     handler = logging.StreamHandler()
@@ -609,7 +605,7 @@ def test_a_log_line_is_one_line_whatever_a_pod_is_called(
     assert traceback[0].startswith("Traceback") and len(traceback) > 2
 
 
-def test_a_bundle_does_not_write_to_the_terminal_by_its_version(tmp_path: Path) -> None:
+def test_a_bundles_version_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(
         json.dumps({"format": 99, "gpu_gate": "\x1b]0;x\x07", "answers": []})
     )

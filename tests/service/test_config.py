@@ -130,7 +130,7 @@ def test_a_value_in_force(tmp_path: Path, key: str, value: str, wanted: Any) -> 
     assert found.origins == {name: f"/{CONF}:2"}
 
 
-def test_every_key_is_tried() -> None:
+def test_every_key_is_tested() -> None:
     assert {key for key, _, _ in GOOD} == set(DEFAULTS)
 
 
@@ -200,7 +200,7 @@ BAD: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "says"), BAD)
-def test_a_bad_value_is_named_and_the_default_stays(
+def test_a_bad_value_is_reported_and_the_default_stays(
     tmp_path: Path, key: str, value: str, says: str
 ) -> None:
     section, _, word = key.partition(".")
@@ -237,7 +237,7 @@ def test_a_bad_value_is_named_and_the_default_stays(
         ("[Gate]\n=5\n", 2, "unknown key =", False),
     ],
 )
-def test_a_line_that_says_nothing_we_know(
+def test_a_line_with_unknown_content(
     tmp_path: Path, text: str, where: int, says: str, is_error: bool
 ) -> None:
     found = loaded(tmp_path, text)
@@ -247,7 +247,7 @@ def test_a_line_that_says_nothing_we_know(
     assert found.settings == Settings()
 
 
-def test_a_typo_costs_its_own_line_only(tmp_path: Path) -> None:
+def test_a_typo_affects_only_its_own_line(tmp_path: Path) -> None:
     found = loaded(
         tmp_path,
         "[Gate]\nDeadlineSec=oops\nStableProbes=5\nOnDedline=hold\n[Probe]\nTimeoutSec=9s\n",
@@ -320,7 +320,7 @@ def test_a_good_value_later_makes_up_for_a_bad_one(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_contradiction_is_settled_so_that_nobody_is_held_longer(
+def test_contradicting_settings_use_the_shorter_delay(
     tmp_path: Path, text: str, name: str, wanted: float, says: str
 ) -> None:
     found = loaded(tmp_path, text)
@@ -329,7 +329,7 @@ def test_a_contradiction_is_settled_so_that_nobody_is_held_longer(
     assert says in problem.sentence and problem.is_error and problem.where.startswith(f"/{CONF}:")
 
 
-def test_at_a_reload_the_last_good_value_stays(tmp_path: Path) -> None:
+def test_at_a_reload_the_last_valid_value_stays(tmp_path: Path) -> None:
     good = loaded(tmp_path, "[Gate]\nStableProbes=5\nDeadlineSec=60s\n").settings
     found = loaded(tmp_path, "[Gate]\nStableProbes=lots\n", last_good=good)
     assert found.settings.stable_probes == 5, "the typo does not bring the default back"
@@ -358,7 +358,7 @@ def test_an_unreadable_file_is_a_problem(tmp_path: Path) -> None:
     assert found.settings.stable_probes == 2
 
 
-def test_a_file_that_may_not_be_looked_for_is_a_problem_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_accessed_is_a_problem_and_changes_nothing(tmp_path: Path) -> None:
     good = loaded(tmp_path, "[Gate]\nDeadlineSec=60s\n").settings
     (tmp_path / CONF).unlink()
     (tmp_path / CONF).symlink_to("gpu-gate.conf")
@@ -383,7 +383,7 @@ def test_a_file_that_may_not_be_looked_for_is_a_problem_and_changes_nothing(tmp_
         b"[Gate]\nDeadlineSec=\xff\xff\n",
     ],
 )
-def test_junk_is_never_more_than_problems(tmp_path: Path, junk: bytes) -> None:
+def test_malformed_settings_are_only_problems(tmp_path: Path, junk: bytes) -> None:
     found = loaded(tmp_path, junk)
     assert found.settings == Settings()
     assert all(len(str(p)) < 10_500 for p in found.problems)
@@ -398,7 +398,7 @@ def test_problems_do_not_flood_the_log(tmp_path: Path) -> None:
     assert len(loaded(tmp_path, b"x\n" * (1 << 14)).problems) <= 1000
 
 
-def test_a_problem_is_told_once_and_counted_at_each_reload(
+def test_a_problem_is_logged_once_and_counted_at_each_reload(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A hundred lines at each of a hundred reloads would cost the journal what else it holds."""
@@ -411,7 +411,7 @@ def test_a_problem_is_told_once_and_counted_at_each_reload(
     assert caplog.messages[-1].endswith("; 2 problems: gpu-gate config --check")
 
 
-def test_lines_that_were_not_read_are_named(tmp_path: Path) -> None:
+def test_unread_lines_are_reported(tmp_path: Path) -> None:
     found = loaded(tmp_path, b"# padding\n" * (1 << 17) + b"[Gate]\nStableProbes=5\n")
     assert found.settings.stable_probes == 5 or found.problems
 
@@ -432,7 +432,7 @@ def test_a_rejected_line_is_not_where_the_value_came_from(tmp_path: Path) -> Non
     assert ("Gate", "DeadlineSec", "180s", "default") in config.rows(found)
 
 
-def test_what_is_shown_can_be_written_back(tmp_path: Path) -> None:
+def test_shown_settings_can_be_read_back(tmp_path: Path) -> None:
     """`gpu-gate config` prints a file that says the same."""
     shown = loaded(
         tmp_path, line("Gate", "ExcludeGPUs", "0000:07:00.0") + line("Driver", "MakeNodes", "no")
@@ -474,7 +474,7 @@ def spans(defaults: dict[str, str]) -> dict[str, Any]:
     ("path", "reader"),
     [("packaging/deb/conf/gpu-gate.conf", of_conf_file), ("docs/man/gpu-gate.conf.5", of_manual)],
 )
-def test_the_file_and_the_manual_tell_the_same_story(path: str, reader: Any) -> None:
+def test_the_file_and_the_manual_agree(path: str, reader: Any) -> None:
     assert spans(reader((REPO / path).read_text())) == spans(DEFAULTS)
 
 
@@ -487,7 +487,7 @@ def test_the_packaged_file_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", fields(Settings), ids=lambda f: f.name)
-def test_every_setting_says_why(field: Any) -> None:
+def test_every_setting_has_a_description(field: Any) -> None:
     assert field.metadata["why"] and field.metadata["section"] and field.metadata["key"]
     assert (
         field.metadata["key"].endswith("Sec")
@@ -507,7 +507,7 @@ def test_every_setting_says_why(field: Any) -> None:
         ),
     ],
 )
-def test_what_a_launch_lacks_is_said(tmp_path: Path, lines: str, says: str) -> None:
+def test_missing_parts_of_a_launch_are_reported(tmp_path: Path, lines: str, says: str) -> None:
     (tmp_path / "pod").write_text("kind: Pod\n")
     (tmp_path / "etc/tmpfiles.d").mkdir(parents=True)
     (tmp_path / "etc/tmpfiles.d/a.conf").write_text(
@@ -520,7 +520,7 @@ def test_what_a_launch_lacks_is_said(tmp_path: Path, lines: str, says: str) -> N
     assert len(loaded(tmp_path, f"[Plugin]\n{lines}Unit=dp.service\n").problems) == 0
 
 
-def test_a_manifest_that_no_file_can_be_is_a_problem_and_ends_nobody(tmp_path: Path) -> None:
+def test_an_impossible_manifest_path_is_a_problem_and_not_a_crash(tmp_path: Path) -> None:
     (problem,) = loaded(
         tmp_path, f"[Plugin]\nLaunch=manifest\nLaunchManifest=/{'a' * 300}\n"
     ).problems

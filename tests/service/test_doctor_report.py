@@ -109,7 +109,7 @@ def opinion(of: Snapshot, diagnostics: DiagnosticData = NO_DIAGNOSTICS) -> Docto
         ),
     ],
 )
-def test_what_it_prints(name: str, of: Snapshot, diagnostics: DiagnosticData) -> None:
+def test_the_printed_report(name: str, of: Snapshot, diagnostics: DiagnosticData) -> None:
     file, lines = FOLDER / f"{name}.txt", text(opinion(of, diagnostics))
     printed = "\n".join(lines).replace(f"gpu-gate {__version__}", "gpu-gate X") + "\n"
     if os.environ.get("REWRITE"):
@@ -120,7 +120,7 @@ def test_what_it_prints(name: str, of: Snapshot, diagnostics: DiagnosticData) ->
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.id)
-def test_what_a_fault_is_not_is_said_where_it_is_the_cause_and_where_it_is_not(
+def test_what_a_fault_is_not_is_always_shown(
     fault: KnownFault,
 ) -> None:
     one = Suspect(
@@ -143,7 +143,7 @@ def test_what_a_fault_is_not_is_said_where_it_is_the_cause_and_where_it_is_not(
         assert not fault.is_not or f"is not {fault.is_not}" in " ".join(" ".join(lines).split())
 
 
-def test_what_follows_is_dim_and_the_broken_link_is_not() -> None:
+def test_links_after_the_broken_one_are_dim() -> None:
     lines = text(opinion(OLD_PLUGIN, ASKED), colour=True)
     links = {
         line.removeprefix("\033[2m")[:2].strip(): line
@@ -155,7 +155,7 @@ def test_what_follows_is_dim_and_the_broken_link_is_not() -> None:
     assert not links["7"].startswith("\033[2m")
 
 
-def test_json_says_the_same() -> None:
+def test_json_has_the_same_report() -> None:
     said = json.loads(json.dumps(report(opinion(OLD_PLUGIN, ASKED))))
     assert (said["version"], said["exit_code"], said["causes"][0]) == (1, 1, "EarlyNvml")
     assert said["first_broken"]["link"] == 8
@@ -169,7 +169,7 @@ def test_json_says_the_same() -> None:
 
 
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
-def test_colour_on_a_terminal_only_and_not_against_a_persons_wish(
+def test_colour_on_a_terminal_only_and_not_with_no_color(
     tmp_path: Path, no_color: str, coloured: bool
 ) -> None:
     bundle.write(Tape({Tape.key("clock"): encode(Clock(9.0, 9.0, 9.0))}), tmp_path / "b")

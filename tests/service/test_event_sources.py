@@ -91,7 +91,7 @@ def test_scopes_of_containers_wake_once_for_a_burst(
     assert asyncio.run(heard()) == (wakes or TIMER)
 
 
-def test_a_container_that_is_long_in_its_hooks_is_seen_by_a_second_look(monkeypatch) -> None:
+def test_a_second_cycle_finds_a_container_with_slow_hooks(monkeypatch) -> None:
     """The runtime says that it runs when they are done, and systemd says no more."""
     monkeypatch.setattr(wake, "SCOPE_GATHER_S", 0.01)
     monkeypatch.setattr(wake, "SCOPE_AGAIN_S", 0.02)

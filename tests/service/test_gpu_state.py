@@ -49,12 +49,12 @@ def heard(driver: Driver) -> ProbeReport:
     return report_of(json.dumps(asked(driver)).encode(), 1, 0.0, 1.0)
 
 
-def test_a_healthy_gpu_says_all_of_it(driver: Driver) -> None:
+def test_a_healthy_gpu_reports_everything(driver: Driver) -> None:
     report = heard(driver)
     assert len(report.gpus) == 8 and all(g.state == HEALTHY for g in report.gpus)
 
 
-def test_each_part_is_heard_of_the_gpu_it_is_about(driver: Driver) -> None:
+def test_each_part_belongs_to_its_gpu(driver: Driver) -> None:
     driver.says(*ONE_OF_EACH)
     states = [g.state for g in heard(driver).gpus]
     assert states[3] == GpuState(
@@ -100,7 +100,7 @@ def test_mig_without_instances_is_an_empty_list_and_an_unreadable_list_is_none(
     ],
 )
 @pytest.mark.parametrize("code", [3, 13, 25, 999])
-def test_a_refused_question_costs_itself_alone(
+def test_a_refused_question_does_not_affect_others(
     driver: Driver, question: str, left_out: dict[str, Any], code: int
 ) -> None:
     driver.says(f"refuse {question} error={code} gpu=2")
@@ -112,9 +112,7 @@ def test_a_refused_question_costs_itself_alone(
 
 
 @pytest.mark.parametrize("code", [15, 16])
-def test_a_gpu_that_says_it_is_lost_meanwhile_is_still_enumerated(
-    driver: Driver, code: int
-) -> None:
+def test_a_gpu_lost_during_a_probe_is_still_enumerated(driver: Driver, code: int) -> None:
     driver.says(f"refuse persistence error={code} gpu=2")
     report = heard(driver)
     assert (report.end, len(report.gpus), report.errors) == (ProbeEnd.ANSWERED, 8, ())
@@ -134,7 +132,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """An nvidia-ml-py that lacks these names, as an older one does."""
 
 
-def test_an_older_nvidia_ml_py_knows_fewer_questions(driver: Driver, tmp_path: Path) -> None:
+def test_an_older_nvidia_ml_py_has_fewer_functions(driver: Driver, tmp_path: Path) -> None:
     driver.says(*ONE_OF_EACH)
     gone = (
         "nvmlDeviceGetMigMode,nvmlDeviceGetGpuFabricInfoV,nvmlDeviceGetRemappedRows,"
@@ -170,7 +168,7 @@ def test_an_older_nvidia_ml_py_knows_fewer_questions(driver: Driver, tmp_path: P
         {"recovery": ["reset"]},
     ],
 )
-def test_a_state_of_another_shape_costs_no_gpu(said: Any) -> None:
+def test_state_in_another_format_loses_no_gpu(said: Any) -> None:
     line = {**WHOLE, "gpus": [{**WHOLE["gpus"][0], "state": said}]}
     report = report_of(json.dumps(line).encode(), 1, 0.0, 1.0)
     assert (report.end, [g.state for g in report.gpus]) == (ProbeEnd.ANSWERED, [NOTHING_SAID])

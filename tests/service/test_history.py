@@ -9,7 +9,7 @@ RELEASE, LINK = Release("stable", "Open"), LinkDevChar((("195:0", "../nvidia0"),
 FULL = "could not write /run/gpu-gate/released (No space left on device)"
 
 
-def test_what_fails_again_in_the_same_way_is_no_news() -> None:
+def test_the_same_failure_is_reported_once() -> None:
     history = ActionHistory()
     assert history.note(RELEASE, 1.0, FULL)
     assert history.note(LINK, 1.1, "no room")

@@ -128,7 +128,7 @@ def seen(**changes: Any) -> Seen:
         ("/readyz", seen(ready=False, why="pod \x1b[2J\u202e"), 503, "pod ?[2J?\n"),
     ],
 )
-def test_answers(path: str, answers: Seen, code: int, body: str) -> None:
+def test_each_path_has_its_answer(path: str, answers: Seen, code: int, body: str) -> None:
     answers.where = ""
     found = asked(path, answers)
     assert (found[0], found[2]) == (code, body)
@@ -150,7 +150,7 @@ def test_answers(path: str, answers: Seen, code: int, body: str) -> None:
         "/;/status",
     ],
 )
-def test_a_path_is_one_of_those_there_are(path: str) -> None:
+def test_only_known_paths_exist(path: str) -> None:
     code, _, body = asked(path)
     assert (code, "root:" in body) == (404, False)
 
@@ -173,7 +173,7 @@ def test_no_browser_may_frame_keep_sniff_or_run_an_answer(path: str) -> None:
     assert "unsafe" not in policy and "access-control-allow-origin" not in headers
 
 
-def test_a_cycle_is_written_once_however_many_ask() -> None:
+def test_a_cycle_is_rendered_once_for_all_clients() -> None:
     async def story() -> list[int]:
         answers = seen(number=7)
         async with served(answers) as (_, ask):
@@ -189,7 +189,7 @@ def test_a_cycle_is_written_once_however_many_ask() -> None:
     assert first < 20 and is_news
 
 
-def test_status_is_json_even_of_strings_that_are_no_text() -> None:
+def test_status_is_json_even_with_strings_that_are_not_text() -> None:
     code, headers, body = asked("/status")
     assert (code, headers["content-type"]) == (200, "application/json; charset=utf-8")
     assert json.loads(body) == Seen().status()
@@ -197,7 +197,7 @@ def test_status_is_json_even_of_strings_that_are_no_text() -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/status", "/"])
-def test_nothing_can_be_changed(method: str, path: str) -> None:
+def test_no_request_can_change_anything(method: str, path: str) -> None:
     code, headers, _ = asked(path, method=method)
     assert code == 405
     assert "GET" in headers["allow"]
@@ -206,7 +206,7 @@ def test_nothing_can_be_changed(method: str, path: str) -> None:
 @pytest.mark.parametrize(
     "host", ["localhost", "localhost:9477", "127.0.0.1:9477", "10.0.0.7", "[::1]:9477", "[::1]"]
 )
-def test_whoever_asks_by_address_is_answered(host: str) -> None:
+def test_a_request_by_ip_address_is_answered(host: str) -> None:
     assert asked("/readyz", host=host)[0] == 200
 
 
@@ -223,13 +223,13 @@ def test_whoever_asks_by_address_is_answered(host: str) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/status", "/nothing"])
-def test_a_name_that_somebody_chose_is_not_answered(host: str, path: str) -> None:
+def test_a_request_with_a_foreign_host_name_is_refused(host: str, path: str) -> None:
     """DNS rebinding: a web page whose name resolves to 127.0.0.1 must not read this node."""
     code, _, body = asked(path, host=host)
     assert (code, "version" in body) == (421, False)
 
 
-def test_a_huge_request_is_refused_and_the_face_lives() -> None:
+def test_a_huge_request_is_refused_and_the_server_continues() -> None:
     async def both() -> tuple[int, int]:
         async with served(Seen()) as (_, ask):
             return (await ask("/" + "x" * 100_000))[0], (await ask("/healthz"))[0]
@@ -237,7 +237,7 @@ def test_a_huge_request_is_refused_and_the_face_lives() -> None:
     assert asyncio.run(both()) == (431, 200)
 
 
-def test_a_port_that_is_taken_costs_the_face_only_and_is_tried_again() -> None:
+def test_a_port_in_use_disables_only_http_and_is_retried() -> None:
     async def story() -> list[Any]:
         taken = socket.socket()
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -263,7 +263,7 @@ def test_a_port_that_is_taken_costs_the_face_only_and_is_tried_again() -> None:
     assert (cured, code) == (None, 200)
 
 
-def test_a_face_that_lets_nobody_in_is_a_trouble() -> None:
+def test_a_listener_that_cannot_open_is_a_problem() -> None:
     async def story() -> list[str | None]:
         async with served(Seen(f"127.0.0.1:{free_port()}")) as (face, _):
             before, found = face.problem, face._tcp
@@ -278,7 +278,7 @@ def test_a_face_that_lets_nobody_in_is_a_trouble() -> None:
     assert now == "HTTP: no new connection can be accepted (Too many open files): sysctl fs.file-nr"
 
 
-def test_a_port_that_the_sandbox_refuses_is_not_said_to_be_taken(
+def test_a_port_refused_by_the_sandbox_is_not_reported_as_in_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def refused(*_: object) -> None:
@@ -292,7 +292,7 @@ def test_a_port_that_the_sandbox_refuses_is_not_said_to_be_taken(
     assert asyncio.run(story()).endswith("name a higher one in [Http] Listen=")
 
 
-def test_a_reload_moves_the_face_or_closes_it() -> None:
+def test_a_reload_moves_or_closes_the_listener() -> None:
     async def story() -> list[bool]:
         answers = Seen()
         async with served(answers) as (face, _):
@@ -317,7 +317,7 @@ async def is_open(where: str) -> bool:
     return True
 
 
-def test_listening_for_everybody_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_listening_beyond_loopback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def start(where: str) -> None:
         async with served(Seen(where)):
             pass
@@ -329,7 +329,7 @@ def test_listening_for_everybody_is_said_in_the_log(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("before", ["nothing", "a socket that a dead agent left", "a file"])
-def test_the_unix_socket_is_roots(unix_socket: Path, before: str) -> None:
+def test_the_unix_socket_belongs_to_root(unix_socket: Path, before: str) -> None:
     if before == "a file":
         unix_socket.touch()
     elif before != "nothing":
@@ -350,7 +350,7 @@ def test_the_unix_socket_is_roots(unix_socket: Path, before: str) -> None:
     assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"all well\n")
 
 
-def test_a_unix_socket_that_cannot_be_opened_costs_that_face_only(
+def test_a_unix_socket_that_cannot_open_disables_only_itself(
     unix_socket: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     unix_socket.mkdir()

@@ -227,7 +227,7 @@ WRONG: list[tuple[str, str, Level, Callable[[Path], object]]] = [
 @pytest.mark.parametrize(
     ("what", "expected", "change"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG]
 )
-def test_what_may_be_wrong(
+def test_faults_of_an_image(
     image: Path, what: str, expected: Level, change: Callable[[Path], object]
 ) -> None:
     change(image)
@@ -245,7 +245,7 @@ def as_debian_packs_it(image: Path, driver: str) -> str:
     return f"/{folder}/libnvidia-ml.so.1"
 
 
-def test_a_driver_of_debians_own_packages_is_one(image: Path) -> None:
+def test_a_driver_from_debians_packages_is_recognised(image: Path) -> None:
     assert row(image, "driver").seen == "550.54.15, module for 6.1.0-1-amd64"
     shutil.rmtree(image / "usr/lib/modules")
     for file in (image / "usr/lib/x86_64-linux-gnu").iterdir():
@@ -263,14 +263,14 @@ def test_a_driver_of_debians_own_packages_is_one(image: Path) -> None:
     assert row(image, "driver") == Row("driver", Level.OK, "535.183.01, module for 6.1.0-1-amd64")
 
 
-def test_a_machine_that_runs_has_a_state_and_an_id_of_its_own(image: Path) -> None:
+def test_a_running_machine_has_its_own_state_and_id(image: Path) -> None:
     put(image, "var/lib/gpu-gate/ledger", "{}")
     put(image, "etc/machine-id", "0123")
     assert worst(image, "state", sealed=False) is Level.SKIPPED
     assert worst(image, "machine-id", sealed=False) is Level.SKIPPED
 
 
-def test_links_stay_in_the_image(tmp_path: Path) -> None:
+def test_links_are_resolved_inside_the_image(tmp_path: Path) -> None:
     outside, root = tmp_path / "outside", tmp_path / "root"
     put(outside, "secret", "x")
     put(root, "inside", "y")

@@ -77,7 +77,7 @@ def test_a_unit_is_started_and_then_marked(tmp_path: Path, result: str) -> None:
     )
 
 
-def test_a_unit_that_nobody_could_be_asked_for_is_not_marked(tmp_path: Path) -> None:
+def test_a_launch_without_dbus_is_not_marked(tmp_path: Path) -> None:
     assert (
         done(tmp_path, LaunchUnit("dp.service"), Bus(BusError("no D-Bus", ErrorKind.MISSING)))
         == "not started: no D-Bus"
@@ -108,7 +108,7 @@ def node(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_manifest_is_placed_and_written_down(node: Path) -> None:
+def test_a_manifest_is_placed_and_recorded(node: Path) -> None:
     place(node)
     assert (node / "m/gpu-gate-plugin.yaml").read_bytes() == POD
     assert os.listdir(node / "m") == ["gpu-gate-plugin.yaml"]
@@ -145,7 +145,7 @@ def other(node: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_placed(node: Path, change: Any, says: str) -> None:
+def test_manifests_that_are_not_placed(node: Path, change: Any, says: str) -> None:
     change(node)
     before = sorted(os.listdir(node / "m")) if (node / "m").exists() else []
     with pytest.raises(ActionFailed, match=says):
@@ -158,7 +158,7 @@ def read(host: LiveHost, path: str, limit: int = 1 << 20) -> Any:
     return asyncio.run(host.document(path, limit))
 
 
-def test_a_document_is_parsed_again_only_where_it_was_written(tmp_path: Path) -> None:
+def test_a_document_is_parsed_again_only_after_a_change(tmp_path: Path) -> None:
     host, path = LiveHost(root=str(tmp_path)), tmp_path / "a.yaml"
     path.write_text("a: 1\n")
     os.utime(path, (1.0, 1.0))
@@ -178,7 +178,7 @@ def test_a_document_is_parsed_again_only_where_it_was_written(tmp_path: Path) ->
     assert isinstance(read(host, "/b.json"), Refusal)
 
 
-def test_what_is_absent(tmp_path: Path) -> None:
+def test_absent_files(tmp_path: Path) -> None:
     host = LiveHost(root=str(tmp_path))
     (tmp_path / "a").write_text("")
     (tmp_path / "dangling").symlink_to("nowhere")

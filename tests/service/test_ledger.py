@@ -69,14 +69,14 @@ def kept(root: Path) -> list[str]:
 # --- the ledger
 
 
-def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+def test_an_appended_entry_is_read_back(tmp_path: Path) -> None:
     for n in (1, 2, 3):
         ledger.append(tmp_path, entry(n))
     assert entries(tmp_path) == (entry(1), entry(2), entry(3))
     assert [json.loads(line)["number"] for line in stored(tmp_path).splitlines()] == [1, 2, 3]
 
 
-def test_for_root_only(tmp_path: Path) -> None:
+def test_state_is_readable_by_root_only(tmp_path: Path) -> None:
     ledger.append(tmp_path, entry())
     assert os.stat(tmp_path / STATE / "ledger.jsonl").st_mode & 0o7777 == 0o600
     assert os.stat(tmp_path / STATE).st_mode & 0o7777 == 0o700
@@ -91,7 +91,7 @@ def test_a_line_is_on_disk_when_append_returns(
     assert synced == [stored(tmp_path)]
 
 
-def test_whatever_a_cause_holds_one_entry_is_one_line(tmp_path: Path) -> None:
+def test_an_entry_is_one_line_with_any_cause(tmp_path: Path) -> None:
     hostile = entry(1, "a\nb\r\u2028\x1c\0 “é” \ud800")
     ledger.append(tmp_path, hostile)
     ledger.append(tmp_path, entry(2))
@@ -102,7 +102,7 @@ def test_whatever_a_cause_holds_one_entry_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torn", [b'{"at": 17000', b"{", b"\0" * 30, b"x" * 5000])
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_torn_line_does_not_cost_the_ledger(tmp_path: Path, torn: bytes, before: int) -> None:
+def test_a_torn_line_does_not_lose_the_ledger(tmp_path: Path, torn: bytes, before: int) -> None:
     """The power went while a line was written: the next one begins where the last whole one
     ended."""
     ledger.append(tmp_path, entry(99))
@@ -115,7 +115,7 @@ def test_a_torn_line_does_not_cost_the_ledger(tmp_path: Path, torn: bytes, befor
     assert entries(tmp_path) == (*map(entry, range(before)), entry(7))
 
 
-def test_a_line_of_junk_is_a_persons_to_judge(tmp_path: Path) -> None:
+def test_a_malformed_ledger_line_needs_an_operator(tmp_path: Path) -> None:
     ledger.append(tmp_path, entry(1))
     with (tmp_path / STATE / "ledger.jsonl").open("ab") as file:
         file.write(b"junk\n")
@@ -124,7 +124,7 @@ def test_a_line_of_junk_is_a_persons_to_judge(tmp_path: Path) -> None:
     assert entries(tmp_path) is None
 
 
-def test_it_does_not_grow_for_ever(tmp_path: Path) -> None:
+def test_the_ledger_does_not_grow_without_limit(tmp_path: Path) -> None:
     (tmp_path / STATE).mkdir(parents=True)
     ledger.append(tmp_path, entry(0))
     line = stored(tmp_path)
@@ -154,7 +154,7 @@ def leads_nowhere(root: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [is_folder, is_below_a_file, leads_nowhere])
-def test_what_cannot_be_written_is_said_with_what_to_do(tmp_path: Path, spoil) -> None:
+def test_a_failed_write_is_reported_with_a_next_step(tmp_path: Path, spoil) -> None:
     spoil(tmp_path)
     with pytest.raises(ActionFailed) as failed:
         ledger.append(tmp_path, entry())
@@ -176,7 +176,7 @@ def is_far_too_large(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [is_a_device_without_end, is_a_fifo, is_far_too_large])
-def test_what_is_no_ledger_is_not_read_for_ever(tmp_path: Path, spoil) -> None:
+def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path, spoil) -> None:
     """Each would hold the agent, or fill the machine's memory with it; so with a limit on ours."""
     (tmp_path / STATE).mkdir(parents=True)
     path = tmp_path / STATE / "ledger.jsonl"
@@ -199,7 +199,7 @@ def test_what_is_no_ledger_is_not_read_for_ever(tmp_path: Path, spoil) -> None:
 # --- the evidence
 
 
-def test_a_bundle_with_what_lies_beside_it(tmp_path: Path) -> None:
+def test_a_bundle_in_a_folder_with_other_files(tmp_path: Path) -> None:
     folder = ledger.keep_evidence(
         tmp_path, tape(), "1700000000-1", {"journal.txt": b"what happened\n"}
     )
@@ -214,7 +214,7 @@ def test_a_bundle_with_what_lies_beside_it(tmp_path: Path) -> None:
         assert os.stat(path).st_mode & 0o7777 == 0o700
 
 
-def test_doctor_reads_it(tmp_path: Path) -> None:
+def test_doctor_reads_the_evidence_of_a_repair(tmp_path: Path) -> None:
     folder = ledger.keep_evidence(tmp_path, tape(), "1-1", {"journal.txt": b""})
     ledger.note_outcome(tmp_path, f"/{STATE}/evidence/1-1", "not cured")
     said = run_doctor("doctor", str(folder))
@@ -228,7 +228,7 @@ def test_doctor_reads_it(tmp_path: Path) -> None:
         assert json.loads(run_doctor(*words).stdout)["findings"]
 
 
-def test_no_more_than_so_many_are_kept(tmp_path: Path) -> None:
+def test_the_number_of_bundles_is_limited(tmp_path: Path) -> None:
     for n in range(ledger.EVIDENCE_KEPT + 5):
         folder = ledger.keep_evidence(tmp_path, tape(), f"{n}-1", {})
         os.utime(folder, (n, n))
@@ -238,7 +238,7 @@ def test_no_more_than_so_many_are_kept(tmp_path: Path) -> None:
     )
 
 
-def test_no_more_than_so_much_is_kept(tmp_path: Path) -> None:
+def test_the_size_of_bundles_is_limited(tmp_path: Path) -> None:
     for n in range(4):
         folder = ledger.keep_evidence(tmp_path, tape(), f"{n}-1", {})
         os.truncate(
@@ -248,7 +248,7 @@ def test_no_more_than_so_much_is_kept(tmp_path: Path) -> None:
     assert kept(tmp_path) == ["2-1", "3-1"]
 
 
-def test_those_of_repairs_that_changed_nothing_go_first(tmp_path: Path) -> None:
+def test_evidence_of_repairs_without_effect_is_removed_first(tmp_path: Path) -> None:
     """A runtime that is stuck for a day must not push out what was done before."""
     ledger.keep_evidence(tmp_path, tape(), "0-1", {})
     for n in range(1, ledger.EVIDENCE_KEPT + 5):
@@ -259,7 +259,7 @@ def test_those_of_repairs_that_changed_nothing_go_first(tmp_path: Path) -> None:
     assert "1-1" not in kept(tmp_path)
 
 
-def test_what_a_killed_agent_left_half_written_goes_as_well(tmp_path: Path) -> None:
+def test_partial_evidence_of_a_killed_agent_is_removed(tmp_path: Path) -> None:
     evidence = tmp_path / STATE / "evidence"
     for n in range(ledger.EVIDENCE_KEPT):
         (evidence / f".{n}-1.4711").mkdir(parents=True)
@@ -269,7 +269,7 @@ def test_what_a_killed_agent_left_half_written_goes_as_well(tmp_path: Path) -> N
     assert not [name for name in kept(tmp_path) if name.startswith(".")]
 
 
-def test_a_name_that_is_taken_is_never_written_over(tmp_path: Path) -> None:
+def test_an_existing_bundle_is_never_overwritten(tmp_path: Path) -> None:
     ledger.keep_evidence(tmp_path, tape(), "1-1", {"journal.txt": b"first"})
     with pytest.raises(ActionFailed, match="so no repair was begun"):
         ledger.keep_evidence(tmp_path, tape(), "1-1", {"journal.txt": b"second"})
@@ -287,7 +287,7 @@ def test_a_link_among_the_evidence_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "precious/file").read_text() == "mine"
 
 
-def test_what_somebody_else_put_among_the_evidence_stays_and_does_not_count(tmp_path: Path) -> None:
+def test_foreign_files_among_the_evidence_stay_and_do_not_count(tmp_path: Path) -> None:
     """A case under work, larger than all of ours may be, and older."""
     case = tmp_path / STATE / "evidence/case-4711"
     (case / "files").mkdir(parents=True)
@@ -299,13 +299,13 @@ def test_what_somebody_else_put_among_the_evidence_stays_and_does_not_count(tmp_
     assert (case / "files/log").stat().st_size == 2 * ledger.EVIDENCE_BYTES
 
 
-def test_an_outcome_of_evidence_that_was_cleared_away(tmp_path: Path) -> None:
+def test_an_outcome_of_removed_evidence(tmp_path: Path) -> None:
     ledger.note_outcome(tmp_path, f"/{STATE}/evidence/1-1", "cured")
     ledger.note_outcome(tmp_path, "", "cured")
     assert not (tmp_path / STATE).exists()
 
 
-def test_an_outcome_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_an_outcome_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / STATE / "evidence/1-1/outcome").mkdir(parents=True)
     with pytest.raises(ActionFailed, match=r"could not write .*/outcome"):
         ledger.note_outcome(tmp_path, f"/{STATE}/evidence/1-1", "cured")
@@ -351,13 +351,13 @@ EVIDENCE = """
 """
 
 
-def test_a_disk_that_is_nearly_full_is_left_alone(tmp_path: Path) -> None:
+def test_no_evidence_on_a_nearly_full_disk(tmp_path: Path) -> None:
     said = on_disk(tmp_path, SMALL.format("16m"), EVIDENCE.format(size=10))
     assert "less than 32 MiB are free for evidence, so no repair was begun" in said
     assert said.endswith("['evidence']\n")
 
 
-def test_a_disk_that_fills_up_meanwhile_keeps_nothing_half_written(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_leaves_no_partial_evidence(tmp_path: Path) -> None:
     said = on_disk(tmp_path, SMALL.format("40m"), EVIDENCE.format(size=24 << 20))
     assert (
         "could not write evidence, so no repair was begun" in said
@@ -366,7 +366,7 @@ def test_a_disk_that_fills_up_meanwhile_keeps_nothing_half_written(tmp_path: Pat
     assert said.endswith("['evidence']\n")
 
 
-def test_a_full_disk_costs_no_line_of_the_ledger(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_line_of_the_ledger(tmp_path: Path) -> None:
     """A line that only its beginning found room for is none; with room again, the next one is
     whole."""
     said = on_disk(

@@ -35,7 +35,7 @@ def values(view: View) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
-def test_before_the_first_look_nothing_is_claimed():
+def test_before_the_first_cycle_metrics_show_no_values():
     said = values(BEFORE)
     assert said["gpu_gate_ready", ()] == 0 and said["gpu_gate_phase", ()] == Phase.WAITING.number
     names = {name for name, _ in said}

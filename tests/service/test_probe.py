@@ -149,7 +149,7 @@ FAULTS: list[tuple[list[str], list[tuple[int, str, int]], int]] = [
 @pytest.mark.parametrize(
     ("faults", "errors", "gpus"), FAULTS, ids=[" ".join(row[0]) for row in FAULTS]
 )
-def test_a_fault_is_told_and_nvml_is_shut_down(
+def test_an_error_is_reported_and_nvml_is_shut_down(
     driver: Driver, faults: list[str], errors: list[tuple[int, str, int]], gpus: int
 ) -> None:
     driver.says(*faults)
@@ -213,7 +213,7 @@ def test_a_mismatch_is_recognised_without_calling_nvml(
         assert error["detail"] == "module 550.54.15, library libnvidia-ml.so.560.35.03"
 
 
-def test_gpus_that_the_driver_was_told_to_leave_out(driver: Driver, node: Node) -> None:
+def test_gpus_excluded_by_the_driver(driver: Driver, node: Node) -> None:
     node.module("550.54.15")
     for bus, excluded in (("0000:07:00.0", "No"), ("0000:08:00.0", "Yes")):
         folder = node.folder / "driver/nvidia/gpus" / bus
@@ -243,7 +243,7 @@ def test_hold_keeps_nvml_up_until_standard_input_is_closed(driver: Driver) -> No
     assert driver.calls == ["init 0", "shutdown 0"]
 
 
-def test_nothing_is_held_where_nothing_was_initialised(driver: Driver) -> None:
+def test_nothing_is_kept_open_without_an_initialised_nvml(driver: Driver) -> None:
     driver.says("init error=999")
     with subprocess.Popen(
         driver.argv("--hold"), env=driver.env(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
@@ -322,7 +322,7 @@ def test_one_probe_at_a_time(env: Driver) -> None:
     assert env.calls.count("init 0") == 1
 
 
-def test_one_that_was_started_before_the_loop_is_the_first(env: Driver) -> None:
+def test_a_probe_started_before_the_loop_is_the_first(env: Driver) -> None:
     first = start(str(env.root), "", holds=True)
     assert first is not None
 
@@ -372,7 +372,7 @@ def test_a_hang_ends_at_its_deadline(env: Driver, fault: str) -> None:
     ]
 
 
-def test_processes_overlap_and_the_last_one_lets_go(env: Driver) -> None:
+def test_probe_processes_overlap_and_the_last_one_releases_nvml(env: Driver) -> None:
     async def story(probes: Probes) -> None:
         await one_probe(probes, overlap=True)
         assert env.calls == ["init 0"]
@@ -389,7 +389,7 @@ def test_processes_overlap_and_the_last_one_lets_go(env: Driver) -> None:
     assert sorted(env.calls) == ["init 0", "init 0", "shutdown 0", "shutdown 0"]
 
 
-def test_the_agents_end_ends_a_probe_that_is_under_way(env: Driver) -> None:
+def test_the_end_of_the_agent_ends_a_running_probe(env: Driver) -> None:
     env.says("hang init")
 
     async def story(probes: Probes) -> None:
@@ -415,7 +415,7 @@ PROGRAMS: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "program", "says"), PROGRAMS, ids=[row[0] for row in PROGRAMS])
-def test_a_probe_that_is_none_is_broken(
+def test_a_program_that_is_no_probe_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, program: str, says: str
 ) -> None:
     (tmp_path / "probe.py").write_text(program)
@@ -430,7 +430,7 @@ def test_a_probe_that_is_none_is_broken(
     assert run_probes(story) == ["probe 1 broken"]
 
 
-def test_where_the_library_is_looked_up(tmp_path: Path) -> None:
+def test_where_the_library_is_searched(tmp_path: Path) -> None:
     assert find_library(str(tmp_path)) == ""
     for place in ("lib", "usr/lib64", "usr/lib/aarch64-linux-gnu"):  # the last one is preferred
         (tmp_path / place).mkdir(parents=True)
@@ -464,7 +464,7 @@ def test_a_whole_line() -> None:
     assert report.excluded == ("0000:e4:00.0",)
 
 
-def test_an_error_that_is_not_about_one_gpu_is_one_of_the_whole() -> None:
+def test_an_error_without_a_gpu_concerns_the_whole_probe() -> None:
     line = {**WHOLE, "errors": [{"code": 999, "call": "nvmlInit", "index": -1}]}
     assert report_of(json.dumps(line).encode(), 1, 1.0, 2.0).end is ProbeEnd.ERROR
 
@@ -504,7 +504,7 @@ HOSTILE: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "said"), HOSTILE, ids=[row[0] for row in HOSTILE])
-def test_a_line_that_is_none_is_a_broken_probe(name: str, said: Any) -> None:
+def test_a_malformed_line_is_a_broken_probe(name: str, said: Any) -> None:
     report = report_of(json.dumps(said).encode(), 3, 1.0, 2.0)
     assert (report.end, report.number, report.gpus) == (ProbeEnd.BROKEN, 3, ())
     assert report.detail
@@ -513,7 +513,7 @@ def test_a_line_that_is_none_is_a_broken_probe(name: str, said: Any) -> None:
 @pytest.mark.parametrize(
     "line", [b"", b"\n", b"{", b"\xff\xfe", b"NaN", b"[" * 100_000, b"9" * 10_000, b"\0" * 99]
 )
-def test_bytes_that_are_no_json(line: bytes) -> None:
+def test_bytes_that_are_not_json(line: bytes) -> None:
     report = report_of(line, 1, 1.0, 2.0)
     assert report.end is ProbeEnd.BROKEN and len(report.detail) < 400
 
@@ -526,7 +526,7 @@ def test_a_code_beyond_all_numbers(code: str) -> None:
     assert report_of(line.encode(), 1, 1.0, 2.0).end is ProbeEnd.BROKEN
 
 
-def test_no_gpu_is_made_out_of_nothing() -> None:
+def test_malformed_data_creates_no_gpu() -> None:
     """An empty line of GPUs is an empty set, never an error that was swallowed."""
     report = report_of(json.dumps({**WHOLE, "gpus": [], "errors": []}).encode(), 1, 1.0, 2.0)
     assert (report.end, report.gpus) == (ProbeEnd.ANSWERED, ())

@@ -84,7 +84,7 @@ def done(root: Path, action: Any, bus: Bus | None = None, socket: str = "/none")
     return told
 
 
-def test_evidence_then_ledger_then_the_act(tmp_path: Path) -> None:
+def test_evidence_then_ledger_then_the_action(tmp_path: Path) -> None:
     seen: list[Any] = []
     bus = Bus(lambda: seen.append((entries(tmp_path), bundles(tmp_path))))
     assert done(tmp_path, RESTART, bus=bus) == ["dp.service: done"]
@@ -113,7 +113,7 @@ def test_evidence_then_ledger_then_the_act(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_did_not_take_is_an_outcome(
+def test_an_action_without_effect_is_an_outcome(
     tmp_path: Path, bus: Bus, says: str, outcomes: list[str]
 ) -> None:
     assert done(tmp_path, RESTART, bus=bus) == [says]
@@ -138,7 +138,7 @@ NOTHING, EIGHT = (), (Devices("nvidia.com/gpu", tuple(f"GPU-{n}" for n in range(
         (Seen(NOTHING, 1.0), Refusal(Why.TIMED_OUT, "no answer"), False),
     ],
 )
-def test_a_plugin_that_registered_while_the_evidence_was_kept_is_left_alone(
+def test_a_plugin_that_registered_while_evidence_was_saved_is_not_restarted(
     tmp_path: Path, then: Any, now: Any, is_done: bool
 ) -> None:
     class Host(LiveHost):
@@ -163,7 +163,7 @@ def test_a_plugin_that_registered_while_the_evidence_was_kept_is_left_alone(
     assert bool(bus.restarted) == bool(entries(tmp_path)) == bool(bundles(tmp_path)) == is_done
 
 
-def test_that_nvml_failed_since_is_written(tmp_path: Path) -> None:
+def test_a_later_nvml_failure_is_recorded(tmp_path: Path) -> None:
     async def main() -> None:
         repairer = PluginRepairer(LiveHost(), Bus(), lambda _: None, str(tmp_path))  # type: ignore[arg-type]
         await repairer.note(NoteNvmlFailed(4))
@@ -172,7 +172,7 @@ def test_that_nvml_failed_since_is_written(tmp_path: Path) -> None:
     assert [(e.what, e.number) for e in entries(tmp_path)] == [("nvml-failed", 4)]
 
 
-def test_without_a_runtime_a_rebuild_does_not_take(tmp_path: Path) -> None:
+def test_without_a_runtime_a_rebuild_fails(tmp_path: Path) -> None:
     (said,) = done(tmp_path, Rebuild(1, "c1", CAUSE, "x"), socket=str(tmp_path / "gone.sock"))
     assert said.startswith("repair 1 did not take")
 
@@ -188,13 +188,13 @@ def refused(root: Path, tape: Tape | None, bus: Bus) -> str:
     return asyncio.run(main())
 
 
-def test_a_look_that_was_not_recorded_is_no_evidence(tmp_path: Path) -> None:
+def test_a_snapshot_without_a_tape_is_no_evidence(tmp_path: Path) -> None:
     bus = Bus()
     assert "was not recorded" in refused(tmp_path, None, bus)
     assert (bus.restarted, entries(tmp_path), bundles(tmp_path)) == ([], (), [])
 
 
-def test_without_evidence_nothing_is_written_and_nothing_done(tmp_path: Path) -> None:
+def test_without_evidence_no_ledger_entry_and_no_repair(tmp_path: Path) -> None:
     (tmp_path / STATE).mkdir(parents=True)
     (tmp_path / STATE / "evidence").write_text("in the way")
     bus = Bus()
@@ -202,7 +202,7 @@ def test_without_evidence_nothing_is_written_and_nothing_done(tmp_path: Path) ->
     assert (bus.restarted, entries(tmp_path)) == ([], ())
 
 
-def test_without_a_ledger_nothing_is_done_and_its_evidence_pushes_out_no_other(
+def test_without_a_ledger_no_repair_and_no_evidence_is_removed(
     tmp_path: Path,
 ) -> None:
     done(tmp_path, replace(RESTART, number=1))
@@ -229,7 +229,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
-def test_an_outcome_is_written_beside_the_evidence_and_in_the_ledger(tmp_path: Path) -> None:
+def test_an_outcome_is_written_to_the_evidence_and_the_ledger(tmp_path: Path) -> None:
     done(tmp_path, RESTART)
     (kept,) = bundles(tmp_path)
 
@@ -272,16 +272,14 @@ def test_sighup_goes_to_a_process_of_the_container(
     assert entries(tmp_path)[0].what == "hup"
 
 
-def test_a_pid_that_is_anothers_by_now_gets_nothing(
-    tmp_path: Path, child: subprocess.Popen[bytes]
-) -> None:
+def test_a_reused_pid_gets_no_signal(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
     (said,) = done(tmp_path, SendHup(1, "0123456789abcdef", child.pid, CAUSE, "x"))
     assert "no signal was sent" in said
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.2)
 
 
-def test_a_process_that_is_gone(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
+def test_an_ended_process(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()
     (said,) = done(tmp_path, SendHup(3, "x", child.pid, CAUSE, "x"))
@@ -310,7 +308,7 @@ ENTRY = (
         ("exec sleep 600", 0.1, None),
     ],
 )
-def test_a_doctors_questions_go_with_a_repair_and_delay_none(
+def test_diagnostics_are_saved_with_a_repair_and_do_not_delay_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     journalctl: str,

@@ -43,7 +43,7 @@ def is_over(node: Node, settings: str = "") -> None:
     ],
     ids=["empty bus", "a disk", "NVIDIA sound", "NVSwitch", "another's GPU"],
 )
-def test_a_host_without_an_nvidia_gpu_answers_by_itself(
+def test_the_wait_ends_by_itself_on_a_host_without_an_nvidia_gpu(
     node: Node, functions: list[tuple[str, str, str]]
 ) -> None:
     for function in functions:
@@ -67,7 +67,7 @@ def test_a_tegra_has_its_gpu_in_the_soc(node: Node) -> None:
     assert "the deadline is over" in node.gpu_gate("wait").stderr
 
 
-def test_a_mark_that_is_there_already(node: Node) -> None:
+def test_an_existing_mark(node: Node) -> None:
     node.pci(GPU)
     (node.run / "released").write_text('{"reason": "NVML is stable", "at": 1}')
     done = node.gpu_gate("wait")
@@ -76,7 +76,7 @@ def test_a_mark_that_is_there_already(node: Node) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "by hand", "\0\0", '{"reason": 7}', '{"at": "x"}'])
-def test_any_file_is_a_mark(node: Node, content: str) -> None:
+def test_a_mark_with_any_content_releases(node: Node, content: str) -> None:
     node.pci(GPU)
     (node.run / "released").write_text(content)
     assert node.gpu_gate("wait").returncode == 0
@@ -103,7 +103,7 @@ def test_the_deadline_with_no_agent_anywhere(node: Node) -> None:
     assert "systemctl status gpu-gate" in str(mark(node, "released")["reason"])
 
 
-def test_the_deadline_is_not_begun_anew_by_a_second_start(node: Node) -> None:
+def test_a_second_start_does_not_extend_the_deadline(node: Node) -> None:
     node.pci(GPU)
     is_over(node)
     before = mark(node, "waiting")
@@ -111,7 +111,7 @@ def test_the_deadline_is_not_begun_anew_by_a_second_start(node: Node) -> None:
     assert mark(node, "waiting") == before
 
 
-def test_a_start_that_is_still_to_come_is_not_believed(node: Node) -> None:
+def test_a_start_time_in_the_future_is_ignored(node: Node) -> None:
     node.conf("[Gate]\nDeadlineSec=1s\n")
     node.pci(GPU)
     (node.run / "waiting").write_text(json.dumps({"reason": "x", "at": 1e12}))
@@ -119,7 +119,7 @@ def test_a_start_that_is_still_to_come_is_not_believed(node: Node) -> None:
     assert abs(float(str(mark(node, "waiting")["at"])) - boottime()) < 60
 
 
-def test_a_control_plane_waits_shorter(node: Node) -> None:
+def test_a_control_plane_has_a_shorter_deadline(node: Node) -> None:
     node.pci(GPU)
     is_over(node)
     node.conf("[Gate]\nControlPlaneDeadlineSec=1s\n")
@@ -129,7 +129,7 @@ def test_a_control_plane_waits_shorter(node: Node) -> None:
     assert node.gpu_gate("wait").returncode == 0
 
 
-def test_the_owner_expects_gpus_where_the_bus_shows_none(node: Node) -> None:
+def test_expected_gpus_on_a_bus_without_gpus(node: Node) -> None:
     is_over(node, "ExpectedGPUs=8\n")
     done = node.gpu_gate("wait")
     assert (done.returncode, "the deadline is over" in done.stderr) == (0, True)
@@ -180,12 +180,12 @@ def test_a_run_folder_that_takes_no_mark(node: Node) -> None:
 @pytest.mark.parametrize(
     "text", ["[Gate]\nDeadlineSec=for ever\n", "\0\xff", "[Gate\nx", "DeadlineSec=1s"]
 )
-def test_a_broken_configuration_holds_nobody(node: Node, text: str) -> None:
+def test_a_broken_configuration_does_not_delay_the_kubelet(node: Node, text: str) -> None:
     node.conf(text)
     assert node.gpu_gate("wait").returncode == 0
 
 
-def test_nothing_but_marks_is_left(node: Node) -> None:
+def test_the_wait_leaves_only_marks(node: Node) -> None:
     node.pci(GPU)
     is_over(node)
     node.gpu_gate("wait")

@@ -67,7 +67,7 @@ def end_of(name: str, make: Callable[..., Machine] = Machine) -> Machine:
 
 @pytest.mark.exhaustive
 @every_story(but=OTHERWISE)
-def test_lost_signals_cost_seconds_never_truth(name: str) -> None:
+def test_lost_signals_only_delay_the_result(name: str) -> None:
     calm = end_of(name)
     for lost in SIGNALS:
         compare(

@@ -33,7 +33,7 @@ def moments(seed: int) -> Iterator[Machine]:
 @pytest.mark.parametrize(
     "block", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, BLOCKS))]
 )
-def test_a_tape_means_what_the_look_meant(block: int, tmp_path: Path) -> None:
+def test_a_tape_gives_the_same_diagnosis_as_the_snapshot(block: int, tmp_path: Path) -> None:
     for seed in range(block * WORLDS // BLOCKS, (block + 1) * WORLDS // BLOCKS):
         for number, machine in enumerate(moments(seed)):
             world, settings = machine.world, machine.world.settings
