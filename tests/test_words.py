@@ -27,25 +27,6 @@ PRIVATE = {
     "the word of: what it reports": r"\bthe words? of\b",
     "is told: is reported, is logged": r"\b(?:is|are) told\b",
 }
-STILL_TO_DO: frozenset[str] = frozenset(
-    {
-        "agent/core/access/faults.py",
-        "agent/core/doctor/links.py",
-        "agent/core/kubelet/faults.py",
-        "agent/core/plugin/collect.py",
-        "agent/core/plugin/launch.py",
-        "agent/core/plugin/repair.py",
-        "agent/core/plugin/running.py",
-        "agent/host/access/checks.py",
-        "agent/host/access/updater.py",
-        "agent/service/ask.py",
-        "agent/service/cli.py",
-        "agent/service/commands/image_check.py",
-        "agent/service/doctor_report.py",
-        "agent/service/page/page.html",
-    }
-)
-"""Files that still use such a word. The list only shrinks: take a file out when it is clean."""
 
 
 def sentences(source: str) -> Iterator[str]:
@@ -98,15 +79,7 @@ READ = read_by_users()
 
 @pytest.mark.parametrize("name", sorted(READ))
 def test_users_read_the_fields_words(name: str) -> None:
-    found = private_words(READ[name])
-    if name in STILL_TO_DO:
-        assert found, "it is clean: take it out of STILL_TO_DO"
-    else:
-        assert not found
-
-
-def test_no_file_is_waited_for_that_is_gone() -> None:
-    assert not STILL_TO_DO - READ.keys()
+    assert not private_words(READ[name])
 
 
 @pytest.mark.parametrize(

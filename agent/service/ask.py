@@ -69,7 +69,7 @@ def _check_owner(port: int) -> None:
         if int(fields[1].rpartition(":")[2], 16) == port
     }
     if not owners or owners - {0, os.geteuid()}:
-        who = ", ".join(f"user {uid}" for uid in sorted(owners)) or "nobody known"
+        who = ", ".join(f"user {uid}" for uid in sorted(owners)) or "an unknown user"
         raise PermissionError(
             errno.EPERM, f"port {port} is held by {who} and not by root: ss -ltnp"
         )

@@ -24,7 +24,7 @@ VERBS = """
   doctor [BUNDLE]     look once, here or in an evidence bundle, and name the broken link
   access              who holds GPUs, may they open them now, and after the next daemon-reload
   timeline [BUNDLE]   this boot as a race is read, here or in an evidence bundle
-  evidence [TO]       keep what one look saw as plain files: a folder, .tar, .tar.gz or .tar.zst
+  evidence [TO]       keep one snapshot as plain files: a folder, .tar, .tar.gz or .tar.zst
   probe               ask NVML once
   config              every setting in force and where it came from
   pause               no probe and no action; a waiting kubelet is released

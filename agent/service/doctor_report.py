@@ -138,7 +138,7 @@ def _others(opinion: DoctorReport) -> Iterator[str]:
     others = [s for s in opinion.suspects if s not in opinion.causes[:1]]
     if others:
         yield ""
-        yield "Known faults that this look shows besides:"
+        yield "Known faults that this snapshot shows besides:"
     for one in others:
         yield from wrapped(
             f"   {WORDS[one.strength]:<13}", f"{one.id} (link {one.link}): {one.seen}", 16

@@ -159,9 +159,9 @@ def test_lost_access_is_reported_and_stops_grants_even_without_a_mark(with_rig):
     [
         ((WITH,), False, None),  # nothing is denied: nothing more is asked
         ((BASE, BASE, BASE), False, "a device program that is not systemd's denies /dev/nvidia0"),
-        (("junk",), True, "the sweep printed junk"),
-        ((["a list"],), True, "the sweep printed junk"),
-        (({"v": 2},), True, "the sweep printed junk (another version or process)"),
+        (("junk",), True, "the sweep returned malformed output"),
+        ((["a list"],), True, "the sweep returned malformed output"),
+        (({"v": 2},), True, "the sweep returned malformed output (another version or process)"),
         (
             ({"detail": "It is in no cgroup that can be seen."},),
             True,

@@ -294,8 +294,8 @@ FAULTS = (
         "NVIDIA/nvidia-container-toolkit #251, #192, #1227, #1744",
         "a container that could open its device nodes, and may not since units were loaded anew",
         judge=_reload_took_it,
-        consistent="it may not open them, or NVML fails inside with Unknown Error, and nobody "
-        "saw that it ever could",
+        consistent="it may not open them, or NVML fails inside with Unknown Error, and it was "
+        "never seen that it could",
         decide="the plugin's or workload's own access, and when it was lost",
         capture="gpu-gate access; journalctl -b _PID=1 | grep -i reload",
         remedy="make those containers again; for good: CDI, or PASS_DEVICE_SPECS=true and runc "

@@ -94,7 +94,7 @@ def _why_not(link: Link, snapshot: Snapshot, found: list[Finding]) -> str:
         return f"link {earlier.link} comes before it ({earlier.reason})"
     if isinstance(lacks, Refusal) and lacks.why is not Why.NOT_ASKED:
         return f"there was no answer ({lacks})"
-    return NOBODY.get(link, "this look has nothing of it")
+    return NOBODY.get(link, "this snapshot shows none")
 
 
 def _cuda(diagnostics: DiagnosticData, expected: int) -> tuple[Finding, ...]:
@@ -167,7 +167,7 @@ def _sockets(diagnostics: DiagnosticData) -> tuple[Finding, ...]:
                 Link.SOCKET,
                 Condition.SOCKETS_ANSWER,
                 Verdict.FAILS,
-                f"nobody listens on {', '.join(dead)}"
+                f"nothing listens on {', '.join(dead)}"
                 + (f"; {', '.join(heard)} answers" if heard else ""),
                 Reason.SOCKET_DEAD,
                 tuple(dead),

@@ -188,7 +188,7 @@ FAULTS = (
     KnownFault(
         "StaleCheckpoint",
         Link.REGISTRATION,
-        "The kubelet's checkpoint names GPUs that nobody registered",
+        "The kubelet's checkpoint names GPUs that no plugin registered",
         "kubernetes/kubernetes #67107, #125579, #128043, #133382",
         "it names devices while the kubelet lists none: it outlives plugin, kubelet and boot",
         judge=_stale_checkpoint,

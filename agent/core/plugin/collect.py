@@ -172,7 +172,7 @@ async def _sight(
 ) -> PluginSight:
     detail = known or await host.container(snapshot.runtime_socket, container.id)
     log: Reading[PluginLog] = Refusal(Why.NOT_ASKED, "the container's status was not read")
-    access: Reading[Access] = Refusal(Why.NOT_ASKED, "nobody doubts it, or it has no process")
+    access: Reading[Access] = Refusal(Why.NOT_ASKED, "not in doubt, or it has no process")
     if isinstance(detail, Seen):
         tail = await host.tail(detail.value.log_path)
         log = tail if isinstance(tail, Refusal) else Seen(plugin_log.read(tail.value), tail.at)

@@ -70,7 +70,7 @@ def step(launch: Launch, diagnosis: Diagnosis, open_since: float | None, now: fl
     awaited = bool(actions) or refresh.is_running or not (is_new or ran)
     if awaited and now < until:
         return Launched(
-            launch, actions, f"{CDI_UNIT} is to mend the CDI spec: {refresh.because}", until
+            launch, actions, f"{CDI_UNIT} is to repair the CDI spec: {refresh.because}", until
         )
     after = _launched(launch, diagnosis, now)
     return replace(after, actions=actions + after.actions)

@@ -171,7 +171,7 @@ def _undone(repair: RepairState, view: RepairFacts, now: float) -> tuple[Action,
         or now + view.offset < done[-1].at + UNDONE_S
     ):
         return ()
-    return _outcome(view, f"{ledger.DID_NOT_TAKE}: nobody ended what it was to end")
+    return _outcome(view, f"{ledger.DID_NOT_TAKE}: what it was to end runs on")
 
 
 def _person(repair: RepairState, reason: Reason, sentence: str, now: float) -> RepairStep:

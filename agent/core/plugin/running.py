@@ -57,7 +57,7 @@ def fault(snapshot: Snapshot, sight: PluginSight, who: str, listed: Listing) -> 
     if isinstance(sight.log, Refusal):  # a lost GPU or a lacking library may be what it says
         return Fault(
             Reason.PLUGIN_LOG_UNREAD,
-            f"{who}: its log could not be read ({sight.log}), so nobody knows why",
+            f"{who}: its log could not be read ({sight.log}), so the cause is unknown",
             Cure.TIME,
             f"crictl logs {plugin.short_id(sight.container)}; then crictl stop and rm",
             barred=True,

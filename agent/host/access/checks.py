@@ -85,7 +85,9 @@ def access_of(line: bytes, pid: int, path: str, at: float) -> Reading[Access]:
         if access not in ("allowed", "denied", "unknown") or (access != "unknown" and not way):
             raise ValueError(f"access {access!r} by {way!r}")
     except (KeyError, TypeError, ValueError) as exc:
-        return Refusal(Why.NOT_ASKED, f"the access probe printed junk ({exc}): {line[:80]!r}")
+        return Refusal(
+            Why.NOT_ASKED, f"the access probe returned malformed output ({exc}): {line[:80]!r}"
+        )
     if access == "unknown":
         return Refusal(Why.MISSING if number in _GONE else Why.NOT_PERMITTED, detail)
     return Seen(Access(path, access == "allowed", way), at)
@@ -133,7 +135,9 @@ def verdict_of(line: bytes, question: Question, at: float) -> Verdict:
         if any(now is not CurrentAccess.UNKNOWN for _, now, _ in rows) and not (way and rules):
             raise ValueError("an answer without a way")
     except (KeyError, TypeError, ValueError) as exc:
-        return unknown(question, at, f"the access program printed junk ({exc}): {line[:80]!r}")
+        return unknown(
+            question, at, f"the access program returned malformed output ({exc}): {line[:80]!r}"
+        )
     if said["started"] not in ("", question.started):
         return unknown(question, at, f"process {question.pid} is another one by now")
     return Verdict(

@@ -241,7 +241,9 @@ async def _sweep(
             str(said["rules"]),
         )
     except (KeyError, TypeError, ValueError) as exc:
-        raise AccessUndetermined(f"the sweep printed junk ({exc}): {line[:80]!r}") from exc
+        raise AccessUndetermined(
+            f"the sweep returned malformed output ({exc}): {line[:80]!r}"
+        ) from exc
 
 
 def _number(word: str) -> Number:

@@ -249,7 +249,7 @@ def persistenced(image: Image) -> Iterator[Row]:
             "persistenced",
             Level.WARNING,
             "nvidia-persistenced is not in the image",
-            "without it the driver lets go of a GPU that nobody uses, and each look wakes it",
+            "without it the driver lets go of a GPU that is not in use, and each check wakes it",
         )
     elif not image.unit_file(unit) or image.is_masked(unit):
         yield Row(
