@@ -18,7 +18,7 @@ from ..transport.kube_api import ApiServer
 from ..transport.sd_notify import Notify
 from . import decide, report
 from .outage import Outage
-from .readiness import Word, from_status, silent
+from .readiness import AgentReadiness, from_status, silent
 from .watcher import Watcher
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ MOST_PATCHES = 3
 
 
 class Agent:
-    """The agent's word, asked by /readyz; /status only where that says something new."""
+    """The agent's agent, asked by /readyz; /status only where that says something new."""
 
     def __init__(
         self,
@@ -47,15 +47,15 @@ class Agent:
         self._word = silent("the agent has not been asked yet")
         self._word_at = 0.0
 
-    def word(self, now: float) -> Word:
+    def readiness(self, now: float) -> AgentReadiness:
         try:
             said = self._readyz()
             if said != self._last or now - self._word_at > FRESH_S:
-                word = from_status(self._status())
-                if word.ready and said[0] != 200:  # it changed between the two questions
-                    word = Word(None, "NotVerified", "the agent's two answers differ")
+                agent = from_status(self._status())
+                if agent.ready and said[0] != 200:  # it changed between the two questions
+                    agent = AgentReadiness(None, "NotVerified", "the agent's two answers differ")
                     said = (0, b"")
-                self._word, self._word_at, self._last = word, now, said
+                self._word, self._word_at, self._last = agent, now, said
         except self._no_agent as exc:
             self._word, self._last = silent(str(exc)), None
         return self._word
@@ -86,7 +86,7 @@ class Barrier:
         self._writing = Outage("writing to the Node")
         self._write_after = 0.0
         self._no_taint_until = 0.0
-        self._standing: decide.Standing | None = None
+        self._state: decide.BarrierState | None = None
         self._asked_at = -ASK_S
         self._reported: tuple[Any, ...] = ()
         self._reported_at = 0.0
@@ -101,15 +101,15 @@ class Barrier:
         self._api.close()
 
     def run(self) -> None:
-        """Until stop(): then the barrier takes its word back, for nobody vouches for the node any
+        """Until stop(): then the barrier takes its agent back, for nobody vouches for the node any
         more. RuntimeError where the watch has ended unforeseen: what is known of the Node would
         grow old; systemd starts us again."""
         log.info(
             "barrier of node %s: condition %s, label %s, startup taint %s",
             self._name,
             *(
-                word or "none"
-                for word in (
+                agent or "none"
+                for agent in (
                     self._settings.node_condition,
                     self._settings.node_label,
                     self._settings.node_taint,
@@ -135,33 +135,35 @@ class Barrier:
         """One turn: ask if it is time, and write what differs."""
         now = self._clock()
         node, seen_at = self.watcher.seen()
-        if node is not None and self._standing is None:
-            self._standing = decide.adopt(node, self._boot_id, self._settings)
-        if self._standing is not None and now - self._asked_at >= ASK_S * 0.9:
+        if node is not None and self._state is None:
+            self._state = decide.adopt(node, self._boot_id, self._settings)
+        if self._state is not None and now - self._asked_at >= ASK_S * 0.9:
             self._asked_at = now
-            self._standing = self._tell(self._standing, self._agent.word(now), now)
-        if self._standing is not None and now >= self._write_after:
-            self._write(self._standing, now)
+            self._state = self._tell(self._state, self._agent.readiness(now), now)
+        if self._state is not None and now >= self._write_after:
+            self._write(self._state, now)
         self._report(seen_at, now)
 
-    def _tell(self, before: decide.Standing, word: Word, now: float) -> decide.Standing:
-        after = decide.step(before, word, now, self._settings)
-        if (after.is_open, after.status, after.word.reason) != (
+    def _tell(
+        self, before: decide.BarrierState, agent: AgentReadiness, now: float
+    ) -> decide.BarrierState:
+        after = decide.step(before, agent, now, self._settings)
+        if (after.is_open, after.status, after.agent.reason) != (
             before.is_open,
             before.status,
-            before.word.reason,
+            before.agent.reason,
         ):
-            log.info("%s: %s", "open" if after.is_open else "closed", after.word.line)
-            self._notify.status(f"{'open' if after.is_open else 'closed'}: {after.word.line}")
+            log.info("%s: %s", "open" if after.is_open else "closed", after.agent.line)
+            self._notify.status(f"{'open' if after.is_open else 'closed'}: {after.agent.line}")
         return after
 
-    def _write(self, standing: decide.Standing, now: float) -> None:
+    def _write(self, state: decide.BarrierState, now: float) -> None:
         """One patch after the other, each made for the Node as the last one left it."""
         for _ in range(MOST_PATCHES):
             node, _ = self.watcher.seen()
             todo = (
                 decide.patches(
-                    standing,
+                    state,
                     node,
                     self._boot_id,
                     self._realtime(),
@@ -206,9 +208,9 @@ class Barrier:
 
     def _withdraw(self) -> None:
         """Three tries at once: systemd waits for ten seconds."""
-        standing = decide.stopped()
+        state = decide.stopped()
         for _ in range(3):
-            self._write(standing, self._clock())
+            self._write(state, self._clock())
 
     def _report(self, seen_at: float, now: float) -> None:
         node, _ = self.watcher.seen()

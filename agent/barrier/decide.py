@@ -4,7 +4,7 @@ out.
 The order through which no pod can slip:
 
 * opening: the condition first, then label and startup taint, in one patch; only while the agent's
-  word is yes
+  agent is yes
   for ReadyForSec without a break, and only once the kubelet of this very boot has reported;
 * closing: label and startup taint first, in one patch, then the condition.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..model.settings import Settings
-from .readiness import Word
+from .readiness import AgentReadiness
 from .view import View, stamp
 
 HEARTBEAT_S = 300.0
@@ -31,13 +31,13 @@ YES = "true"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BarrierState:
     """What the barrier says. Lost with the program: the next one takes up what the Node carries."""
 
     is_open: bool
     status: str
     "of the condition: True, False, Unknown"
-    word: Word
+    agent: AgentReadiness
     "the one that stands"
     ready_since: float | None = None
     "boottime, seconds, of a yes without a break"
@@ -56,47 +56,51 @@ class Patch:
     opens: bool = False
 
 
-def adopt(node: View, boot_id: str, settings: Settings) -> Standing:
-    """What an earlier program of this boot left on the Node stands until the agent's word is
+def adopt(node: View, boot_id: str, settings: Settings) -> BarrierState:
+    """What an earlier program of this boot left on the Node stands until the agent's agent is
     heard."""
     found = node.conditions.get(settings.node_condition)
     same_boot = node.boot_id == boot_id
     is_open = same_boot and not _is_closed(node, settings)
-    word = Word(None, "NotLooked", "the agent has not been asked yet")
+    agent = AgentReadiness(None, "NotLooked", "the agent has not been asked yet")
     status = (
         found.status if found and same_boot and found.status in ("True", "False") else "Unknown"
     )
-    return Standing(
+    return BarrierState(
         is_open,
         "True" if is_open else "False" if status == "False" else "Unknown",
-        replace(word, reason=found.reason) if found and status != "Unknown" else word,
+        replace(agent, reason=found.reason) if found and status != "Unknown" else agent,
     )
 
 
-def step(standing: Standing, word: Word, now: float, settings: Settings) -> Standing:
+def step(
+    state: BarrierState, agent: AgentReadiness, now: float, settings: Settings
+) -> BarrierState:
     """Hysteresis: no at once, yes after ReadyForSec, not known after WithdrawAfterSec."""
-    if word.ready is False:
-        return Standing(False, "False", word)
-    if word.ready:
-        since = now if standing.ready_since is None else standing.ready_since
+    if agent.ready is False:
+        return BarrierState(False, "False", agent)
+    if agent.ready:
+        since = now if state.ready_since is None else state.ready_since
         if now - since >= settings.node_ready_for_s:
-            return Standing(True, "True", word, ready_since=since, is_steady=True)
-        return replace(standing, ready_since=since, unknown_since=None)
-    since = now if standing.unknown_since is None else standing.unknown_since
+            return BarrierState(True, "True", agent, ready_since=since, is_steady=True)
+        return replace(state, ready_since=since, unknown_since=None)
+    since = now if state.unknown_since is None else state.unknown_since
     if now - since >= settings.node_withdraw_after_s:
-        return Standing(False, "Unknown", word, unknown_since=since)
-    return replace(standing, ready_since=None, unknown_since=since, is_steady=False)
+        return BarrierState(False, "Unknown", agent, unknown_since=since)
+    return replace(state, ready_since=None, unknown_since=since, is_steady=False)
 
 
-def stopped() -> Standing:
+def stopped() -> BarrierState:
     """Nobody vouches for the node any more."""
-    return Standing(
-        False, "Unknown", Word(None, "BarrierStopped", "gpu-gate-node.service was stopped")
+    return BarrierState(
+        False,
+        "Unknown",
+        AgentReadiness(None, "BarrierStopped", "gpu-gate-node.service was stopped"),
     )
 
 
 def patches(
-    standing: Standing,
+    state: BarrierState,
     node: View,
     boot_id: str,
     realtime: float,
@@ -105,19 +109,21 @@ def patches(
 ) -> tuple[Patch, ...]:
     """What is to be written so that the Node says what the barrier says, in order. Nothing where it
     does."""
-    if standing.is_open and node.boot_id != boot_id:
-        standing = Standing(
+    if state.is_open and node.boot_id != boot_id:
+        state = BarrierState(
             False,
             "Unknown",
-            Word(None, "KubeletNotReported", "the kubelet of this boot has not reported yet"),
+            AgentReadiness(
+                None, "KubeletNotReported", "the kubelet of this boot has not reported yet"
+            ),
         )
-    if standing.is_open and not standing.is_steady:
-        return ()  # the last word stands, but nothing is opened by it
+    if state.is_open and not state.is_steady:
+        return ()  # the last agent stands, but nothing is opened by it
     condition, gate = (
-        _condition(standing, node, realtime, settings),
-        _gate(standing, node, settings, may_taint),
+        _condition(state, node, realtime, settings),
+        _gate(state, node, settings, may_taint),
     )
-    return condition + gate if standing.is_open else gate + condition
+    return condition + gate if state.is_open else gate + condition
 
 
 def _is_closed(node: View, settings: Settings) -> bool:
@@ -127,41 +133,43 @@ def _is_closed(node: View, settings: Settings) -> bool:
     return not labelled and not untainted
 
 
-def _gate(standing: Standing, node: View, settings: Settings, may_taint: bool) -> tuple[Patch, ...]:
+def _gate(
+    state: BarrierState, node: View, settings: Settings, may_taint: bool
+) -> tuple[Patch, ...]:
     """Label and startup taint in one merge patch. A list is replaced whole by it: resourceVersion
     keeps what others wrote meanwhile (409, and we read again)."""
     label, key = settings.node_label, settings.node_taint if may_taint else ""
     body: dict[str, Any] = {}
-    if label and standing.is_open and node.labels.get(label) != YES:
+    if label and state.is_open and node.labels.get(label) != YES:
         body["metadata"] = {"labels": {label: YES}}
-    elif label and not standing.is_open and label in node.labels:
+    elif label and not state.is_open and label in node.labels:
         body["metadata"] = {"labels": {label: None}}
-    if key and node.has_taint(key) is standing.is_open:
+    if key and node.has_taint(key) is state.is_open:
         taints = [dict(t.raw) for t in node.taints if t.key != key]
-        if not standing.is_open:
+        if not state.is_open:
             taints.append({"key": key, "effect": "NoSchedule"})
         body["spec"] = {"taints": taints or None}
         body["metadata"] = {**body.get("metadata", {}), "resourceVersion": node.version}
-    return (Patch(body, opens=standing.is_open),) if body else ()
+    return (Patch(body, opens=state.is_open),) if body else ()
 
 
 def _condition(
-    standing: Standing, node: View, realtime: float, settings: Settings
+    state: BarrierState, node: View, realtime: float, settings: Settings
 ) -> tuple[Patch, ...]:
     if not settings.node_condition:
         return ()
     found = node.conditions.get(settings.node_condition)
-    if found is not None and found.status == standing.status:
+    if found is not None and found.status == state.status:
         age_s = realtime - found.heartbeat_at
-        same = found.reason == standing.word.reason
+        same = found.reason == state.agent.reason
         if 0 <= age_s < (HEARTBEAT_S if same else REASON_S):
             return ()
-    changed = found is None or found.status != standing.status
+    changed = found is None or found.status != state.status
     body = {
         "type": settings.node_condition,
-        "status": standing.status,
-        "reason": standing.word.reason,
-        "message": standing.word.message,
+        "status": state.status,
+        "reason": state.agent.reason,
+        "message": state.agent.message,
         "lastHeartbeatTime": stamp(realtime),
         "lastTransitionTime": stamp(realtime if changed or found is None else found.transition_at),
     }

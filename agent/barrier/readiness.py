@@ -1,7 +1,7 @@
-"""The agent's word about readiness: yes, no, or "not known", each with its reason.
+"""The agent's readiness: yes, no, or "not known", each with its reason.
 
 Three values, because two of them are treated differently: a broken link closes the barrier at once,
-while "not known" (an agent that starts, probes that settle, no answer) lets the last word stand for
+while "not known" (an agent that starts, probes that settle, no answer) keeps the last state for
 WithdrawAfterSec.
 """
 
@@ -17,8 +17,8 @@ MESSAGE_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """What the agent says about readiness."""
+class AgentReadiness:
+    """May GPU work start, as the agent reports it?"""
 
     ready: bool | None
     "None: not known"
@@ -33,36 +33,38 @@ class Word:
         return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def silent(sentence: str) -> Word:
+def silent(sentence: str) -> AgentReadiness:
     """The agent gave no answer."""
-    return Word(None, "AgentSilent", sentence)
+    return AgentReadiness(None, "AgentSilent", sentence)
 
 
-def from_status(status: Mapping[str, Any]) -> Word:
-    """The word in the agent's /status. What is missing there leaves us not knowing."""
+def from_status(status: Mapping[str, Any]) -> AgentReadiness:
+    """The readiness in the agent's /status. What is missing there leaves it not known."""
     gate, cycle = _object(status.get("gate")), _object(status.get("cycle"))
-    age_s, most_s = cycle.get("age_s"), cycle.get("overdue_after_s")
-    if (
-        not isinstance(age_s, (int, float))
-        or not isinstance(most_s, (int, float))
-        or age_s > most_s
-    ):
-        return Word(None, "CycleOverdue", "what the agent last saw is too old")
+    if not _is_fresh(cycle.get("age_s"), cycle.get("overdue_after_s")):
+        return AgentReadiness(None, "CycleOverdue", "the agent's last cycle is too old")
     message = str(gate.get("ready_why") or gate.get("why") or "")[:MESSAGE_CHARS]
     if gate.get("ready") is True:
-        return Word(True, "Ready", message)
+        return AgentReadiness(True, "Ready", message)
     reason = str(gate.get("reason") or "")
-    listed = status.get("findings")
-    blocking = [
-        f
-        for f in map(_object, listed if isinstance(listed, list) else ())
-        if f.get("blocks") is True and f.get("link") not in ELSEWHERE
-    ]
+    blocking = _blocking(status.get("findings"))
     for verdict, ready in (("fails", False), ("unknown", None)):
-        for finding in blocking:
-            if finding.get("verdict") == verdict:
-                return Word(ready, str(finding.get("reason") or reason or "NotReady"), message)
-    return Word(False if gate.get("phase") == "BLOCKED" else None, reason or "NotVerified", message)
+        found = next((f for f in blocking if f.get("verdict") == verdict), None)
+        if found is not None:
+            return AgentReadiness(ready, str(found.get("reason") or reason or "NotReady"), message)
+    is_blocked = gate.get("phase") == "BLOCKED"
+    return AgentReadiness(False if is_blocked else None, reason or "NotVerified", message)
+
+
+def _is_fresh(age_s: object, limit_s: object) -> bool:
+    numbers = isinstance(age_s, (int, float)) and isinstance(limit_s, (int, float))
+    return numbers and age_s <= limit_s  # type: ignore[operator]
+
+
+def _blocking(findings: object) -> list[Mapping[str, Any]]:
+    """Findings that close readiness and that this node answers for."""
+    rows = map(_object, findings if isinstance(findings, list) else ())
+    return [f for f in rows if f.get("blocks") is True and f.get("link") not in ELSEWHERE]
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -110,48 +110,39 @@ def run(settings: Settings, as_json: bool) -> int:
 
 
 def table(found: Sequence[dict[str, Any]]) -> list[str]:
+    """One row a container, its reason wrapped in the last column, then what helps for good."""
     if not found:
         return ["No running container holds GPUs."]
-    cells = [
-        HEAD,
-        *(
-            tuple(
-                printable(str(cell))
-                for cell in (
-                    f"{row.get('namespace')}/{row.get('pod')}",
-                    row.get("container"),
-                    len(row.get("gpus") or ()) or "-",
-                    str(row.get("now")).upper() if row.get("now") != "allowed" else "allowed",
-                    str(row.get("after_reload")).upper()
-                    if row.get("after_reload") != "allowed"
-                    else "allowed",
-                    row.get("why", ""),
-                )
-            )
-            for row in found
-        ),
-    ]
-    widths = [max(len(line[n]) for line in cells) for n in range(len(HEAD) - 1)]
-    lines = []
-    for line in cells:
-        head = (
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)) + "  "
-        )
-        why = textwrap.wrap(
-            line[-1], WHY_WIDTH, break_long_words=False, break_on_hyphens=False
-        ) or [""]
+    cells = [HEAD, *map(_cells, found)]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(HEAD) - 1)]
+    lines: list[str] = []
+    for row in cells:
+        columns = zip(row, widths, strict=False)
+        head = "  ".join(cell.ljust(width) for cell, width in columns) + "  "
+        why = _wrap(row[-1], WHY_WIDTH) or [""]
         lines += [(head + why[0]).rstrip(), *(" " * len(head) + part for part in why[1:])]
     cures = dict.fromkeys(printable(str(row["cure"])) for row in found if row.get("cure"))
-    return [
-        *lines,
-        *(
-            part
-            for cure in cures
-            for part in (
-                "",
-                *textwrap.wrap(
-                    f"For good: {cure}.", 100, break_long_words=False, break_on_hyphens=False
-                ),
-            )
-        ),
-    ]
+    for cure in cures:
+        lines += ["", *_wrap(f"For good: {cure}.", 100)]
+    return lines
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    cells = (
+        f"{row.get('namespace')}/{row.get('pod')}",
+        row.get("container"),
+        len(row.get("gpus") or ()) or "-",
+        _shouted(row.get("now")),
+        _shouted(row.get("after_reload")),
+        row.get("why", ""),
+    )
+    return tuple(printable(str(cell)) for cell in cells)
+
+
+def _shouted(access: object) -> str:
+    """What is not allowed stands out."""
+    return "allowed" if access == "allowed" else str(access).upper()
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)

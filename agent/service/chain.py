@@ -26,6 +26,7 @@ LINKS = {
     14: "alert",
 }
 COLUMNS = 78
+_MARKS = {"holds": "HOLDS  ", "fails": "FAILS  "}
 _COLOURS = {"holds": "32", "fails": "31", "unknown": "33"}
 _DIM = "2"
 
@@ -45,27 +46,29 @@ def chain(
     broken = broken or next(
         (f for f in findings if f.get("verdict") == "fails" and f.get("blocks", True)), None
     )
+    first_link = int(broken.get("link", 0)) if broken else max(LINKS)
     lines: list[str] = []
     for finding in findings:
-        verdict = str(finding.get("verdict", "unknown"))
-        blocks = bool(finding.get("blocks", True)) or finding == broken
-        mark = {"holds": "HOLDS  ", "fails": "FAILS  " if blocks else "note   "}.get(
-            verdict, "UNKNOWN"
-        )
-        link = int(finding.get("link", 0))
-        follows = broken is not None and link > int(broken.get("link", 0))
-        if colour and not follows:
-            mark = painted(mark, _COLOURS.get(verdict, "0"))
-        age_s = finding.get("age_s") or 0
-        age = f" ({age_s:.0f} s ago)" if age_s >= 1 else ""
-        part = wrapped(
-            f"{link:>2} {LINKS.get(link, '?'):<13}{mark} ",
-            str(finding.get("because", "")) + age,
-            24,
-        )
-        if finding == broken and finding.get("next_step"):
-            part += wrapped(" " * 24 + "next: ", str(finding["next_step"]), 30)
+        follows = int(finding.get("link", 0)) > first_link
+        part = _entry(finding, finding == broken, colour and not follows)
         lines += [painted(line, _DIM) for line in part] if colour and follows else part
+    return lines
+
+
+def _entry(finding: dict[str, Any], is_broken: bool, colour: bool) -> list[str]:
+    """The lines of one finding."""
+    verdict, link = str(finding.get("verdict", "unknown")), int(finding.get("link", 0))
+    mark = _MARKS.get(verdict, "UNKNOWN")
+    if verdict == "fails" and not is_broken and not finding.get("blocks", True):
+        mark = "note   "
+    if colour:
+        mark = painted(mark, _COLOURS.get(verdict, "0"))
+    age_s = finding.get("age_s") or 0
+    age = f" ({age_s:.0f} s ago)" if age_s >= 1 else ""
+    because = f"{finding.get('because', '')}{age}"
+    lines = wrapped(f"{link:>2} {LINKS.get(link, '?'):<13}{mark} ", because, 24)
+    if is_broken and finding.get("next_step"):
+        lines += wrapped(" " * 24 + "next: ", str(finding["next_step"]), 30)
     return lines
 
 

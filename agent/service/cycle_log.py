@@ -45,27 +45,29 @@ def log_cycle(seen: LastCycle, decided: Step, reasons: Wakes, diagnosis: Diagnos
         log.info("%s", gate.paused or "no longer paused", extra=facts(**values))
     _log_access(seen.diagnosis, diagnosis)
     is_worse = not gate.ready and len(gate.troubles) > len(before.troubles)
-    same = not is_worse and (before.phase, before.reason, before.ready) == (
-        gate.phase,
-        gate.reason,
-        gate.ready,
-    )
-    if same and before.why != gate.why and diagnosis.report and before.counted != gate.counted:
-        log.debug("probe %d: %s", gate.counted, gate.why, extra=facts(**values))
-    elif not same:
-        readiness = "ready" if gate.ready else "not ready"
-        if not gate.ready and gate.ready_why != gate.why:
-            readiness += f": {gate.ready_why}"
-        text = f"{gate.phase.value}: {gate.why}"
+    if is_worse or _stands(before) != _stands(gate):
         level = logging.WARNING if gate.phase is Phase.BLOCKED else logging.INFO
         log.log(
             level,
-            "%s (%s; woken by %s)",
-            text,
-            readiness,
+            "%s: %s (%s; woken by %s)",
+            gate.phase.value,
+            gate.why,
+            _readiness(gate),
             wake,
             extra=facts(_message_id(gate), **values),
         )
+    elif before.counted != gate.counted and before.why != gate.why:
+        log.debug("probe %d: %s", gate.counted, gate.why, extra=facts(**values))
+
+
+def _stands(gate: Gate) -> tuple[Phase, Reason, bool]:
+    return gate.phase, gate.reason, gate.ready
+
+
+def _readiness(gate: Gate) -> str:
+    if gate.ready:
+        return "ready"
+    return "not ready" if gate.ready_why == gate.why else f"not ready: {gate.ready_why}"
 
 
 def _log_access(before: Diagnosis | None, now: Diagnosis) -> None:

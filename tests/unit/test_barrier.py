@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.barrier import decide
-from agent.barrier.readiness import Word, from_status, silent
+from agent.barrier.readiness import AgentReadiness, from_status, silent
 from agent.barrier.view import View, is_older, stamp, view
 from agent.model.settings import Settings
 
@@ -17,9 +17,9 @@ LABEL, TAINT, CONDITION = "gpu-gate.io/ready", "example.com/gpu-not-ready", "Gpu
 SETTINGS = Settings(node_taint=TAINT)
 BOOT, EARLIER = "boot-2", "boot-1"
 NOW = 1_700_000_000.0
-YES = Word(True, "Ready", "the kubelet lists 8 of 8 GPUs")
-NO = Word(False, "NotRegistered", "the kubelet lists no nvidia.com/*")
-UNSURE = Word(None, "Settling", "1 of 3 equal probes")
+YES = AgentReadiness(True, "Ready", "the kubelet lists 8 of 8 GPUs")
+NO = AgentReadiness(False, "NotRegistered", "the kubelet lists no nvidia.com/*")
+UNSURE = AgentReadiness(None, "Settling", "1 of 3 equal probes")
 
 
 def node(
@@ -66,13 +66,13 @@ def node(
 OPEN = node("true", tainted=False, condition="True")
 
 
-def standing(word: Word, at: float = 0.0) -> decide.Standing:
+def state(word: AgentReadiness, at: float = 0.0) -> decide.BarrierState:
     """What stands once a word has been heard for long."""
     found = decide.step(decide.stopped(), word, at, SETTINGS)
     return decide.step(found, word, at + 100, SETTINGS)
 
 
-def wanted(found: decide.Standing, seen: dict[str, Any], **more: Any) -> list[tuple[bool, Any]]:
+def wanted(found: decide.BarrierState, seen: dict[str, Any], **more: Any) -> list[tuple[bool, Any]]:
     return [
         (p.status, p.body) for p in decide.patches(found, view(seen), BOOT, NOW, SETTINGS, **more)
     ]
@@ -134,7 +134,7 @@ def test_readiness_from_the_agents_status(
 
 
 def test_the_readiness_message_is_one_printable_line() -> None:
-    assert Word(False, "X", "a\nb\x1b[31m").line == "X: a?b?[31m"
+    assert AgentReadiness(False, "X", "a\nb\x1b[31m").line == "X: a?b?[31m"
     assert YES.line == "the kubelet lists 8 of 8 GPUs"
 
 
@@ -142,34 +142,34 @@ def test_the_readiness_message_is_one_printable_line() -> None:
 
 
 def test_no_closes_at_once_and_yes_opens_only_after_a_while() -> None:
-    closed = decide.step(standing(YES), NO, 200, SETTINGS)
+    closed = decide.step(state(YES), NO, 200, SETTINGS)
     assert not closed.is_open and closed.status == "False"
     first = decide.step(closed, YES, 300, SETTINGS)
     assert not first.is_open
-    assert first.word == NO, "what was wrong is still what is told"
+    assert first.agent == NO, "what was wrong is still what is told"
     assert not decide.step(first, YES, 304.9, SETTINGS).is_open
     assert decide.step(first, YES, 305, SETTINGS).is_open
 
 
 def test_a_break_starts_the_count_again() -> None:
-    first = decide.step(standing(NO), YES, 300, SETTINGS)
+    first = decide.step(state(NO), YES, 300, SETTINGS)
     broken = decide.step(first, UNSURE, 302, SETTINGS)
     again = decide.step(broken, YES, 304, SETTINGS)
     assert not decide.step(again, YES, 306, SETTINGS).is_open
 
 
 @pytest.mark.parametrize("before", [YES, NO])
-def test_an_unknown_state_keeps_the_last_state_for_a_while(before: Word) -> None:
-    stood = standing(before)
+def test_an_unknown_state_keeps_the_last_state_for_a_while(before: AgentReadiness) -> None:
+    stood = state(before)
     found = decide.step(stood, silent("no answer"), 200, SETTINGS)
     found = decide.step(found, UNSURE, 219.9, SETTINGS)
-    assert (found.is_open, found.status, found.word) == (stood.is_open, stood.status, before)
+    assert (found.is_open, found.status, found.agent) == (stood.is_open, stood.status, before)
     gone = decide.step(found, UNSURE, 220, SETTINGS)
-    assert (gone.is_open, gone.status, gone.word) == (False, "Unknown", UNSURE)
+    assert (gone.is_open, gone.status, gone.agent) == (False, "Unknown", UNSURE)
 
 
 def test_a_restarted_agent_changes_nothing() -> None:
-    found = standing(YES)
+    found = state(YES)
     for at, word in ((200, silent("gone")), (203, UNSURE), (206, YES)):
         found = decide.step(found, word, at, SETTINGS)
         assert found.is_open
@@ -180,7 +180,7 @@ def test_a_restarted_agent_changes_nothing() -> None:
 
 
 def test_opening_writes_the_condition_first_and_label_with_taint_in_one_patch() -> None:
-    first, second = wanted(standing(YES), node())
+    first, second = wanted(state(YES), node())
     assert first[0] is True
     said = first[1]["status"]["conditions"][0]
     assert (said["type"], said["status"], said["reason"]) == (CONDITION, "True", "Ready")
@@ -194,7 +194,7 @@ def test_opening_writes_the_condition_first_and_label_with_taint_in_one_patch() 
 
 
 def test_closing_changes_label_and_taint_first() -> None:
-    first, second = wanted(standing(NO), OPEN)
+    first, second = wanted(state(NO), OPEN)
     assert first == (
         False,
         {
@@ -213,26 +213,24 @@ def test_closing_changes_label_and_taint_first() -> None:
 
 
 def test_nothing_is_written_if_the_node_is_up_to_date() -> None:
-    assert wanted(standing(YES), OPEN) == []
-    assert wanted(standing(NO), node(condition="False", reason="NotRegistered")) == []
+    assert wanted(state(YES), OPEN) == []
+    assert wanted(state(NO), node(condition="False", reason="NotRegistered")) == []
 
 
 def test_the_condition_has_a_heartbeat_and_a_reason_that_flaps_is_written_rarely() -> None:
-    assert wanted(standing(YES), node("true", False, "True", heartbeat=NOW - 299)) == []
-    (beat,) = wanted(standing(YES), node("true", False, "True", heartbeat=NOW - 300))
+    assert wanted(state(YES), node("true", False, "True", heartbeat=NOW - 299)) == []
+    (beat,) = wanted(state(YES), node("true", False, "True", heartbeat=NOW - 300))
     assert beat[1]["status"]["conditions"][0]["lastTransitionTime"] == stamp(NOW - 900)
-    assert wanted(standing(NO), node(condition="False", reason="Other", heartbeat=NOW - 14)) == []
-    assert (
-        len(wanted(standing(NO), node(condition="False", reason="Other", heartbeat=NOW - 15))) == 1
-    )
-    assert len(wanted(standing(YES), node("true", False, "True", heartbeat=NOW + 900))) == 1, (
+    assert wanted(state(NO), node(condition="False", reason="Other", heartbeat=NOW - 14)) == []
+    assert len(wanted(state(NO), node(condition="False", reason="Other", heartbeat=NOW - 15))) == 1
+    assert len(wanted(state(YES), node("true", False, "True", heartbeat=NOW + 900))) == 1, (
         "the clock was set back"
     )
 
 
 def test_a_label_of_an_earlier_boot_is_removed_even_if_the_agent_is_ready() -> None:
     seen = node("true", tainted=False, condition="True", boot=EARLIER)
-    first, second = wanted(standing(YES), seen)
+    first, second = wanted(state(YES), seen)
     assert first[1]["metadata"]["labels"] == {LABEL: None}
     assert second[1]["status"]["conditions"][0]["reason"] == "KubeletNotReported"
     assert not decide.adopt(view(seen), BOOT, SETTINGS).is_open
@@ -250,20 +248,20 @@ def test_state_of_an_earlier_barrier_stays_but_opens_nothing() -> None:
 
 
 def test_a_label_with_another_value_is_removed() -> None:
-    assert wanted(standing(NO), node("false", condition="False", reason=NO.reason))[0][1] == {
+    assert wanted(state(NO), node("false", condition="False", reason=NO.reason))[0][1] == {
         "metadata": {"labels": {LABEL: None}}
     }
 
 
 def test_without_the_right_to_taint_the_label_is_kept_alone() -> None:
-    opening = wanted(standing(YES), node(), may_taint=False)
+    opening = wanted(state(YES), node(), may_taint=False)
     assert opening[1][1] == {"metadata": {"labels": {LABEL: "true"}}}
 
 
 @pytest.mark.parametrize("off", [{"node_label": ""}, {"node_condition": ""}, {"node_taint": ""}])
 def test_each_part_of_the_barrier_can_be_disabled(off: dict[str, str]) -> None:
     settings = Settings(**{"node_taint": TAINT, **off})
-    words = str([p.body for p in decide.patches(standing(YES), view(node()), BOOT, NOW, settings)])
+    words = str([p.body for p in decide.patches(state(YES), view(node()), BOOT, NOW, settings)])
     for name, word in (
         ("node_label", LABEL),
         ("node_condition", CONDITION),
@@ -282,7 +280,7 @@ def test_each_part_of_the_barrier_can_be_disabled(off: dict[str, str]) -> None:
 )
 def test_a_node_of_another_shape_does_not_open_the_barrier(junk: dict[str, Any]) -> None:
     assert not decide.adopt(view(junk), BOOT, SETTINGS).is_open
-    assert not any(p.opens for p in decide.patches(standing(YES), view(junk), BOOT, NOW, SETTINGS))
+    assert not any(p.opens for p in decide.patches(state(YES), view(junk), BOOT, NOW, SETTINGS))
 
 
 def test_resource_versions() -> None:
@@ -333,7 +331,7 @@ def test_no_pod_slips_in_a_random_world(seed: int) -> None:
     word = UNSURE
     yes_since: float | None = None
     no_since: float | None = None
-    held: decide.Standing | None = None
+    held: decide.BarrierState | None = None
     for _ in range(400):
         now += 2.0
         if dice.random() < 0.15:
