@@ -15,7 +15,6 @@ LIMIT = 15
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case)
 STILL_TOO_COMPLEX: dict[str, int] = {
-    "from_status": 19,
     "_now": 17,
     "_explained": 20,
     "_risk": 16,
@@ -23,7 +22,6 @@ STILL_TOO_COMPLEX: dict[str, int] = {
     "_metric": 18,
     "causes": 21,
     "_Race._plugin": 18,
-    "_ready": 16,
     "find": 16,
     "_complete": 19,
     "judge": 21,
@@ -40,9 +38,6 @@ STILL_TOO_COMPLEX: dict[str, int] = {
     "AccessChecks._keep": 20,
     "verdict_of": 20,
     "Processes.read": 17,
-    "table": 18,
-    "chain": 18,
-    "log_cycle": 18,
 }
 """Functions that exceeded the limit when it came, and their complexity then. The list only shrinks."""
 
