@@ -87,3 +87,26 @@ def test_the_phases_of_the_design_are_those_of_the_gate() -> None:
         described = [tuple(re.findall(r"\| (.+?) (?=\|)", row)) for row in shown.splitlines()[2:]]
         assert described == [(row.phase.value, row.when) for row in rows]
     assert {row.phase for row in (*TABLE, *REPAIR_TABLE)} == set(Phase)
+
+
+def moves_of_the_stories() -> dict[tuple[str, str], set[str]]:
+    """Moves from phase to phase, with the transcripts that show them. A new agent begins anew."""
+    phases = "|".join(phase.value for phase in Phase)
+    line = re.compile(rf" *[\d.]+  (?:({phases}): |\* the agent dies)")
+    moves: dict[tuple[str, str], set[str]] = {}
+    for story in (ROOT / "tests/stories").glob("*.txt"):
+        before: str | None = Phase.WAITING.value
+        for found in filter(None, map(line.match, story.read_text().splitlines())):
+            phase = found.group(1)
+            if before and phase and phase != before:
+                moves.setdefault((before, phase), set()).add(story.stem)
+            before = phase
+    return moves
+
+
+def test_the_moves_of_the_design_are_those_of_the_stories() -> None:
+    rows = table("docs/design.md", "| from | to | when, for example | story |").splitlines()[2:]
+    described = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows]
+    shown = moves_of_the_stories()
+    assert sorted((before, after) for before, after, _, _ in described) == sorted(shown)
+    assert [row for row in described if row[3] not in shown[row[0], row[1]]] == []
