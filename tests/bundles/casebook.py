@@ -1,5 +1,5 @@
-"""Field cases as text: cases/ID.txt is one case, its scenes are nodes, and each says what is to be
-found.
+"""Field cases as text: cases/ID.txt is one case, its sections are nodes, each with the expected
+result.
 
     A10 Fallen off the bus while running          id and title
     == the last GPU of eight                       a scene

@@ -1,4 +1,4 @@
-"""The Host of a case: what a captured state does not hold, and a doctor asks for as well."""
+"""The Host of a case: the answers that a captured state lacks and the doctor needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .node import BOOTTIME, CapturedNode
 
 
 class CaseHost(CapturedNode):
-    """Everything on it can be asked for."""
+    """A host that answers every question."""
 
     def __init__(self, realtime: float) -> None:
         super().__init__(realtime)

@@ -1,5 +1,4 @@
-"""A case's lines as a node to look at: eight healthy registered GPUs, and what the lines change of
-that."""
+"""A case's lines as a node: eight healthy registered GPUs, and the changes of the lines."""
 
 from __future__ import annotations
 
@@ -189,7 +188,7 @@ class CaseNode(CaseHost):
         self.probed = Seen(ProbeState(last, remains=remains), BOOTTIME)
 
     def _without(self, gone: Sequence[str]) -> None:
-        """GPUs that another driver has, or nobody: the nvidia driver shows none of them."""
+        """GPUs with another driver, or with none: the nvidia driver shows none of them."""
         self.folders[f"{PROC}/gpus"] = tuple(
             e for e in self.folders[f"{PROC}/gpus"] if e.name not in gone
         )
@@ -227,7 +226,7 @@ class CaseNode(CaseHost):
         self.reload_at = float(rest)
 
     def do_asked(self, rest: str) -> None:
-        """When, and who asked for that reload by systemd's own log."""
+        """Time and requester of that reload, from systemd's own log."""
         at, _, who = rest.partition(" ")
         self.asked.append((float(at), who))
 

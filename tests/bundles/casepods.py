@@ -1,5 +1,5 @@
-"""What governs the devices of a case's container: its process, what the access program said, its
-scope's list."""
+"""Device access of a case's container: its process, the access program's answers, its scope's
+list."""
 
 from __future__ import annotations
 

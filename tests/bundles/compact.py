@@ -1,5 +1,5 @@
-"""Trim captured states of a real node to what a look asks: python3 tests/bundles/compact.py FROM
-TO.
+"""Trim captured states of a real node to what a snapshot needs: python3 tests/bundles/compact.py
+FROM TO.
 
 What is kept is kept as it was written; load.py reads trimmed and untrimmed folders alike.
 """

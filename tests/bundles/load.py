@@ -1,5 +1,5 @@
-"""A folder of captured state as a node to look at: load(folder) is a Host, tape(folder) the tape of
-one look at it.
+"""A folder of captured state as a node: load(folder) is a Host, tape(folder) the tape of one
+snapshot of it.
 
 Read are the files that captures/README.md names. One that is missing leaves its question not
 recorded; one that is torn is a failed reading; one that nobody knows is left alone. crictl's JSON
@@ -56,7 +56,7 @@ _CRI_LINE = re.compile(r"^\d{4}-\d\d-\d\dT\S+ (?:stdout|stderr) [FP] ")
 
 @dataclass(frozen=True)
 class Around:
-    """What a capture does not hold, and its folder's name may say."""
+    """State that a capture lacks, and that its folder's name may give."""
 
     nvml: int = 0
     "NVML's own error on the host at that moment; 0: it shows all eight"
@@ -93,7 +93,7 @@ def load(folder: Path, around: Around | None = None) -> CapturedNode:
 
 
 def tape(folder: Path, settings: Settings, around: Around | None = None) -> Tape:
-    """The tape of one look."""
+    """The tape of one snapshot."""
     recorder = Recorder(load(folder, around))
     asyncio.run(collect(recorder, settings))
     return recorder.tape

@@ -1,5 +1,5 @@
-"""The node around a captured state: eight healthy GPUs, as a Host finds them; what a capture says
-lies over it."""
+"""The node around a captured state: eight healthy GPUs, as a Host finds them; the capture overrides
+it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class CapturedNode:
         self.runtimes: dict[str, Reading[Runtime]] = {}
         self.details: dict[str, ContainerDetail] = {}
         self.may_open: bool | None = None
-        "the plugin's own access to its devices; None: nobody looked"
+        "the plugin's own access to its devices; None: not checked"
         _furnish(self)
 
     def boottime_of(self, realtime: float) -> float:

@@ -1,4 +1,4 @@
-"""What the mender would do of one scene."""
+"""The repair that would follow from one snapshot."""
 
 from __future__ import annotations
 

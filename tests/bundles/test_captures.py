@@ -1,5 +1,5 @@
-"""Captured states of a real node, looked at: what is found, what would be done, and that nothing
-torn misleads."""
+"""Captured states of a real node: the diagnosis, the repair, and that torn state does not
+mislead."""
 
 from __future__ import annotations
 

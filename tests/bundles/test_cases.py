@@ -87,8 +87,8 @@ left out."""
 
 @pytest.mark.parametrize("number", TORN)
 def test_a_torn_bundle_of_a_case_causes_no_false_finding(number: int) -> None:
-    """A fifth of the answers is lost: the mender does nothing that it would not have done, and
-    nobody crashes."""
+    """A fifth of the answers is lost: no repair that the complete node would not get, and no
+    crash."""
     snapshot, rolled = ALL[number], random.Random(number)
     _, tape = taped(snapshot)
     opinion, settings = assessment(snapshot, tape)
@@ -112,7 +112,7 @@ PAGE = FOLDER.parents[2] / "docs/cases.md"
 
 
 def row(case: str, title: str) -> str:
-    """Of the table: what is said, and how often it is tried."""
+    """A row of the table: results, repairs and the number of nodes."""
     mine = [s for s in ALL if s.case == case]
     said = [word.split()[1] for s in mine for word in s.said("says") if word != "-"]
     said += [word.split()[0] for s in mine for key in ("cause", "also") for word in s.said(key)]

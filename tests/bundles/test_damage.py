@@ -1,4 +1,4 @@
-"""A bundle that lost something never says "fine" where the whole one does not.
+"""A bundle with missing parts is never fine if the complete one is not.
 
 On disk: every byte counts (SHA256SUMS), so what is damaged is refused. On the tape: answers that
 were never given, as an older gpu-gate or one without root leaves them, make findings unknown.

@@ -1,5 +1,5 @@
-"""One answer of a recorded node is lost, or a lie: nobody crashes, nothing gets ready, no hand does
-what it may not.
+"""One answer of a recorded node is lost or wrong: no crash, no node becomes ready, no forbidden
+action.
 
 Every answer of a bundle, every kind of harm, by dice. The suite plays a few of them; HARM_ROUNDS=5
 all, for long.
@@ -41,7 +41,7 @@ SHARE = 0.01 if ROUNDS == 1 else 1.0
 """Of all answers, in the suite."""
 STEPS = 12
 CUDA = Tape.key("cuda")
-"""Asked by --deep only: not to have asked is no answer."""
+"""Only --deep asks this: a missing question is no answer."""
 EVERY = [
     *(f"capture {state}" for state in STATES),
     *(f"case {n} {s.case}" for n, s in enumerate(ALL)),
@@ -66,7 +66,7 @@ def assessment(recorded: Tape, settings: Settings) -> DoctorReport:
 
 
 def gets_ready(diagnosis: Diagnosis, settings: Settings, now: float) -> bool:
-    """The agent's own word, while probe after probe and look after look tell the same."""
+    """The agent's decision while consecutive probes and snapshots agree."""
     state = gate.Gate(started_at=now)
     for number in range(1, STEPS + 1):
         now += 2.0
@@ -82,8 +82,8 @@ def gets_ready(diagnosis: Diagnosis, settings: Settings, now: float) -> bool:
 
 
 def is_lawful(opinion: DoctorReport, does: str, settings: Settings) -> bool:
-    """Could the hand be right on a node that really answers so? By the scene alone (docs/design.md,
-    5)."""
+    """Could the action be right on a node with these answers? Judged from the snapshot alone
+    (docs/design.md, 5)."""
     snapshot, sights = opinion.snapshot, opinion.snapshot.plugins
     units = snapshot.units.value if isinstance(snapshot.units, Seen) else ()
     running = any(u.is_active for u in units)
@@ -116,9 +116,9 @@ def is_lawful(opinion: DoctorReport, does: str, settings: Settings) -> bool:
 
 
 def is_let_off(meant: DoctorReport, found: DoctorReport) -> bool:
-    """Only access was wrong, the kubelet lists every GPU, and nobody says now that access is well:
-    not to know it holds no node back (docs/access.md). Nor does a CDI spec that was not read, and
-    no doctor calls it fine."""
+    """Only access was wrong, the kubelet lists every GPU, and access is unknown now: unknown access
+    does not make a node not ready (docs/access.md). Nor does an unread CDI spec; the doctor calls
+    neither fine."""
     broken, registered = meant.broken, meant.diagnosis.registered
     if broken is not None and broken.condition == "CdiSpec":
         return found.exit_code != 0 and any(

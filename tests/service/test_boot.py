@@ -1,5 +1,5 @@
-"""The first agent of a boot: without GPUs systemd is told at once, and the first look comes later;
-with GPUs the first probe comes before the first look."""
+"""The first agent of a boot: without GPUs it reports READY at once, and its first snapshot comes
+later; with GPUs the first probe comes before the first snapshot."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def bundled(folder: Path, **answers: Any) -> str:
 
 
 def with_kubelet(folder: Path, active: str) -> str:
-    """A bundle in which systemd told this of the kubelet."""
+    """A bundle with this state of the kubelet's unit."""
     from agent.core.common.watched import watched_units
 
     return bundled(
@@ -207,8 +207,8 @@ def test_doctor_prints_no_control_character(tmp_path: Path) -> None:
 
 
 def test_doctor_and_evidence_on_a_node_without_systemd(node: Node) -> None:
-    """No D-Bus, no kubelet, no GPU: a sentence each, and the evidence says the same as the node
-    did."""
+    """No D-Bus, no kubelet, no GPU: one sentence each, and the evidence gives the same diagnosis as
+    the node."""
     both = node.start("doctor", "--json"), node.start("evidence", str(node.folder / "evidence"))
     live, kept = map(ended, both)
     assert kept.returncode == 0 and "read it with: gpu-gate doctor" in kept.stdout
@@ -576,7 +576,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 
 def test_a_listener_on_the_agents_port_that_is_not_root_is_not_trusted() -> None:
-    """Any user may take it while the agent is restarted, and say that the node is ready."""
+    """Any user may bind it while the agent restarts, and claim that the node is ready."""
     needs_root()
     with subprocess.Popen(
         [sys.executable, "-c", SQUATTER], stdout=subprocess.PIPE, text=True

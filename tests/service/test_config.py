@@ -433,7 +433,7 @@ def test_a_rejected_line_is_not_where_the_value_came_from(tmp_path: Path) -> Non
 
 
 def test_shown_settings_can_be_read_back(tmp_path: Path) -> None:
-    """`gpu-gate config` prints a file that says the same."""
+    """`gpu-gate config` prints a file with the same settings."""
     shown = loaded(
         tmp_path, line("Gate", "ExcludeGPUs", "0000:07:00.0") + line("Driver", "MakeNodes", "no")
     )

@@ -1,5 +1,4 @@
-"""What the doctor prints, kept as text: REWRITE=1 writes it anew, and it is read before it is
-committed."""
+"""The doctor's output as text files: REWRITE=1 writes them again; read them before you commit."""
 
 from __future__ import annotations
 

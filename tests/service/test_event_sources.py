@@ -92,7 +92,7 @@ def test_scopes_of_containers_wake_once_for_a_burst(
 
 
 def test_a_second_cycle_finds_a_container_with_slow_hooks(monkeypatch) -> None:
-    """The runtime says that it runs when they are done, and systemd says no more."""
+    """The runtime reports it as running after the hooks, and systemd sends no further signal."""
     monkeypatch.setattr(wake, "SCOPE_GATHER_S", 0.01)
     monkeypatch.setattr(wake, "SCOPE_AGAIN_S", 0.02)
 

@@ -1,5 +1,5 @@
-"""What a GPU says beyond its identity: MIG, fabric, ECC, … Each question may be refused, and costs
-only itself."""
+"""A GPU's state beyond its identity: MIG, fabric, ECC, … Each question may be refused, without
+effect on the others."""
 
 from __future__ import annotations
 

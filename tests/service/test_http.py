@@ -1,4 +1,4 @@
-"""The faces over HTTP, over real sockets: codes, bodies, and who may ask."""
+"""HTTP over real sockets: codes, bodies, and which clients are served."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""image-check: an image that is well, and each thing that may be wrong with one, as a folder of
-files."""
+"""image-check: a good image and each fault of one, as a folder of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hands that launch: a unit's start beside the cycle, a manifest placed whole or not at all."""
+"""The launch actions: a unit's start beside the cycle, a manifest placed complete or not at all."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What /metrics says, read by Prometheus's own parser; and that docs/metrics.md names every
-series."""
+"""/metrics, read by Prometheus's own parser; and that docs/metrics.md lists every series."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""gpu-gate access --prevent, as the package runs it: how long it looks, and when it says that it
-could not."""
+"""gpu-gate access --prevent, as the package runs it: its duration, and when it reports a
+failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def connected() -> AsyncIterator[SimpleNamespace]:
 
 
 def diagnosed(monkeypatch: pytest.MonkeyPatch, due: Callable[[], float | None]) -> None:
-    """Every cycle finds nothing to ask and nothing to add, and shows when the next one is due."""
+    """No cycle has a check or a grant to make, and each shows when the next one is due."""
 
     class Cycles:
         def __init__(self, *_: Any) -> None:

@@ -32,7 +32,7 @@ NOISE = """#include <stdio.h>
 __attribute__((constructor)) static void noise(void)
 { puts("NvRmMemInitNvmap failed: error Permission denied"); fflush(stdout); write(1, "{\\"v\\": 1}\\n", 9); }
 """
-"""What Tegra's libraries print at every start (and worse: a line that looks like ours)."""
+"""Output of Tegra's libraries at every start (and worse: a line that looks like the probe's)."""
 GPUS = [
     f"gpu {n} uuid=GPU-{n:08x}-0000-4000-8000-000000000000 bus=0000:{n + 7:02X}:00.0 minor={n}"
     for n in range(8)
@@ -267,8 +267,8 @@ def run_probes(
     root: str = "",
     first: Started | None = None,
 ) -> list[str]:
-    """Run a story with its Probes; what they told. Whatever the loop would only have logged fails
-    the test."""
+    """Run a story with its Probes and return their reports. Exceptions that the loop would only log
+    fail the test."""
     told: list[str] = []
     complaints: list[str] = []
 

@@ -1,5 +1,5 @@
-"""The disruptive hands: evidence first, then the ledger, then the act; and what is done where one
-of them fails."""
+"""The disruptive actions: evidence first, then the ledger, then the action; and the behaviour if
+one of them fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RESTART = RestartUnit(4, "dp.service", "0123456789abcdef", CAUSE, "it said so")
 
 
 class Bus:
-    """systemd, as far as a restart goes. `during` is called while it is asked."""
+    """systemd, as far as a restart needs it. `during` is called during the request."""
 
     def __init__(
         self, during: Callable[[], Any] = lambda: None, result: str | Exception = "done"
@@ -65,7 +65,7 @@ def bundles(root: Path) -> list[Path]:
 
 
 def done(root: Path, action: Any, bus: Bus | None = None, socket: str = "/none") -> list[str]:
-    """Begin it, wait for its end, and say what was told."""
+    """Begin it, wait for its end, and return the reports."""
     told: list[str] = []
 
     async def main() -> None:

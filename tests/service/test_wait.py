@@ -193,7 +193,7 @@ def test_the_wait_leaves_only_marks(node: Node) -> None:
 
 
 def test_a_run_that_is_full_still_takes_the_mark(node: Node) -> None:
-    """A kubelet that may start does not wait for the deadline because somebody filled /run."""
+    """A released kubelet does not wait for the deadline because /run is full."""
     done = node.run_program(
         "sh",
         "-ec",

@@ -1,5 +1,5 @@
-"""The stand-in kubelet and plugin against each other: what the real ones were seen to do, lies
-included."""
+"""The stand-in kubelet and plugin together: the observed behaviour of the real ones, misleading
+state included."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def test_deaf_plugin(programs, deaf):
 
 
 def test_overlap_of_old_and_new_instance(programs):
-    """The old one's exit kills the new one's endpoint, though all hints say registered; SIGHUP
-    cures."""
+    """The old one's exit removes the new one's endpoint, although all hints show a registration;
+    SIGHUP helps."""
     programs.kubelet()
     old = programs.plugin()
     wait_for(lambda: programs.node().get("registrations") == 1)

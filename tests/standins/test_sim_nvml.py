@@ -1,4 +1,4 @@
-"""The stand-in libnvidia-ml.so.1, asked through nvidia-ml-py as the product asks the real one."""
+"""The stand-in libnvidia-ml.so.1, called through nvidia-ml-py as gpu-gate calls the real one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""gRPC servers on a unix socket that answer with the bytes they are told, and sockets that are no
-server at all.
+"""gRPC servers on a unix socket that answer with given bytes, and sockets that are no server.
 
 Messages are written byte by byte here, with the numbers of the .proto files: the tables of
 agent/transport/protos.py are what is tested.

@@ -146,7 +146,7 @@ class Api:
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
     def set(self, change: Callable[[JSON], object]) -> None:
-        """Change the Node as somebody else would."""
+        """Change the Node as another client would."""
         with self.changed:
             change(self.node)
             self.version += 1
@@ -188,13 +188,13 @@ class Api:
             )
 
     def cut(self) -> None:
-        """Every watch ends without a word."""
+        """Every watch ends without an error."""
         with self.changed:
             self.generation += 1
             self.changed.notify_all()
 
     def forget(self) -> None:
-        """The history up to now is gone: a watch from there is told 410."""
+        """The history up to now has expired: a watch from there gets 410."""
         with self.changed:
             self.version += 1
             self.oldest = self.version

@@ -1,4 +1,4 @@
-"""A private dbus-daemon, and a small systemd on it that keeps a record of what it was asked."""
+"""A private dbus-daemon, and a small systemd on it that records its calls."""
 
 from __future__ import annotations
 

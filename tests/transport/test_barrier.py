@@ -65,8 +65,8 @@ class StubAgent:
 
 
 class Scheduler:
-    """Tries to bind two pods at every change and without a pause between: one that selects the
-    label, one that knows nothing of it. Keeps what the agent said at the moment of each binding."""
+    """Tries to bind two pods at every change and all the time between: one that selects the label,
+    one without a selector. Records the agent's state at each binding."""
 
     def __init__(self, api: Api, agent: StubAgent) -> None:
         self.bound: list[tuple[str, bool]] = []
@@ -272,8 +272,8 @@ def test_refused_writes_are_retried(
 
 
 def test_a_foreign_taint_that_came_meanwhile_is_kept(world: World) -> None:
-    """The patch was made for an older Node: 409, the Node is read again, and nobody's taint is
-    lost."""
+    """The patch was made for an older Node: 409, the Node is read again, and no other client's
+    taint is lost."""
     world.until(lambda: world.condition[0] == "False")
     with world.api.changed:  # the watch cannot tell it before the patch comes
         world.agent.ready = True
@@ -371,7 +371,7 @@ def test_the_report_for_the_doctor(world: World) -> None:
 
 
 class BrokenApi(ApiServer):
-    """Fails in a way that nobody foresaw."""
+    """Fails with an unexpected exception."""
 
     def node(self, name: str) -> dict[str, Any]:
         raise ZeroDivisionError(name)

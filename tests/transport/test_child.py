@@ -194,7 +194,7 @@ def test_a_program_that_cannot_start_is_an_outcome(run):
 
 
 def _is_running(pid: int) -> bool:
-    """Alive and not a zombie: in a container nobody may reap what init inherits."""
+    """Alive and not a zombie: in a container init may not reap the processes that it inherits."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -202,8 +202,8 @@ def _is_running(pid: int) -> bool:
 
 
 def test_a_child_without_a_pidfd_is_killed_and_reported(run, monkeypatch):
-    """Where no descriptor is left for its pidfd: it must neither go on by itself nor end whoever
-    started it."""
+    """Without a free descriptor for its pidfd: it must neither continue alone nor end its
+    parent."""
 
     def none_left(_pid):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -1,4 +1,4 @@
-"""systemd for one verb: connected before anything is asked, and tried once where no bus is."""
+"""systemd for one verb: connected before the first request, and tried once without a bus."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""CRI against a server that imitates it: what is asked, what is made of the answers, and of hostile
-ones."""
+"""CRI against an imitated server: the requests, and the results of normal and hostile answers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The hand that adds to scopes' device lists: a real dbus-daemon, a small systemd, a scripted
-sweep."""
+"""The updater of scopes' device lists: a real dbus-daemon, a small systemd, a scripted sweep."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def of(scope: str = A) -> ScopeGrant:
 
 
 class Rig:
-    """A world with two scopes, and what the hand reported."""
+    """A world with two scopes, and the updater's reports."""
 
     def __init__(self, world: World, folder: Path) -> None:
         self.systemd = world.systemd

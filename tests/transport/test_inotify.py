@@ -18,7 +18,7 @@ from .conftest import until
 
 
 class Heard:
-    """An Inotify, and what it said."""
+    """An Inotify, and its reports."""
 
     def __init__(self) -> None:
         self.changed: list[str] = []

@@ -167,7 +167,7 @@ def test_a_watch_from_a_forgotten_version_ends_with_410(api: Api, client: ApiSer
 
 
 def test_an_event_without_an_object_is_an_error(api: Api, client: ApiServer) -> None:
-    """Whoever follows the watch takes the Node apart, in a thread that nobody starts again."""
+    """The reader of the watch parses the Node in a thread that is not restarted."""
     watch = client.watch("n", client.node("n")["metadata"]["resourceVersion"])
     next(watch)
     with api.changed:

@@ -1,7 +1,6 @@
-"""Nodes of layouts that no distribution here carries, as a folder: the runtime and the kubelet
-answer on the real gRPC wire from the sockets where that layout has them, and the product's own
-LiveHost looks. The peers are stand-ins.
-"""
+"""Nodes of layouts that no distribution here packages, as a folder: the runtime and the kubelet
+answer over real gRPC on the sockets of that layout, and gpu-gate's own LiveHost reads them. The
+peers are stand-ins."""
 
 from __future__ import annotations
 
@@ -191,7 +190,7 @@ def test_a_plugin_is_found_in_its_layout(
 
 
 def test_the_listener_of_a_socket(run: Any, root: Path) -> None:
-    """By the kernel's word: also of a process in another mount and network namespace, and with a
+    """Reported by the kernel: also for a process in another mount and network namespace, and with a
     full backlog."""
     path = root / "nvidia-gpu.sock"
     words = ["unshare", "-mn", "--"] if os.geteuid() == 0 else []

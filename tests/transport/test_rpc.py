@@ -1,4 +1,4 @@
-"""gRPC against real servers on a socket, and against what only looks like one."""
+"""gRPC against real servers on a socket, and against sockets that only look like one."""
 
 from __future__ import annotations
 
@@ -298,8 +298,8 @@ def test_the_tables_equal_what_protobuf_reads() -> None:
 
 
 def test_a_call_leaves_no_thread(run: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer, not the end of the agent; and what could not be asked is not asked later, when a
-    thread is there."""
+    """An answer, not a crash of the agent; and a failed request is not sent later, when a thread is
+    available."""
 
     def none_left(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

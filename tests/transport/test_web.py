@@ -1,5 +1,5 @@
-"""HTTP over real sockets, and clients that mean no good: refused, dropped or made to wait; nobody
-else suffers."""
+"""HTTP over real sockets, with hostile clients: refused, dropped or delayed, without an effect on
+others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = b"GET /a HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class Site:
-    """A server on a free port, and what it was asked."""
+    """A server on a free port, and its requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -147,8 +147,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
 
 
 def test_a_client_that_never_reads_is_throttled() -> None:
-    """It asks for 3 GB; what is written for it stays within the buffers, and others are
-    answered."""
+    """It requests 3 GB; its answers stay within the buffers, and other clients are answered."""
 
     async def story(found: Site) -> None:
         _, writer = await found.open()
@@ -164,7 +163,7 @@ def test_a_client_that_never_reads_is_throttled() -> None:
 def test_unread_answers_are_dropped_before_they_fill_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And nobody else is: who reads is kept, however long ago it asked."""
+    """No other client is dropped: one that reads stays connected, however old its request is."""
     monkeypatch.setattr(web, "ALL_UNSENT_BYTES", 1 << 20)
     monkeypatch.setattr(web, "IDLE_S", 60.0)
 
@@ -192,7 +191,7 @@ def test_unread_answers_are_dropped_before_they_fill_memory(
 
 
 def test_a_thousand_connections_block_no_client() -> None:
-    """Those that say nothing make room, the quietest first: whoever asks is answered."""
+    """Idle connections are closed, the longest idle first: every request is answered."""
 
     async def story(found: Site) -> None:
         silent = [await found.open() for _ in range(200)]
@@ -235,7 +234,7 @@ def test_a_request_that_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_timer_runs_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that nobody asks is not woken."""
+    """An agent without clients is not woken."""
     monkeypatch.setattr(web, "SWEEP_S", 0.02)
 
     async def story(found: Site) -> None:
@@ -264,7 +263,7 @@ def test_a_connection_is_kept_and_used_again() -> None:
 def test_without_a_descriptor_left_clients_wait_and_the_log_is_not_flooded(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """accept(2) answers EMFILE for as long as one waits. It is told once, and who waited is
+    """accept(2) fails with EMFILE while a client waits. It is logged once, and waiting clients are
     answered afterwards."""
     monkeypatch.setattr(acceptor, "RETRY_S", 0.01)
 

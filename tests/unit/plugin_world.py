@@ -1,4 +1,4 @@
-"""A tiny world for the mender: one plugin, a kubelet that lists what it registers, a ledger, and a
+"""A tiny world for repairs: one plugin, a kubelet that lists what it registers, a ledger, and a
 clock of its own.
 
 The real core plays in it: gate.step decides, and the world does what was decided, well or badly.
@@ -50,7 +50,7 @@ Cure = Callable[[int], bool]
 
 @dataclass
 class World:
-    """One node. `cures` says which rebuild helps, `hup_cures` whether SIGHUP does."""
+    """One node. `cures` is the rebuild that helps, `hup_cures` whether SIGHUP does."""
 
     cures: Cure = lambda built: built > 0
     hup_cures: bool = False
@@ -170,7 +170,8 @@ class World:
         self.gate = Gate(started_at=self.now, since=self.now)
 
     def live(self, for_s: float, until: Callable[[World], bool] | None = None) -> World:
-        """Look whenever the agent asked for it, for so long or until it is so."""
+        """Run a cycle whenever the agent requests one, for this long or until the condition is
+        true."""
         ends = self.now + for_s
         while self.now < ends:
             self.look()

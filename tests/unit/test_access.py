@@ -1,4 +1,5 @@
-"""Who holds GPUs, whether verdicts stand, what a reload will do, and what is said of a loss."""
+"""Which containers hold GPUs, which verdicts are valid, the effect of a reload, and the report of a
+loss."""
 
 from __future__ import annotations
 
@@ -66,8 +67,8 @@ def test_an_allocated_gpu_entitles_the_container() -> None:
 
 
 def test_other_devices_count_once_they_were_seen_allowed() -> None:
-    """A monitor that was allocated nothing: only what earlier looks saw allowed, or its spec
-    names."""
+    """A monitor without an allocation: only devices that were allowed earlier, or that its spec
+    lists."""
     assert holders(view(access_scene(gpus=()), DEFAULTS)) == ()
     seen_before = held(access_scene(gpus=(), sightings=(sighting(GPU1),)))
     assert [(d.device, d.claims, d.access) for d in seen_before.devices] == [

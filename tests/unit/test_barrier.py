@@ -67,7 +67,7 @@ OPEN = node("true", tainted=False, condition="True")
 
 
 def state(word: AgentReadiness, at: float = 0.0) -> decide.BarrierState:
-    """What stands once a word has been heard for long."""
+    """The state after the agent has reported the same for long."""
     found = decide.step(decide.stopped(), word, at, SETTINGS)
     return decide.step(found, word, at + 100, SETTINGS)
 
@@ -323,9 +323,9 @@ def applied(raw: dict[str, Any], patch: decide.Patch) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_no_pod_slips_in_a_random_world(seed: int) -> None:
-    """The agent's word changes at random, writes fail or their answers are lost, the barrier is
-    killed, the node reboots, others write. A write opens only after a verified yes of this boot;
-    and a no that lasts closes."""
+    """The agent's readiness changes at random, writes fail or their answers are lost, the barrier
+    is killed, the node reboots, others write. A write opens only after a verified yes of this boot,
+    and a lasting no closes."""
     dice = random.Random(seed)
     raw, boot, now = node(), BOOT, 0.0
     word = UNSURE

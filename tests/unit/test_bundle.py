@@ -43,7 +43,7 @@ def written(folder: Path) -> Path:
 
 
 def seal(folder: Path) -> None:
-    """The sums again, as somebody who means harm would make them."""
+    """Recompute the checksums, as an attacker would."""
     files = sorted(
         p
         for p in folder.rglob("*")

@@ -1,4 +1,4 @@
-"""CDI: what a spec says, what is wrong with one on this node, and when that closes readiness."""
+"""CDI: the content of a spec, its faults on this node, and when they end readiness."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def parts(
     mode: str = "",
     **changes: Any,
 ) -> Toolkit:
-    """A toolkit as a look sees it; a file is a spec, or why it could not be read."""
+    """A toolkit in a snapshot; a file is a spec, or the reason why it could not be read."""
     found = tuple(
         CdiFile(p, s if isinstance(s, Refusal) else seen(cdi.spec(text(s)))) for p, s in files
     )

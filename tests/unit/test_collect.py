@@ -1,4 +1,4 @@
-"""Which questions a look asks, and what it makes of the answers. The host is a dictionary."""
+"""The questions of a snapshot, and the results of their answers. The host is a dictionary."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def found(of: Snapshot, diagnostics: DiagnosticData = NO_DIAGNOSTICS) -> dict[st
 
 
 def unlisted(**changes: Any) -> Snapshot:
-    """The kubelet lists nothing, and the plugin's log says that its NVML failed."""
+    """The kubelet lists nothing, and the plugin's log shows an NVML failure."""
     return snapshot(
         **{
             "allocatable": seen(()),
@@ -100,18 +100,18 @@ def unlisted(**changes: Any) -> Snapshot:
 
 
 def stated(**state: Any) -> Any:
-    """NVML shows every GPU, and says this of each."""
+    """NVML shows every GPU with this state."""
     return probed(gpus=tuple(replace(g, state=GpuState(**state)) for g in GPUS))
 
 
 def forgotten(sock_at: float, **changes: Any) -> Snapshot:
-    """Its log says registered, the kubelet lists nothing."""
+    """Its log shows a registration, the kubelet lists nothing."""
     sock = Entry("kubelet.sock", "socket", mtime=OFFSET + sock_at)
     return unlisted(plugins=(sight(),), plugin_sockets=seen((sock,)), **changes)
 
 
 def ended(words: bytes) -> Any:
-    """The plugin, as a container that has ended with these words."""
+    """The plugin as a container that ended with this log."""
     return sight(words + b"\n", of=container(state=ContainerState.EXITED))
 
 

@@ -1,5 +1,4 @@
-"""The gate's one step: which phase, may the kubelet start, may GPU work start, and when to look
-again."""
+"""The gate's one step: the phase, released, ready, and the time of the next cycle."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ WAITING_KUBELET = seen(
     (unit("kubelet.service", "inactive", since=None), unit("nvidia-persistenced.service"))
 )
 BOOT: dict[str, Any] = {"units": WAITING_KUBELET, "allocatable": MISSING, "learned": seen(BUSES)}
-"""A node that boots: its kubelet waits, and has said nothing yet."""
+"""A node that boots: its kubelet waits, and has not answered yet."""
 
 
 def gate(**changes: Any) -> Gate:
@@ -583,8 +582,7 @@ HELD_PLUGIN = {"plugins": (sight(FAILED_LOG), sight(of=container("c2")))}
 
 
 def mended(changes: dict[str, Any], then: dict[str, Any], looks: int) -> Gate:
-    """The gate after looks a second apart at the same node, the last of them with something
-    changed."""
+    """The gate after snapshots of the same node, a second apart, the last one with a change."""
     now = opened(open_since=100.0, validated_at=NOW - 1)
     for n in range(looks):
         seen_now = {**changes, **(then if n == looks - 1 else {})}
@@ -914,7 +912,7 @@ def test_the_end_of_the_standing_verdict_wakes() -> None:
 
 @pytest.mark.parametrize("missing", ["finding", "next step"])
 def test_findings_for_links_without_a_rule(missing: str) -> None:
-    """A diagnosis that another version or a test made by hand may lack what ours has."""
+    """A diagnosis of another version, or of a test, may lack parts."""
     bare = replace(boot(probe=seen(ProbeState())), findings=())
     after = step(gate(hopeless=2 if missing == "next step" else 0), bare, NOW, DEFAULTS).gate
     assert "NVML was not asked" in after.why
@@ -952,8 +950,8 @@ def strange(rng: random.Random) -> Diagnosis:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_invariants_over_random_worlds(seed: int) -> None:
-    """Whatever is read in whatever order: no open gate on an incomplete set, nobody held beyond the
-    deadline."""
+    """With any readings in any order: no open gate on an incomplete set, no kubelet delayed beyond
+    the deadline."""
     rng, now, at = random.Random(seed), gate(), START
     for _ in range(60):
         at += rng.uniform(0.01, 8)

@@ -1,5 +1,5 @@
-"""What a scope's device list is given: all that would be lost, nothing that was not had, and what
-was lost."""
+"""Additions to a scope's device list: all devices at risk, the lost ones, and none that the
+container never had."""
 
 from __future__ import annotations
 
@@ -81,8 +81,7 @@ def test_an_entry_of_the_same_path_never_shrinks():
 @pytest.mark.parametrize(("now", "give", "wanted"), NAMED)
 @pytest.mark.parametrize("policy", ["strict", "closed"])
 def test_after_the_call_the_list_contains_all_earlier_entries(policy, now, give, wanted):
-    """Whatever systemd makes of the list from now on, nothing is lost, and nothing is given
-    unasked."""
+    """Whatever systemd does with the list, no device is lost, and none is granted without need."""
     before = rights(**BASE, **now)
     named = dict(entries(policy, RUNC, before, give, MAJORS))
     after = grants(policy, tuple({**dict(RUNC), **named}.items()), MAJORS)

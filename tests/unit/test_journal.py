@@ -1,4 +1,4 @@
-"""Lines of the journal: each form once, and what looks like it."""
+"""Lines of the journal: each form once, and similar ones."""
 
 from __future__ import annotations
 

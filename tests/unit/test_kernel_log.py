@@ -1,4 +1,4 @@
-"""The kernel's log: what each line tells, how it is read, and what it may and may not conclude."""
+"""The kernel log: the event in each line, how it is read, and which conclusions follow."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ def said(*lines: tuple[float, str]) -> Any:
 
 
 def in_gate(diagnosis: Diagnosis) -> tuple[Phase, str, str]:
-    """Where two looks at the same, two seconds apart, bring the gate: phase, reason, release."""
+    """The gate after two equal snapshots, two seconds apart: phase, reason, release."""
     first = step(gate(), diagnosis, NOW - 2, DEFAULTS).gate
     second = step(first, diagnosis, NOW, DEFAULTS).gate
     return second.phase, second.reason, second.released
@@ -618,7 +618,7 @@ def test_a_kernel_error_of_a_known_gpu_ends_readiness_and_causes_a_probe() -> No
 
 
 def test_a_gpu_that_is_not_expected_has_no_effect() -> None:
-    """A dead one writes its line at each probe: that must not ask for the next."""
+    """A dead GPU logs a line at each probe, which must not cause the next one."""
     settings = Settings(expected_gpus=("1",))
     diagnosis = diagnosed(settings, kernel=said((NOW, XID_79)), probe=ONE_GPU)
     assert diagnosis.disturbed_at < NOW and diagnosis.held is None

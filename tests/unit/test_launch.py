@@ -187,7 +187,7 @@ def test_without_launch_there_is_no_finding() -> None:
 
 
 def test_a_blocked_repair_does_not_prevent_writing_the_spec() -> None:
-    """It may be held for that very spec."""
+    """The repair may be blocked because of that spec."""
     calm = diagnosed()
     assert calm.repair_facts is not None
     fault = Fault("PluginLacksLibrary", "its container lacks NVML's library", Cure.PERSON)

@@ -1,5 +1,5 @@
-"""Link 11, as gpu-gate-node.service last read it: against the kubelet's word, its start and this
-boot."""
+"""Link 11, as gpu-gate-node.service last read it: compared with the kubelet's list, its start and
+this boot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes to parts: what kernels and distributions really write, and what nobody should."""
+"""Parsing: real output of kernels and distributions, and malformed output."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _within(value: object) -> Iterator[re.Pattern]:
 
 
 def _local(call: ast.Call, module: ModuleType) -> str | bytes | None:
-    """The pattern that a function hands to re; an unknown part stands as one letter."""
+    """The pattern that a function passes to re; one letter replaces an unknown part."""
     (first, *_) = call.args
     if isinstance(first, ast.Constant):
         return first.value

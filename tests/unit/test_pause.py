@@ -76,7 +76,7 @@ def test_an_unreadable_mark_pauses_and_is_reported() -> None:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 def test_a_lack_of_descriptors_is_not_a_pause(number: int) -> None:
-    """A pause by a person would let a kubelet go that is held."""
+    """A pause by an operator would release a waiting kubelet."""
     assert diagnosed(paused=refusal(OSError(number, os.strerror(number)))).paused is None
 
 

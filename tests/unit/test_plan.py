@@ -1,4 +1,4 @@
-"""What was done is told in a sentence that names it."""
+"""The log line of an action names its target."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ from agent.model.actions import (
     ],
 )
 def test_sentence(action: Any, names: str) -> None:
-    """What takes long is told when it begins: its end has a sentence of its own."""
+    """A long action is logged when it begins, and again when it ends."""
     assert names in action.sentence

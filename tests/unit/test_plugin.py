@@ -1,5 +1,4 @@
-"""Which container is the device plugin, its version, the GPUs behind its ids, and what is wrong
-with it."""
+"""Which container is the device plugin, its version, the GPUs of its ids, and its faults."""
 
 from __future__ import annotations
 
@@ -1065,7 +1064,8 @@ def test_a_healthy_plugin_is_described() -> None:
     ("log", "heals"), [(NO_LIBRARY, Heals.CONFIGURATION), (FAILED_LOG, Heals.SOON)]
 )
 def test_a_fault_is_a_finding_that_blocks_nothing_by_itself(log: bytes, heals: Heals) -> None:
-    """Readiness follows from what the kubelet lists; why it lists too little is told beside it."""
+    """Readiness follows from what the kubelet lists; a separate finding shows why it lists too
+    little."""
     said = finding(diagnosed(plugins=(sight(log),), **SHORT), "PluginHealthy")
     assert (said.verdict, said.link, said.blocks, said.heals) == (Verdict.FAILS, 8, False, heals)
     assert said.next_step

@@ -1,5 +1,5 @@
-"""What a device plugin's log tail says: both forms, every mark, real logs, and logs that an enemy
-wrote."""
+"""The messages in a device plugin's log: both formats, every message, real logs, and hostile
+logs."""
 
 from __future__ import annotations
 

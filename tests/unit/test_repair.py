@@ -1,5 +1,5 @@
-"""May the plugin be started afresh now, how, and what came of it? As a table, as laws over random
-worlds, and as lives in a tiny world in which the agent's memory is dropped at any moment."""
+"""Whether and how to restart the plugin now, and the outcome: as a table, as invariants over random
+worlds, and as runs in a tiny world in which the agent loses its memory at any time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ TAKEN_OUT = (
 CAUSE = "PluginInitFailed kube-system/nvidia-device-plugin-node/nvidia-device-plugin-ctr kubelet "
 """Of a plugin whose NVML failed, under a kubelet without an invocation."""
 BROKEN: dict[str, Any] = {**NONE_LISTED, "plugins": (sight(FAILED_LOG),)}
-"""The incident: it runs, its log says that NVML failed, and the kubelet lists nothing."""
+"""The incident: it runs, its log shows an NVML failure, and the kubelet lists nothing."""
 
 
 def look(
@@ -95,7 +95,7 @@ def twice(
     apart: float = AGREE_S,
     open_since: float | None = OPEN_SINCE,
 ) -> RepairStep:
-    """The second of two looks that saw the same."""
+    """The second of two equal snapshots."""
     first = look(changes, settings, open_since=open_since)
     assert disruptive(first) is None, "never at the first look"
     return look(changes, settings, first.repair, NOW + apart, open_since)
@@ -509,7 +509,7 @@ def test_snapshots_that_do_not_agree_cause_no_repair(second: dict[str, Any], lat
     ],
 )
 def test_two_consecutive_snapshots_must_agree(between: dict[str, Any]) -> None:
-    """A look that could not see the fault begins the agreement anew."""
+    """A snapshot without the fault restarts the count of agreeing snapshots."""
     first = look(BROKEN)
     other = look(between, repair=first.repair, at=NOW + 1)
     third = look(BROKEN, repair=other.repair, at=NOW + 2)
@@ -791,7 +791,7 @@ def test_a_failed_action_is_retried_only_after_a_pause() -> None:
 def test_a_blocked_repair_is_not_recorded(
     changes: dict[str, Any], settings: dict[str, Any]
 ) -> None:
-    """A tape costs: only a look that may lead to an act is one."""
+    """Recording costs time: only a snapshot that may lead to an action is recorded."""
     done = twice(changes, Settings(**settings))
     for n in range(2, 9):
         assert done.repair.held and not done.repair.is_armed
@@ -799,7 +799,8 @@ def test_a_blocked_repair_is_not_recorded(
 
 
 def test_a_repair_is_decided_on_a_recorded_snapshot() -> None:
-    """What was in the way is gone, which no tape has seen: the next look is recorded, and acts."""
+    """The obstacle is gone, and no tape has that: the next snapshot is recorded, and leads to the
+    repair."""
     held = twice(BROKEN, Settings(repair="report")).repair
     free = look(BROKEN, repair=held, at=NOW + 9)
     assert not free.actions and free.repair.is_armed and free.repair.held, (
@@ -833,8 +834,7 @@ def test_sighup_settles_sooner_than_a_rebuild() -> None:
 
 
 class Dice:
-    """A node at random, that remembers what was done to it. Most of what it shows stays from look
-    to look."""
+    """A random node that reacts to actions. Most of its state stays the same between snapshots."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -899,8 +899,8 @@ class Dice:
 
 
 def seen_by(found: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...] | None:
-    """What two looks must agree on: reason, container and kubelet; None where nothing may be
-    concluded."""
+    """What two snapshots must agree on: reason, container and kubelet; None if there is no
+    conclusion."""
     view = diagnosis.repair_facts
     if view is None or view.fault is None or not found.plugins:
         return None
@@ -910,8 +910,8 @@ def seen_by(found: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...] | None:
 def laws(
     found: Snapshot, dice: Dice, action: Any, before: RepairState, agreed_s: float, stable: bool
 ) -> None:
-    """What must be true of a scene in which something disruptive is done; from the scene itself,
-    not from the mender's view of it."""
+    """What must be true of a snapshot that leads to a disruptive action; judged from the snapshot
+    itself, without the repair code."""
     assert stable and dice.settings.repair == "yes"
     assert isinstance(found.ledger, Seen) and not isinstance(found.paused, Seen)
     assert isinstance(found.runtime, Seen) and len(found.plugins) == 1
@@ -959,7 +959,7 @@ def laws(
 
 
 def play(seed: int) -> list[Any]:
-    """Sixty looks at one node at random, under the laws; what was done."""
+    """Sixty snapshots of one random node, under the invariants; returns the actions."""
     dice, done = Dice(seed), []
     repair, before_saw, saw_since = RepairState(), None, NOW
     for _ in range(60):
@@ -1035,7 +1035,8 @@ def test_the_ladder(hup_cures: bool, whats: list[str], within_s: float) -> None:
 
 
 def test_nvml_that_fails_again_is_a_new_cause() -> None:
-    """The rebuilt plugin failed as well, because NVML did: once NVML is stable again, one more."""
+    """The rebuilt plugin failed too, because NVML did: once NVML is stable again, one more
+    repair."""
     world = open_world(cures=lambda built: built > 1).live(200)
     assert world.gate.reason == "SameCauseAgain"
     world.gate = replace(world.gate, repair=replace(world.gate.repair, bad_probe_at=world.now))
@@ -1059,8 +1060,8 @@ def test_each_kubelet_restart_causes_one_repair_of_a_deaf_plugin_only(deaf: bool
 
 @pytest.mark.parametrize(("log", "within_s"), [(FAILED_LOG, 0.0), (WELL_LOG, 30.0), (b"", 30.0)])
 def test_how_soon(log: bytes, within_s: float) -> None:
-    """Two looks a second apart, once it is a fault; and it is listed again as soon as it can have
-    been built."""
+    """Two snapshots a second apart, once it is a fault; and it is listed again as soon as the
+    rebuild allows."""
     world = open_world(log=log)
     began = world.now
     world.live(60, lambda w: w.gate.ready)
@@ -1092,8 +1093,8 @@ LIVES: list[tuple[str, dict[str, Any], int]] = [
 def test_memory_may_be_dropped_at_any_moment(
     changes: dict[str, Any], most: int, acted: bool
 ) -> None:
-    """After any look, also between the ledger's line and the act: it ends as well as without, and
-    costs at most one action more where the killed one was never done."""
+    """After any snapshot, also between the ledger entry and the action: the same end as without the
+    kill, with at most one more action if the interrupted one never happened."""
     plain = World(**changes).live(150)
     for at_look in [*range(14), *range(14, plain.looks, 9)]:
         world = World(**changes)

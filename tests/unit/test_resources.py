@@ -1,5 +1,5 @@
-"""What the kubelet should list, by kind of plugin: physical sets, against NVML and what the plugin
-was given."""
+"""What the kubelet should list, by kind of plugin: physical sets, compared with NVML and the
+plugin's visible devices."""
 
 from __future__ import annotations
 
@@ -781,7 +781,7 @@ def checkpoint(ago_s: float) -> Any:
 def test_a_list_newer_than_the_probe_causes_a_new_probe(
     ago_s: float, verdict: Verdict, disturbed_at: float
 ) -> None:
-    """MIG devices were made anew after the last probe, or the plugin lists old ones still."""
+    """MIG devices were recreated after the last probe, or the plugin still lists old ones."""
     diagnosis = assessment(
         SINGLE, {"nvidia.com/gpu": (mig_uuid(7, 7),)}, plugin_sockets=checkpoint(ago_s)
     )
@@ -820,8 +820,8 @@ NEW_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"
 def test_ids_of_devices_that_no_longer_exist(
     listed: tuple[str, ...], env: dict[str, str], reason: str, cure: Cure, counted: int
 ) -> None:
-    """Every allocation of them fails: nothing is lost by a fresh start where none is left, else a
-    person's."""
+    """Every allocation of them fails: a restart loses nothing if none exists; else an operator must
+    act."""
     plugins = (sight(env=env, access=True, image=NEW_IMAGE),)
     diagnosis = assessment(SINGLE, {GPU: listed}, plugins=plugins, plugin_sockets=checkpoint(OLDER))
     assert registered(diagnosis).reason == reason and diagnosis.repair_facts is not None
@@ -905,7 +905,7 @@ def test_mig_that_stops_a_plugin(
 
 
 def test_the_collector_and_the_rule_agree() -> None:
-    """The plugin's own access is asked for exactly where the kubelet's list is not complete."""
+    """The plugin's own access is checked exactly when the kubelet's list is not complete."""
 
     def look_says(**changes: Any) -> bool:
         found: Snapshot = snapshot(**node(EIGHT, **changes))

@@ -1,4 +1,4 @@
-"""Each condition: when it holds, when it fails, when it is unknown, and in which words."""
+"""Each condition: when it holds, when it fails, when it is unknown, and its sentence."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ KUBELET = unit("kubelet.service", since=50.0)
 
 
 def listed(ids: Sequence[str], resource: str = "nvidia.com/gpu", at: float = NOW) -> Any:
-    """The kubelet's own word."""
+    """The kubelet's own answer."""
     return seen((Devices(resource, tuple(ids)),), at)
 
 
@@ -928,7 +928,7 @@ SILENT = (
 @pytest.mark.parametrize("part", SILENT)
 @pytest.mark.parametrize("refusal", [DENIED, FAILED, TIMED_OUT], ids=lambda r: r.why.value)
 def test_a_refusal_never_adds_a_condition_that_holds(part: str, refusal: Refusal) -> None:
-    """ "Could not look" can never become "nothing wrong"."""
+    """ "Could not check" can never become "nothing wrong"."""
     before = {f.condition for f in diagnosed(learned=seen(BUSES)).findings if f.verdict is HOLDS}
     after = {
         f.condition
@@ -972,7 +972,7 @@ def test_counts_refer_to_the_expected_number(number: str, gpus: Any, says: str) 
 
 
 def test_expected_gpus_overrides_a_dead_gpu_at_any_failing_call() -> None:
-    """Whether NVML loses a GPU before or after it tells its bus id is chance."""
+    """NVML may lose a GPU before or after it reports its bus id."""
     for call, bus in (("nvmlDeviceGetHandleByIndex", ""), ("nvmlDeviceGetUUID", BUSES[1])):
         diagnosis = diagnosed(Settings(expected_gpus=("1",)), probe=failing(15, call, 1, bus))
         assert finding(diagnosis, "NvmlComplete").verdict is HOLDS, call

@@ -1,4 +1,4 @@
-"""diagnose(look(Replay(record(host)))) == diagnose(look(host)), on nodes that are folders."""
+"""diagnose(collect(Replay(record(host)))) == diagnose(collect(host)), on nodes that are folders."""
 
 from __future__ import annotations
 

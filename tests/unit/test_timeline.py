@@ -51,7 +51,7 @@ def told(**changes: Any) -> Timeline:
 
 
 def incident(**changes: Any) -> Snapshot:
-    """Seed 003: persistenced, a second later the plugin, and NVML well only 5 s after that."""
+    """Seed 003: persistenced, a second later the plugin, and NVML works only 5 s after that."""
     plugin = sight(STAMPED, of=container(created_at=OFFSET + 23.0), started_at=OFFSET + 23.0)
     return replace(
         snapshot(
