@@ -1,1 +1,1 @@
-"""The scheduling barrier: what the agent says, told to the API server (docs/barrier.md)."""
+"""The scheduling barrier: publishes the agent's readiness on the Node (docs/barrier.md)."""

@@ -1,5 +1,5 @@
-"""`gpu-gate node`: ask the agent, look at the Node, write what differs. One loop, and a watch
-beside it."""
+"""`gpu-gate node`: ask the agent, compare with the Node, write what differs. One loop, and a
+thread that watches the Node."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..transport.kube_api import ApiServer
 from ..transport.sd_notify import Notify
 from . import decide, report
 from .outage import Outage
-from .readiness import AgentReadiness, from_status, silent
+from .readiness import AgentReadiness, from_status, no_answer
 from .watcher import Watcher
 
 log = logging.getLogger(__name__)
 
 ASK_S = 2.0
-"""Between two questions to the agent: one line over loopback."""
+"""Interval of the requests to /readyz: one line over loopback."""
 FRESH_S = 30.0
-"""The agent's /status is read when /readyz says something new, and else so often."""
+"""/status is read when the answer of /readyz changes, and otherwise at this interval."""
 REPORT_S = 30.0
 TAINT_RETRY_S = 3600.0
 FORBIDDEN = 403
@@ -34,7 +34,7 @@ MOST_PATCHES = 3
 
 
 class Agent:
-    """The agent's agent, asked by /readyz; /status only where that says something new."""
+    """The agent's readiness, polled by /readyz; /status is read only when that answer changes."""
 
     def __init__(
         self,
@@ -44,21 +44,23 @@ class Agent:
     ) -> None:
         self._readyz, self._status, self._no_agent = readyz, status, no_agent
         self._last: tuple[int, bytes] | None = None
-        self._word = silent("the agent has not been asked yet")
-        self._word_at = 0.0
+        self._readiness = no_answer("the agent has not been asked yet")
+        self._read_at = 0.0
 
     def readiness(self, now: float) -> AgentReadiness:
         try:
-            said = self._readyz()
-            if said != self._last or now - self._word_at > FRESH_S:
-                agent = from_status(self._status())
-                if agent.ready and said[0] != 200:  # it changed between the two questions
-                    agent = AgentReadiness(None, "NotVerified", "the agent's two answers differ")
-                    said = (0, b"")
-                self._word, self._word_at, self._last = agent, now, said
+            answer = self._readyz()
+            if answer != self._last or now - self._read_at > FRESH_S:
+                readiness = from_status(self._status())
+                if readiness.ready and answer[0] != 200:  # it changed between the two requests
+                    readiness = AgentReadiness(
+                        None, "NotVerified", "the agent's two answers differ"
+                    )
+                    answer = (0, b"")
+                self._readiness, self._read_at, self._last = readiness, now, answer
         except self._no_agent as exc:
-            self._word, self._last = silent(str(exc)), None
-        return self._word
+            self._readiness, self._last = no_answer(str(exc)), None
+        return self._readiness
 
 
 class Barrier:
@@ -101,15 +103,17 @@ class Barrier:
         self._api.close()
 
     def run(self) -> None:
-        """Until stop(): then the barrier takes its agent back, for nobody vouches for the node any
-        more. RuntimeError where the watch has ended unforeseen: what is known of the Node would
-        grow old; systemd starts us again."""
+        """Run until stop(), then set the condition to Unknown and close the barrier.
+
+        Raises RuntimeError if the watching thread has ended: its view of the Node would grow old.
+        systemd restarts the service then.
+        """
         log.info(
             "barrier of node %s: condition %s, label %s, startup taint %s",
             self._name,
             *(
-                agent or "none"
-                for agent in (
+                key or "none"
+                for key in (
                     self._settings.node_condition,
                     self._settings.node_label,
                     self._settings.node_taint,
@@ -132,33 +136,33 @@ class Barrier:
         self.close()
 
     def turn(self) -> None:
-        """One turn: ask if it is time, and write what differs."""
+        """Ask the agent if that is due, and write what differs on the Node."""
         now = self._clock()
         node, seen_at = self.watcher.seen()
         if node is not None and self._state is None:
             self._state = decide.adopt(node, self._boot_id, self._settings)
         if self._state is not None and now - self._asked_at >= ASK_S * 0.9:
             self._asked_at = now
-            self._state = self._tell(self._state, self._agent.readiness(now), now)
+            self._state = self._step(self._state, self._agent.readiness(now), now)
         if self._state is not None and now >= self._write_after:
             self._write(self._state, now)
         self._report(seen_at, now)
 
-    def _tell(
-        self, before: decide.BarrierState, agent: AgentReadiness, now: float
+    def _step(
+        self, before: decide.BarrierState, readiness: AgentReadiness, now: float
     ) -> decide.BarrierState:
-        after = decide.step(before, agent, now, self._settings)
-        if (after.is_open, after.status, after.agent.reason) != (
+        after = decide.step(before, readiness, now, self._settings)
+        if (after.is_open, after.status, after.readiness.reason) != (
             before.is_open,
             before.status,
-            before.agent.reason,
+            before.readiness.reason,
         ):
-            log.info("%s: %s", "open" if after.is_open else "closed", after.agent.line)
-            self._notify.status(f"{'open' if after.is_open else 'closed'}: {after.agent.line}")
+            log.info("%s: %s", "open" if after.is_open else "closed", after.readiness.line)
+            self._notify.status(f"{'open' if after.is_open else 'closed'}: {after.readiness.line}")
         return after
 
     def _write(self, state: decide.BarrierState, now: float) -> None:
-        """One patch after the other, each made for the Node as the last one left it."""
+        """Send one patch after the other, each computed from the Node as the last one left it."""
         for _ in range(MOST_PATCHES):
             node, _ = self.watcher.seen()
             todo = (
@@ -178,36 +182,37 @@ class Barrier:
             patch = todo[0]
             try:
                 self.watcher.take(self._api.patch(self._name, patch.body, patch.status))
-            except ApiError as trouble:
-                self._refused(patch, trouble, now)
+            except ApiError as error:
+                self._refused(patch, error, now)
                 return
             self._writing.ended(now)
             if not patch.status:
                 log.info("the node is %s for GPU work", "open" if patch.opens else "closed")
 
-    def _refused(self, patch: decide.Patch, trouble: ApiError, now: float) -> None:
-        if trouble.code == FORBIDDEN and "spec" in patch.body:
-            # A kubelet's credential may not change taints (NodeRestriction); the label is worth
-            # having alone.
+    def _refused(self, patch: decide.Patch, error: ApiError, now: float) -> None:
+        if error.code == FORBIDDEN and "spec" in patch.body:
+            # A kubelet's credential may not change taints (NodeRestriction). The label alone is
+            # still useful.
             log.warning(
-                "the startup taint is left alone for an hour, label and condition are kept: %s",
-                trouble,
+                "the API server refused to change the startup taint; retrying in an hour, label "
+                "and condition are kept up to date: %s",
+                error,
             )
             self._no_taint_until = now + TAINT_RETRY_S
             self._wake.set()
             return
-        self._write_after = now + self._writing.failed(trouble, now)
-        if trouble.code == 409:
+        self._write_after = now + self._writing.failed(error, now)
+        if error.code == 409:
             self._reread()
 
     def _reread(self) -> None:
         try:
             self.watcher.take(self._api.node(self._name))
-        except ApiError as trouble:
-            self._write_after = self._clock() + self._writing.failed(trouble, self._clock())
+        except ApiError as error:
+            self._write_after = self._clock() + self._writing.failed(error, self._clock())
 
     def _withdraw(self) -> None:
-        """Three tries at once: systemd waits for ten seconds."""
+        """Try three times without a pause: systemd kills the service after ten seconds."""
         state = decide.stopped()
         for _ in range(3):
             self._write(state, self._clock())

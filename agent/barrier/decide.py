@@ -1,15 +1,14 @@
-"""Everything that opens or closes the barrier is in this file, pure: `now` comes in, patches go
-out.
+"""Every decision to open or close the barrier, as pure functions: `now` comes in, patches go out.
 
-The order through which no pod can slip:
+The order of writes leaves no gap in which a pod could bind:
 
-* opening: the condition first, then label and startup taint, in one patch; only while the agent's
-  agent is yes
-  for ReadyForSec without a break, and only once the kubelet of this very boot has reported;
-* closing: label and startup taint first, in one patch, then the condition.
+* To open, the condition is written first, then label and startup taint in one patch. This happens
+  only after the agent was ready for ReadyForSec without a break, and only once the kubelet of this
+  boot has reported.
+* To close, label and startup taint are written first, in one patch, then the condition.
 
-A Node that still carries the boot ID of an earlier boot carries that boot's label as well: it is
-closed at once.
+A Node that still carries the boot ID of an earlier boot also carries that boot's label, so the
+barrier closes at once.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ from typing import Any
 
 from ..model.settings import Settings
 from .readiness import AgentReadiness
-from .view import View, stamp
+from .view import NodeView, stamp
 
 HEARTBEAT_S = 300.0
-"""The condition is written again after this, so that a stale one can be told; as often as the
-kubelet reports."""
+"""The condition is rewritten at this interval, so that a stale one can be recognized. The kubelet
+reports as often."""
 REASON_S = 15.0
-"""Another reason for the same status is written at most so often."""
+"""Minimum interval between two writes that change only the reason."""
 YES = "true"
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierState:
-    """What the barrier says. Lost with the program: the next one takes up what the Node carries."""
+    """What the barrier publishes. Not stored: a restarted program adopts what the Node carries."""
 
     is_open: bool
     status: str
-    "of the condition: True, False, Unknown"
-    agent: AgentReadiness
-    "the one that stands"
+    """The condition's status: True, False or Unknown."""
+    readiness: AgentReadiness
+    """The reason and message in force."""
     ready_since: float | None = None
-    "boottime, seconds, of a yes without a break"
+    """Boottime, seconds: ready without a break since then."""
     unknown_since: float | None = None
     is_steady: bool = False
-    "the yes has lasted for ReadyForSec: something may be opened by it"
+    """True if ready for ReadyForSec: only then does the barrier open anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,46 +51,46 @@ class Patch:
 
     body: Mapping[str, Any]
     status: bool = False
-    "of the /status subresource: a strategic merge, in which conditions are merged by their type"
+    """True for the /status subresource: a strategic merge, which merges conditions by type."""
     opens: bool = False
 
 
-def adopt(node: View, boot_id: str, settings: Settings) -> BarrierState:
-    """What an earlier program of this boot left on the Node stands until the agent's agent is
-    heard."""
+def adopt(node: NodeView, boot_id: str, settings: Settings) -> BarrierState:
+    """Take over what an earlier run in this boot left on the Node, until the agent answers."""
     found = node.conditions.get(settings.node_condition)
     same_boot = node.boot_id == boot_id
     is_open = same_boot and not _is_closed(node, settings)
-    agent = AgentReadiness(None, "NotLooked", "the agent has not been asked yet")
+    readiness = AgentReadiness(None, "NotLooked", "the agent has not been asked yet")
     status = (
         found.status if found and same_boot and found.status in ("True", "False") else "Unknown"
     )
     return BarrierState(
         is_open,
         "True" if is_open else "False" if status == "False" else "Unknown",
-        replace(agent, reason=found.reason) if found and status != "Unknown" else agent,
+        replace(readiness, reason=found.reason) if found and status != "Unknown" else readiness,
     )
 
 
 def step(
-    state: BarrierState, agent: AgentReadiness, now: float, settings: Settings
+    state: BarrierState, readiness: AgentReadiness, now: float, settings: Settings
 ) -> BarrierState:
-    """Hysteresis: no at once, yes after ReadyForSec, not known after WithdrawAfterSec."""
-    if agent.ready is False:
-        return BarrierState(False, "False", agent)
-    if agent.ready:
+    """Apply hysteresis: not ready counts at once, ready after ReadyForSec, unknown after
+    WithdrawAfterSec."""
+    if readiness.ready is False:
+        return BarrierState(False, "False", readiness)
+    if readiness.ready:
         since = now if state.ready_since is None else state.ready_since
         if now - since >= settings.node_ready_for_s:
-            return BarrierState(True, "True", agent, ready_since=since, is_steady=True)
+            return BarrierState(True, "True", readiness, ready_since=since, is_steady=True)
         return replace(state, ready_since=since, unknown_since=None)
     since = now if state.unknown_since is None else state.unknown_since
     if now - since >= settings.node_withdraw_after_s:
-        return BarrierState(False, "Unknown", agent, unknown_since=since)
+        return BarrierState(False, "Unknown", readiness, unknown_since=since)
     return replace(state, ready_since=None, unknown_since=since, is_steady=False)
 
 
 def stopped() -> BarrierState:
-    """Nobody vouches for the node any more."""
+    """The state after the barrier's service has stopped."""
     return BarrierState(
         False,
         "Unknown",
@@ -101,14 +100,13 @@ def stopped() -> BarrierState:
 
 def patches(
     state: BarrierState,
-    node: View,
+    node: NodeView,
     boot_id: str,
     realtime: float,
     settings: Settings,
     may_taint: bool = True,
 ) -> tuple[Patch, ...]:
-    """What is to be written so that the Node says what the barrier says, in order. Nothing where it
-    does."""
+    """The writes that make the Node agree with `state`, in order. Empty if it agrees already."""
     if state.is_open and node.boot_id != boot_id:
         state = BarrierState(
             False,
@@ -118,7 +116,7 @@ def patches(
             ),
         )
     if state.is_open and not state.is_steady:
-        return ()  # the last agent stands, but nothing is opened by it
+        return ()  # keep what the Node carries, but open nothing
     condition, gate = (
         _condition(state, node, realtime, settings),
         _gate(state, node, settings, may_taint),
@@ -126,18 +124,21 @@ def patches(
     return condition + gate if state.is_open else gate + condition
 
 
-def _is_closed(node: View, settings: Settings) -> bool:
-    """Nothing on the Node says that work may start."""
+def _is_closed(node: NodeView, settings: Settings) -> bool:
+    """True if neither label nor missing startup taint lets work start."""
     labelled = bool(settings.node_label) and settings.node_label in node.labels
     untainted = bool(settings.node_taint) and not node.has_taint(settings.node_taint)
     return not labelled and not untainted
 
 
 def _gate(
-    state: BarrierState, node: View, settings: Settings, may_taint: bool
+    state: BarrierState, node: NodeView, settings: Settings, may_taint: bool
 ) -> tuple[Patch, ...]:
-    """Label and startup taint in one merge patch. A list is replaced whole by it: resourceVersion
-    keeps what others wrote meanwhile (409, and we read again)."""
+    """Label and startup taint in one merge patch.
+
+    A merge patch replaces a list whole. With resourceVersion the API server answers 409 if
+    another client has written meanwhile, and the Node is read again.
+    """
     label, key = settings.node_label, settings.node_taint if may_taint else ""
     body: dict[str, Any] = {}
     if label and state.is_open and node.labels.get(label) != YES:
@@ -154,22 +155,22 @@ def _gate(
 
 
 def _condition(
-    state: BarrierState, node: View, realtime: float, settings: Settings
+    state: BarrierState, node: NodeView, realtime: float, settings: Settings
 ) -> tuple[Patch, ...]:
     if not settings.node_condition:
         return ()
     found = node.conditions.get(settings.node_condition)
     if found is not None and found.status == state.status:
         age_s = realtime - found.heartbeat_at
-        same = found.reason == state.agent.reason
+        same = found.reason == state.readiness.reason
         if 0 <= age_s < (HEARTBEAT_S if same else REASON_S):
             return ()
     changed = found is None or found.status != state.status
     body = {
         "type": settings.node_condition,
         "status": state.status,
-        "reason": state.agent.reason,
-        "message": state.agent.message,
+        "reason": state.readiness.reason,
+        "message": state.readiness.message,
         "lastHeartbeatTime": stamp(realtime),
         "lastTransitionTime": stamp(realtime if changed or found is None else found.transition_at),
     }

@@ -1,8 +1,7 @@
-"""The agent's readiness: yes, no, or "not known", each with its reason.
+"""The agent's readiness: ready, not ready or unknown, each with its reason.
 
-Three values, because two of them are treated differently: a broken link closes the barrier at once,
-while "not known" (an agent that starts, probes that settle, no answer) keeps the last state for
-WithdrawAfterSec.
+Not ready and unknown are treated differently: a broken link closes the barrier at once, while an
+unknown state (the agent starts, probes settle, no answer) keeps the last one for WithdrawAfterSec.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ MESSAGE_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class AgentReadiness:
-    """May GPU work start, as the agent reports it?"""
+    """What the agent reports about readiness."""
 
     ready: bool | None
-    "None: not known"
+    """None: unknown."""
     reason: str
-    "a word of docs/reasons.md"
+    """A reason of docs/reasons.md."""
     message: str
 
     @property
@@ -33,15 +32,15 @@ class AgentReadiness:
         return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def silent(sentence: str) -> AgentReadiness:
+def no_answer(sentence: str) -> AgentReadiness:
     """The agent gave no answer."""
     return AgentReadiness(None, "AgentSilent", sentence)
 
 
 def from_status(status: Mapping[str, Any]) -> AgentReadiness:
-    """The readiness in the agent's /status. What is missing there leaves it not known."""
-    gate, cycle = _object(status.get("gate")), _object(status.get("cycle"))
-    if not _is_fresh(cycle.get("age_s"), cycle.get("overdue_after_s")):
+    """Read the agent's /status. What is missing there makes readiness unknown."""
+    gate = _object(status.get("gate"))
+    if _is_overdue(_object(status.get("cycle"))):
         return AgentReadiness(None, "CycleOverdue", "the agent's last cycle is too old")
     message = str(gate.get("ready_why") or gate.get("why") or "")[:MESSAGE_CHARS]
     if gate.get("ready") is True:
@@ -49,22 +48,27 @@ def from_status(status: Mapping[str, Any]) -> AgentReadiness:
     reason = str(gate.get("reason") or "")
     blocking = _blocking(status.get("findings"))
     for verdict, ready in (("fails", False), ("unknown", None)):
-        found = next((f for f in blocking if f.get("verdict") == verdict), None)
-        if found is not None:
-            return AgentReadiness(ready, str(found.get("reason") or reason or "NotReady"), message)
-    is_blocked = gate.get("phase") == "BLOCKED"
-    return AgentReadiness(False if is_blocked else None, reason or "NotVerified", message)
+        for finding in blocking:
+            if finding.get("verdict") == verdict:
+                return AgentReadiness(
+                    ready, str(finding.get("reason") or reason or "NotReady"), message
+                )
+    return AgentReadiness(
+        False if gate.get("phase") == "BLOCKED" else None, reason or "NotVerified", message
+    )
 
 
-def _is_fresh(age_s: object, limit_s: object) -> bool:
-    numbers = isinstance(age_s, (int, float)) and isinstance(limit_s, (int, float))
-    return numbers and age_s <= limit_s  # type: ignore[operator]
+def _is_overdue(cycle: Mapping[str, Any]) -> bool:
+    age_s, limit_s = cycle.get("age_s"), cycle.get("overdue_after_s")
+    if isinstance(age_s, (int, float)) and isinstance(limit_s, (int, float)):
+        return age_s > limit_s
+    return True
 
 
-def _blocking(findings: object) -> list[Mapping[str, Any]]:
-    """Findings that close readiness and that this node answers for."""
-    rows = map(_object, findings if isinstance(findings, list) else ())
-    return [f for f in rows if f.get("blocks") is True and f.get("link") not in ELSEWHERE]
+def _blocking(findings: Any) -> list[Mapping[str, Any]]:
+    """The findings of this node that block readiness."""
+    listed = map(_object, findings if isinstance(findings, list) else ())
+    return [f for f in listed if f.get("blocks") is True and f.get("link") not in ELSEWHERE]
 
 
 def _object(value: Any) -> Mapping[str, Any]:

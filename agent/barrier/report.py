@@ -1,4 +1,4 @@
-"""What the API server shows of this node, in a file that the doctor reads: link 11 without a
+"""A file with what the API server shows of this node: the doctor checks link 11 without a
 credential."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..transport.atomic_write import write_whole
-from .view import View
+from .view import NodeView
 
 log = logging.getLogger(__name__)
 
@@ -17,8 +17,8 @@ PATH = "/run/gpu-gate-node/node.json"
 REPORT_VERSION = 1
 
 
-def report(node: View | None, seen_at: float, trouble: str) -> dict[str, Any]:
-    """The report. `seen_at` is boottime, seconds, of the API server's last sign."""
+def report(node: NodeView | None, seen_at: float, trouble: str) -> dict[str, Any]:
+    """Build the report. `seen_at` is boottime, seconds, of the API server's last answer."""
     body: dict[str, Any] = {
         "version": REPORT_VERSION,
         "seen_at": round(seen_at, 2),
@@ -38,15 +38,13 @@ def report(node: View | None, seen_at: float, trouble: str) -> dict[str, Any]:
 
 
 def write(body: Mapping[str, Any], path: str) -> None:
-    """Whole or not at all, readable to everybody."""
+    """Write it atomically, readable by every user."""
     try:
         write_whole(path, json.dumps(body, indent=1).encode() + b"\n")
     except OSError as exc:
-        log.warning(
-            "%s could not be written (%s): the doctor does not see link 11", path, exc.strerror
-        )
+        log.warning("could not write %s (%s): the doctor cannot check link 11", path, exc.strerror)
 
 
 def _extended(quantities: Mapping[str, str]) -> dict[str, str]:
-    """Of device plugins: a name with a domain. Which of them are GPUs is the doctor's to say."""
+    """Extended resources: their names have a domain. The doctor decides which of them are GPUs."""
     return {name: value for name, value in quantities.items() if "/" in name}

@@ -1,5 +1,4 @@
-"""The Node object as the API server shows it: the few parts that matter here, checked at the
-door."""
+"""The parts of a Node object that the barrier reads, validated."""
 
 from __future__ import annotations
 
@@ -14,30 +13,30 @@ class Condition:
     """One condition of a Node."""
 
     status: str
-    "True, False or Unknown"
+    """True, False or Unknown."""
     reason: str
     heartbeat_at: float
-    "realtime, seconds; 0.0 where there is none"
+    """Realtime, seconds; 0.0 if missing."""
     transition_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """One taint, whole, so that a list can be written back as it was."""
+    """One taint; `raw` is the whole object, so that the list can be written back unchanged."""
 
     key: str
     raw: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class NodeView:
     """A Node object."""
 
     name: str
     version: str
-    "metadata.resourceVersion"
+    """metadata.resourceVersion."""
     boot_id: str
-    "of the boot whose kubelet reported last"
+    """Of the boot whose kubelet reported last."""
     labels: Mapping[str, str]
     taints: tuple[Taint, ...]
     conditions: Mapping[str, Condition]
@@ -48,12 +47,12 @@ class View:
         return any(taint.key == key for taint in self.taints)
 
 
-def view(node: Mapping[str, Any]) -> View:
-    """The parts of a Node as JSON. Anything that is not as it should be counts as absent."""
+def view(node: Mapping[str, Any]) -> NodeView:
+    """Parse a Node from JSON. A part of the wrong type counts as absent."""
     meta, spec, status = (_object(node.get(part)) for part in ("metadata", "spec", "status"))
     taints = spec.get("taints")
     conditions = status.get("conditions")
-    return View(
+    return NodeView(
         name=str(meta.get("name") or ""),
         version=str(meta.get("resourceVersion") or ""),
         boot_id=str(_object(status.get("nodeInfo")).get("bootID") or ""),
@@ -70,13 +69,12 @@ def view(node: Mapping[str, Any]) -> View:
 
 
 def is_older(one: str, other: str) -> bool:
-    """Resource versions grow; those that are no numbers cannot be compared, and none of them is
-    older."""
+    """Compare resource versions, which grow. If one is not a number, neither counts as older."""
     return one.isdecimal() and other.isdecimal() and int(one) < int(other)
 
 
 def stamp(at: float) -> str:
-    """Realtime seconds as metav1.Time is written."""
+    """Format realtime seconds as a metav1.Time."""
     return datetime.fromtimestamp(int(at), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

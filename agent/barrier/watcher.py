@@ -1,4 +1,4 @@
-"""The Node as the API server shows it, kept by one watch beside the barrier's loop."""
+"""The Node as the API server shows it, kept up to date by a watch in a thread of its own."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from ..model.errors import ApiError
 from ..transport.kube_api import ApiServer
 from .outage import Outage
-from .view import View, is_older, view
+from .view import NodeView, is_older, view
 
 log = logging.getLogger(__name__)
 
 GONE, NOT_FOUND = 410, 404
 BRIEF_S = 5.0
-"""A watch that ends sooner is trouble: it is not to be asked for without a pause."""
+"""A watch that ends sooner counts as failed: the next one starts after a pause."""
 
 
 class Watcher:
-    """Reads the Node once, then only what changes."""
+    """Reads the Node once, then follows its changes."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Watcher:
         self._closed = threading.Event()
         self._sleep = sleep or self._closed.wait
         self._lock = threading.Lock()
-        self._seen: View | None = None
+        self._seen: NodeView | None = None
         self._seen_at = 0.0
         self._version = ""
         self.outage = Outage("reading the Node")
@@ -44,23 +44,21 @@ class Watcher:
         self._thread.start()
 
     def close(self, within_s: float = 0.0) -> None:
-        """No more. A thread that waits for the server's next word ends with the program."""
+        """Stop watching. A thread that waits for the server ends with the program."""
         self._closed.set()
         self._thread.join(within_s)
 
     def is_alive(self) -> bool:
-        """False once it has ended, by an exception that nobody foresaw: it waits for the API server
-        for ever."""
+        """False only after an unexpected exception: otherwise the thread retries for ever."""
         return self._thread.is_alive()
 
-    def seen(self) -> tuple[View | None, float]:
-        """(the Node, None where there is none; boottime, seconds, of the server's last sign)."""
+    def seen(self) -> tuple[NodeView | None, float]:
+        """The Node (None if it does not exist) and the boottime in seconds of the last answer."""
         with self._lock:
             return self._seen, self._seen_at
 
     def take(self, node: dict[str, Any]) -> None:
-        """A Node that came by another way: the answer to a patch, or a fresh read. An older one
-        changes nothing."""
+        """Take a Node from the answer to a patch or from a read. An older one is ignored."""
         found = view(node)
         with self._lock:
             self._seen_at = self._clock()
@@ -74,16 +72,13 @@ class Watcher:
                 self._follow()
                 if self._clock() - began < BRIEF_S:
                     raise ApiError("the watch ended as soon as it began")
-            except ApiError as trouble:
+            except ApiError as error:
                 pause_s = self.outage.failed(
-                    trouble, self._clock()
-                )  # first: who is gone is gone for a reason
-                if trouble.code in (
-                    GONE,
-                    NOT_FOUND,
-                ):  # the server keeps its history for minutes only
+                    error, self._clock()
+                )  # before the Node is cleared, so that the reason is known by then
+                if error.code in (GONE, NOT_FOUND):  # the server keeps minutes of history only
                     self._version = ""
-                if trouble.code == NOT_FOUND:
+                if error.code == NOT_FOUND:
                     with self._lock:
                         self._seen = None
                 self._wake()
@@ -95,7 +90,7 @@ class Watcher:
         if not self._version:
             node = self._api.node(self._name)
             self._version = view(node).version
-            with self._lock:  # a Node that was made anew begins with its own versions
+            with self._lock:  # a recreated Node has versions of its own
                 self._seen, self._seen_at = view(node), self._clock()
             self._wake()
         for kind, found in self._api.watch(self._name, self._version):

@@ -299,13 +299,13 @@ NPD_CHARS = 80
 
 def _npd(config: configuration.Config) -> int:
     """0 ready, 1 a problem, 2 not known: a custom plugin of node-problem-detector."""
-    from ..barrier.readiness import from_status, silent
+    from ..barrier.readiness import from_status, no_answer
     from . import ask
 
     try:
         word = from_status(ask.status(listen=config.settings.listen))
     except ask.NoAgent as exc:
-        word = silent(str(exc))
+        word = no_answer(str(exc))
     print(word.line[:NPD_CHARS])
     return {True: 0, False: 1, None: 2}[word.ready]
 

@@ -260,10 +260,10 @@ def test_refused_writes_are_retried(
     world.api.faults += [("PATCH", code, headers)] * 3
     world.open()
     assert not world.api.faults
-    begun = [r.getMessage() for r in caplog.records if "is tried again" in r.getMessage()]
+    begun = [r.getMessage() for r in caplog.records if "fails; retrying" in r.getMessage()]
     ended = [r.getMessage() for r in caplog.records if "works again after" in r.getMessage()]
     assert (len(begun), len(ended)) == ((1, 1) if said else (0, 0)), (
-        "said when it begins and when it ends"
+        "logged when it begins and when it ends"
     )
     assert all(said in line for line in begun)
     if code == 429:
@@ -291,7 +291,7 @@ def test_a_kubelets_credential_keeps_label_and_condition(
     world.agent.ready = True
     world.until(lambda: world.api.node["metadata"]["labels"].get(LABEL) == "true")
     assert [t["key"] for t in world.api.node["spec"]["taints"]] == [TAINT]
-    assert sum("the startup taint is left alone" in r.getMessage() for r in caplog.records) == 1
+    assert sum("refused to change the startup taint" in r.getMessage() for r in caplog.records) == 1
     world.agent.ready = False
     world.until(lambda: LABEL not in world.api.node["metadata"]["labels"])
 

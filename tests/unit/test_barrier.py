@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.barrier import decide
-from agent.barrier.readiness import AgentReadiness, from_status, silent
-from agent.barrier.view import View, is_older, stamp, view
+from agent.barrier.readiness import AgentReadiness, from_status, no_answer
+from agent.barrier.view import NodeView, is_older, stamp, view
 from agent.model.settings import Settings
 
 LABEL, TAINT, CONDITION = "gpu-gate.io/ready", "example.com/gpu-not-ready", "GpuReady"
@@ -66,10 +66,10 @@ def node(
 OPEN = node("true", tainted=False, condition="True")
 
 
-def state(word: AgentReadiness, at: float = 0.0) -> decide.BarrierState:
+def state(readiness: AgentReadiness, at: float = 0.0) -> decide.BarrierState:
     """The state after the agent has reported the same for long."""
-    found = decide.step(decide.stopped(), word, at, SETTINGS)
-    return decide.step(found, word, at + 100, SETTINGS)
+    found = decide.step(decide.stopped(), readiness, at, SETTINGS)
+    return decide.step(found, readiness, at + 100, SETTINGS)
 
 
 def wanted(found: decide.BarrierState, seen: dict[str, Any], **more: Any) -> list[tuple[bool, Any]]:
@@ -78,7 +78,7 @@ def wanted(found: decide.BarrierState, seen: dict[str, Any], **more: Any) -> lis
     ]
 
 
-# --- the agent's word
+# --- the agent's readiness
 
 
 def status(**gate: Any) -> dict[str, Any]:
@@ -129,8 +129,8 @@ def finding(link: int, verdict: str, reason: str, blocks: bool = True) -> dict[s
 def test_readiness_from_the_agents_status(
     said: dict[str, Any], ready: bool | None, reason: str
 ) -> None:
-    word = from_status(said)
-    assert (word.ready, word.reason) == (ready, reason)
+    readiness = from_status(said)
+    assert (readiness.ready, readiness.reason) == (ready, reason)
 
 
 def test_the_readiness_message_is_one_printable_line() -> None:
@@ -146,7 +146,7 @@ def test_no_closes_at_once_and_yes_opens_only_after_a_while() -> None:
     assert not closed.is_open and closed.status == "False"
     first = decide.step(closed, YES, 300, SETTINGS)
     assert not first.is_open
-    assert first.agent == NO, "what was wrong is still what is told"
+    assert first.readiness == NO, "the last reason is still published"
     assert not decide.step(first, YES, 304.9, SETTINGS).is_open
     assert decide.step(first, YES, 305, SETTINGS).is_open
 
@@ -161,17 +161,17 @@ def test_a_break_starts_the_count_again() -> None:
 @pytest.mark.parametrize("before", [YES, NO])
 def test_an_unknown_state_keeps_the_last_state_for_a_while(before: AgentReadiness) -> None:
     stood = state(before)
-    found = decide.step(stood, silent("no answer"), 200, SETTINGS)
+    found = decide.step(stood, no_answer("no answer"), 200, SETTINGS)
     found = decide.step(found, UNSURE, 219.9, SETTINGS)
-    assert (found.is_open, found.status, found.agent) == (stood.is_open, stood.status, before)
+    assert (found.is_open, found.status, found.readiness) == (stood.is_open, stood.status, before)
     gone = decide.step(found, UNSURE, 220, SETTINGS)
-    assert (gone.is_open, gone.status, gone.agent) == (False, "Unknown", UNSURE)
+    assert (gone.is_open, gone.status, gone.readiness) == (False, "Unknown", UNSURE)
 
 
 def test_a_restarted_agent_changes_nothing() -> None:
     found = state(YES)
-    for at, word in ((200, silent("gone")), (203, UNSURE), (206, YES)):
-        found = decide.step(found, word, at, SETTINGS)
+    for at, readiness in ((200, no_answer("gone")), (203, UNSURE), (206, YES)):
+        found = decide.step(found, readiness, at, SETTINGS)
         assert found.is_open
     assert wanted(found, OPEN) == []
 
@@ -295,7 +295,7 @@ def test_resource_versions() -> None:
 # --- random worlds
 
 
-def may_bind(seen: View, selects: bool) -> bool:
+def may_bind(seen: NodeView, selects: bool) -> bool:
     """A scheduler's view of a pod that selects the label, or of one that knows nothing of all
     this."""
     return (not selects or seen.labels.get(LABEL) == "true") and not seen.has_taint(TAINT)
@@ -328,19 +328,19 @@ def test_no_pod_slips_in_a_random_world(seed: int) -> None:
     and a lasting no closes."""
     dice = random.Random(seed)
     raw, boot, now = node(), BOOT, 0.0
-    word = UNSURE
+    readiness = UNSURE
     yes_since: float | None = None
     no_since: float | None = None
     held: decide.BarrierState | None = None
     for _ in range(400):
         now += 2.0
         if dice.random() < 0.15:
-            word = dice.choice([YES, YES, YES, NO, UNSURE])
-        yes_since = (yes_since if yes_since is not None else now) if word.ready else None
-        no_since = (no_since if no_since is not None else now) if word.ready is False else None
+            readiness = dice.choice([YES, YES, YES, NO, UNSURE])
+        yes_since = (yes_since if yes_since is not None else now) if readiness.ready else None
+        no_since = (no_since if no_since is not None else now) if readiness.ready is False else None
         event = dice.random()
         if event < 0.01:  # a reboot: the object keeps everything, the kubelet reports later
-            boot, held, word = f"boot-{now}", None, UNSURE
+            boot, held, readiness = f"boot-{now}", None, UNSURE
             yes_since = no_since = None
         elif event < 0.05:
             raw["status"]["nodeInfo"]["bootID"] = boot
@@ -353,14 +353,14 @@ def test_no_pod_slips_in_a_random_world(seed: int) -> None:
             ][:5]
         seen = view(raw)
         held = decide.adopt(seen, boot, SETTINGS) if held is None else held
-        held = decide.step(held, word, now, SETTINGS)
+        held = decide.step(held, readiness, now, SETTINGS)
         before = view(raw)
         working = dice.random() < 0.7
         for patch in decide.patches(held, seen, boot, NOW + now, SETTINGS) if working else ():
             applied(raw, patch)
             after = view(raw)
             if patch.opens:
-                assert word.ready and after.boot_id == boot
+                assert readiness.ready and after.boot_id == boot
                 assert now - (yes_since or 0) >= SETTINGS.node_ready_for_s
             for selects in (True, False):
                 assert (
