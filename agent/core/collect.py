@@ -16,12 +16,32 @@ from .access.collect import workloads
 from .cdi.collect import toolkit
 from .common import pod_resources
 from .common.marks import manifest_dir, marks
-from .common.watched import running_kubelet, watched_units
+from .common.watched import (
+    CDI_UNIT,
+    DRIVER_UNITS,
+    IMEX_UNIT,
+    RUNTIME_UNITS,
+    kubelet_units,
+    running_kubelet,
+)
 from .gpu.collect import device_nodes, driver, kernel_log, mig_instances, pci, tegra
 from .gpu.tegra import is_tegra
 from .kubelet.node_object import node_object
 from .plugin import ledger
 from .plugin.collect import plugins, runtime
+from .plugin.kinds import plugin_units
+
+
+def watched_units(settings: Settings) -> tuple[str, ...]:
+    """The units whose state and InvocationID matter."""
+    return (
+        DRIVER_UNITS
+        + RUNTIME_UNITS
+        + (CDI_UNIT, IMEX_UNIT)
+        + settings.pause_while
+        + kubelet_units(settings)
+        + plugin_units(settings)
+    )
 
 
 async def collect(host: Host, settings: Settings) -> Snapshot:

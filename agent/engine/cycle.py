@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.collect import collect
-from ..core.common.watched import scope_folder, watched_folders, watched_units
+from ..core.collect import collect, watched_units
+from ..core.common.watched import scope_folder, watched_folders
 from ..core.diagnose import diagnose
 from ..core.gate.states import Gate, Phase
 from ..core.gate.transitions import step

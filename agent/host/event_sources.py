@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from ..core.common.watched import watched_folders, watched_units
+from ..core.collect import watched_units
+from ..core.common.watched import watched_folders
 from ..model.settings import Settings
 from ..model.wake import WakeReason, WakeSource
 from ..transport.inotify import Inotify

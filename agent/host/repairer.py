@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..core.common import parse
-from ..core.common.layouts import KUBELET_UNITS, PLUGIN_UNITS
+from ..core.common.layouts import KUBELET_UNITS
 from ..core.common.watched import DRIVER_UNITS, RUNTIME_UNITS
+from ..core.plugin.kinds import PLUGIN_UNITS
 from ..core.plugin.ledger import DID_NOT_TAKE, HUP, NVML_FAILED, OUTCOME
 from ..model.actions import Disruptive, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
 from ..model.errors import ActionFailed, BusError, RpcError

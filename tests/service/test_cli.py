@@ -175,7 +175,7 @@ def bundled(folder: Path, **answers: Any) -> str:
 
 def with_kubelet(folder: Path, active: str) -> str:
     """A bundle with this state of the kubelet's unit."""
-    from agent.core.common.watched import watched_units
+    from agent.core.collect import watched_units
 
     return bundled(
         folder,

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from agent.core.common.layouts import PLUGIN_UNITS
 from agent.core.common.paths import RUN
+from agent.core.plugin.kinds import PLUGIN_UNITS
 from agent.model.reading import Refusal, Why
 from agent.model.settings import Settings
 from agent.model.wake import WakeSource

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.core.collect import collect
+from agent.core.collect import collect, watched_units
 from agent.core.common.layouts import (
     KUBELET_UNITS,
     control_plane_files,
@@ -18,7 +18,7 @@ from agent.core.common.layouts import (
     runtime_sockets,
 )
 from agent.core.common.paths import NODE_OBJECT, PCI, RUN, SOC_FAMILY, STATE
-from agent.core.common.watched import watched_folders, watched_units
+from agent.core.common.watched import watched_folders
 from agent.core.diagnose import diagnose
 from agent.core.plugin.candidates import NOT_READ
 from agent.core.plugin.collect import plugins

@@ -7,16 +7,13 @@ from typing import Any
 
 import pytest
 
+from agent.core.collect import watched_units
 from agent.core.common import layouts
-from agent.core.common.layouts import KINDS, LAYOUTS, Kind, kind_of
-from agent.core.common.watched import (
-    kubelet_units,
-    plugin_units,
-    running_kubelet,
-    watched_folders,
-    watched_units,
-)
+from agent.core.common.layouts import LAYOUTS
+from agent.core.common.watched import kubelet_units, running_kubelet, watched_folders
+from agent.core.plugin import kinds
 from agent.core.plugin.candidates import unit as plugin_unit
+from agent.core.plugin.kinds import KINDS, Kind, kind_of, plugin_units
 from agent.model.settings import Settings
 
 from .snapshots import DEFAULTS, TIMED_OUT, container, sandbox, seen, unit
@@ -233,7 +230,7 @@ def test_the_running_kubelet_selects_the_layout(units: Any, settings: Settings, 
 
 # --- plugins
 
-BOTTLEROCKET, AKS = layouts.PLUGIN_UNITS
+BOTTLEROCKET, AKS = kinds.PLUGIN_UNITS
 
 
 def running(name: str, active: str = "active", sub: str = "running") -> Any:
@@ -285,7 +282,7 @@ def test_each_label_image_and_name_of_a_row_finds_it(kind: Kind) -> None:
         assert (
             kind_of(container(name="x", image=image.replace("*", "r")), sandbox(labels={})) == kind
         )
-    for name in set(kind.containers) - set(layouts.COMMON):
+    for name in set(kind.containers) - set(kinds.COMMON):
         assert kind_of(container(name=name, image="sha256:1"), None) == kind
 
 
@@ -306,7 +303,7 @@ def test_each_label_image_and_name_of_a_row_finds_it(kind: Kind) -> None:
 )
 def test_the_sockets_that_a_plugin_makes(name: str, socket: str) -> None:
     kind = next(k for k in KINDS if k.name == name)
-    assert layouts.matches(socket, kind.sockets)
+    assert kinds.matches(socket, kind.sockets)
     for other in (
         "kubelet.sock",
         "DEPRECATION",
@@ -314,7 +311,7 @@ def test_the_sockets_that_a_plugin_makes(name: str, socket: str) -> None:
         "kubevirt-kvm.sock",
         "rdma.sock",
     ):
-        assert not layouts.matches(other, kind.sockets)
+        assert not kinds.matches(other, kind.sockets)
 
 
 def test_a_common_name_counts_only_with_its_pods_label() -> None:

@@ -1,11 +1,11 @@
-"""What is followed: the units whose restarts matter, and the folders to be woken by."""
+"""Units of the host by their names, and the folders whose changes wake the agent."""
 
 from __future__ import annotations
 
 from ...model.reading import Reading, Seen
 from ...model.settings import Settings
 from ...model.snapshot import Unit
-from .layouts import KUBELET_UNITS, PLUGIN_UNITS, pod_resources_sockets
+from .layouts import KUBELET_UNITS, pod_resources_sockets
 from .paths import RUN
 
 RUNTIME_UNITS = ("containerd.service", "crio.service", "docker.service")
@@ -17,25 +17,6 @@ IMEX_UNIT = "nvidia-imex.service"
 """Lets GPUs of several hosts share memory over NVLink (GB200); a host's own GPUs do without."""
 CDI_UNIT = "nvidia-cdi-refresh.service"
 """Writes the CDI spec again (nvidia-container-toolkit 1.18, deployments/systemd)."""
-
-
-def watched_units(settings: Settings) -> tuple[str, ...]:
-    """The units whose state and InvocationID matter."""
-    return (
-        DRIVER_UNITS
-        + RUNTIME_UNITS
-        + (CDI_UNIT, IMEX_UNIT)
-        + settings.pause_while
-        + kubelet_units(settings)
-        + plugin_units(settings)
-    )
-
-
-def plugin_units(settings: Settings) -> tuple[str, ...]:
-    """Units of the host that may be the device plugin."""
-    if settings.plugin_unit == "none":
-        return ()
-    return (settings.plugin_unit,) if settings.plugin_unit else PLUGIN_UNITS
 
 
 def kubelet_units(settings: Settings) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from ...model.reading import Seen
 from ...model.runtime import PluginLogState, PluginSight
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot
-from ..common.layouts import KINDS, matches
 from ..common.paths import FIRST
-from ..common.watched import DRIVER_UNITS, RUNTIME_UNITS, kubelet_units, plugin_units
+from ..common.watched import DRIVER_UNITS, RUNTIME_UNITS, kubelet_units
 from ..plugin import ledger
+from ..plugin.kinds import KINDS, matches, plugin_units
 
 SET_S = 1.0
 """A clock that moved by more was set; less is what NTP slews."""

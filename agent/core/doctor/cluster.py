@@ -14,7 +14,7 @@ from ...model.reading import Reading, Refusal, Seen
 from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot
-from ..common.layouts import PREFERRED, matches
+from ..plugin.kinds import PREFERRED, matches
 
 
 def findings(

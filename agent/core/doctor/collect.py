@@ -13,7 +13,8 @@ from ...model.snapshot import Snapshot
 from ..common import parse
 from ..common.files import parsed_file
 from ..common.paths import FIRST, RUN
-from ..common.watched import CDI_UNIT, DRIVER_UNITS, RUNTIME_UNITS, kubelet_units, plugin_units
+from ..common.watched import CDI_UNIT, DRIVER_UNITS, RUNTIME_UNITS, kubelet_units
+from ..plugin.kinds import plugin_units
 from . import journal
 
 PROGRAMS = ("containerd", "crio", "runc", "nvidia-ctk", "kubelet")

@@ -9,7 +9,7 @@ from ...model.reading import Refusal, Seen
 from ...model.reason import Reason
 from ...model.settings import Settings
 from ...model.snapshot import NodeObject, Snapshot
-from ..common.layouts import PREFERRED, matches
+from ..plugin.kinds import PREFERRED, matches
 from .findings import find_unit
 
 STALE_S = 180.0

@@ -19,7 +19,7 @@ from ...model.runtime import (
 )
 from ...model.settings import Settings
 from ...model.snapshot import Snapshot, Unit
-from ..common.layouts import (
+from .kinds import (
     COMPANY_PODS,
     KINDS,
     PLUGIN_UNITS,

@@ -25,18 +25,12 @@ from ...model.snapshot import Snapshot
 from ..access import containers, holders
 from ..common import parse
 from ..common.files import parsed
-from ..common.layouts import (
-    KINDS,
-    kind_of,
-    manifest_folders,
-    matches,
-    pod_resources_sockets,
-    runtime_sockets,
-)
+from ..common.layouts import manifest_folders, pod_resources_sockets, runtime_sockets
 from ..common.watched import running_kubelet
 from ..gpu.tegra import is_tegra
 from . import candidates as plugin
 from . import log as plugin_log
+from .kinds import KINDS, kind_of, matches
 from .resources import listing
 
 PLUGINS, SOCKETS_ASKED, MANIFESTS = 4, 4, 32

@@ -18,9 +18,9 @@ from ...model.gpu import MigDevice
 from ...model.reading import Seen
 from ...model.settings import Settings
 from ...model.snapshot import Devices, Gpu, ProbeEnd, Snapshot
-from ..common.layouts import PREFERRED
 from ..common.pod_resources import physical
 from ..gpu.nvml_codes import GPU_IS_LOST
+from .kinds import PREFERRED
 from .visible_devices import EVERYTHING, Shown, VisibleDevices, select, visible_devices
 
 GPUS = "nvidia.com/gpu"
