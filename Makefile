@@ -6,7 +6,7 @@ ARGS ?=
 WORKERS ?= 3
 QUICK = tests/test_linters.py tests/test_floors.py tests/test_complexity.py tests/test_types.py \
 	tests/test_words.py \
-	tests/unit tests/service tests/stories
+	tests/unit tests/service tests/engine tests/stories
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test test-vm test-gpu lint bench deb node-shell vm soak clean set-up-check set-up-node set-up-test set-up-vm

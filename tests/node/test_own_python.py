@@ -23,9 +23,9 @@ WANTED = (
     "tests/bundles",
     "tests/stories",
 )
-TIERS = ("tests/unit", "tests/transport", "tests/service")
+TIERS = ("tests/unit", "tests/engine", "tests/transport", "tests/service")
 PARTS = (
-    ("tests/unit",),
+    ("tests/unit", "tests/engine"),
     ("tests/transport", "tests/service"),
     ("tests/stories/test_stories.py::test_story",),
 )
