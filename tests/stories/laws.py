@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.core.gate.deadline import hold_limit_s
+from agent.core.gate.readiness import STALE_S
 from agent.core.gate.states import Phase, Step
-from agent.core.gate.transitions import STALE_S
 from agent.engine.cycle import CYCLE_S
 from agent.host.live import QUIET_S
 from agent.model.actions import Action, LinkDevChar, LoadModule, MakeNodes

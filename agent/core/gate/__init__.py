@@ -1,1 +1,1 @@
-"""The gate: states, transitions, and when to look again."""
+"""The gate: phases, release, readiness, and when the next cycle is due."""

@@ -1,5 +1,4 @@
-"""Why a plugin does not register: for the line why the node is not ready, and once for the
-journal."""
+"""Whether GPU work may start, and why not. Why a plugin does not register is logged once."""
 
 from __future__ import annotations
 
@@ -8,11 +7,57 @@ from dataclasses import replace
 from ...model.condition import Condition
 from ...model.fault import Cure
 from ...model.finding import Diagnosis, Finding, Verdict
+from ...model.settings import Settings
 from ..plugin import repair
+from .schedule import AGREE, stands_for_s
 from .states import Gate, Phase
 
+STALE_S = 150.0
+"""Seconds that the kubelet's answer is good for. A quiet node asks at every fourth heartbeat; one
+whose collections stall does not ask at all."""
 
-def explain_unready(registered: Finding, diagnosis: Diagnosis) -> str:
+
+def judge_readiness(
+    gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings
+) -> tuple[bool, str]:
+    """Whether GPU work may start, and why or why not."""
+    broken, registered = diagnosis.first_broken(own=True), diagnosis.registered
+    if gate.phase is Phase.NOT_APPLICABLE:
+        return (False, broken.because) if broken else (True, gate.why)
+    why_not = _unready_phase(gate, diagnosis, now, settings)
+    if why_not is None and broken and broken != registered:
+        why_not = broken.because
+    if why_not is None and registered:
+        why_not = _unregistered(registered, gate, diagnosis, now)
+    if why_not is not None:
+        return False, why_not
+    return True, registered.because if registered else gate.why
+
+
+def _unready_phase(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> str | None:
+    """Why a node in this phase is not ready; None where it may be."""
+    if gate.phase is Phase.OPEN:
+        return None
+    if gate.phase is not Phase.REVALIDATING:
+        return gate.why
+    if diagnosis.paused:
+        return f"not validated since {diagnosis.disturbed_by}"
+    if now <= diagnosis.disturbed_at + stands_for_s(gate, settings):
+        return None
+    return f"no verdict for {now - diagnosis.disturbed_at:.0f} s after {diagnosis.disturbed_by}"
+
+
+def _unregistered(registered: Finding, gate: Gate, diagnosis: Diagnosis, now: float) -> str | None:
+    """Why the kubelet's list does not make a node ready; None where it does."""
+    if registered.verdict is not Verdict.HOLDS:
+        return _explain(registered, diagnosis)
+    if gate.listed < AGREE:
+        return f"{registered.because}, once so far"
+    age_s = now - diagnosis.registered_at
+    return f"{registered.because}, but that was {age_s:.0f} s ago" if age_s > STALE_S else None
+
+
+def _explain(registered: Finding, diagnosis: Diagnosis) -> str:
     """What the kubelet lists and what is wrong with the plugin, with a next step where no repair
     will follow."""
     trouble = _trouble(diagnosis)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ...model.actions import Action, DropProbe, Learn, Release, StartProbe
 from ...model.condition import Condition
-from ...model.finding import Diagnosis, Finding, Heals, Scope, Verdict
+from ...model.finding import Diagnosis, Heals, Scope, Verdict
 from ...model.reason import ReleaseReason
 from ...model.settings import Settings
 from ...model.snapshot import ProbeEnd
@@ -24,22 +24,16 @@ from ..plugin import launch as launching
 from ..plugin import repair
 from .deadline import hold_limit_s
 from .phases import Situation, phase_of, with_repair
-from .readiness import explain_unready, record_troubles
+from .readiness import judge_readiness, record_troubles
 from .schedule import (
-    AGREE,
     DOUBT_S,
     backoff,
     keeps_probe,
     probe_due,
-    stands_for_s,
     wake_at,
     wants_probe,
 )
 from .states import Gate, Phase, Step
-
-STALE_S = 150.0
-"""Seconds that the kubelet's answer is good for. A quiet node asks at every fourth heartbeat; one
-whose collections stall does not ask at all."""
 
 
 def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> Step:
@@ -58,7 +52,7 @@ def step(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> St
     moved = replace(moved, why=why, reason=reason, launch=launched.launch)
     release = _released(moved, diagnosis, now, launched.holds)
     moved = replace(moved, released=release.reason if release else "")
-    ready, ready_why = _ready(moved, diagnosis, now, settings)
+    ready, ready_why = judge_readiness(moved, diagnosis, now, settings)
     pause = diagnosis.paused
     moved = replace(
         moved,
@@ -258,44 +252,6 @@ def _released(gate: Gate, diagnosis: Diagnosis, now: float, holds: str) -> Relea
         ),
     )
     return next((Release(why, kind) for fits, kind, why in lines if fits), None)
-
-
-def _ready(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> tuple[bool, str]:
-    """Whether GPU work may start, and why or why not."""
-    broken, registered = diagnosis.first_broken(own=True), diagnosis.registered
-    if gate.phase is Phase.NOT_APPLICABLE:
-        return (False, broken.because) if broken else (True, gate.why)
-    why_not = _unready_phase(gate, diagnosis, now, settings)
-    if why_not is None and broken and broken != registered:
-        why_not = broken.because
-    if why_not is None and registered:
-        why_not = _unregistered(registered, gate, diagnosis, now)
-    if why_not is not None:
-        return False, why_not
-    return True, registered.because if registered else gate.why
-
-
-def _unready_phase(gate: Gate, diagnosis: Diagnosis, now: float, settings: Settings) -> str | None:
-    """Why a node in this phase is not ready; None where it may be."""
-    if gate.phase is Phase.OPEN:
-        return None
-    if gate.phase is not Phase.REVALIDATING:
-        return gate.why
-    if diagnosis.paused:
-        return f"not validated since {diagnosis.disturbed_by}"
-    if now <= diagnosis.disturbed_at + stands_for_s(gate, settings):
-        return None
-    return f"no verdict for {now - diagnosis.disturbed_at:.0f} s after {diagnosis.disturbed_by}"
-
-
-def _unregistered(registered: Finding, gate: Gate, diagnosis: Diagnosis, now: float) -> str | None:
-    """Why the kubelet's list does not make a node ready; None where it does."""
-    if registered.verdict is not Verdict.HOLDS:
-        return explain_unready(registered, diagnosis)
-    if gate.listed < AGREE:
-        return f"{registered.because}, once so far"
-    age_s = now - diagnosis.registered_at
-    return f"{registered.because}, but that was {age_s:.0f} s ago" if age_s > STALE_S else None
 
 
 def _actions(
