@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     import argparse
 
 VERBS = """
-  status              what the agent sees now; exit status 0 only when GPU work may start
-  doctor [BUNDLE]     look once, here or in an evidence bundle, and name the broken link
-  access              who holds GPUs, may they open them now, and after the next daemon-reload
-  timeline [BUNDLE]   this boot as a race is read, here or in an evidence bundle
-  evidence [TO]       keep one snapshot as plain files: a folder, .tar, .tar.gz or .tar.zst
-  probe               ask NVML once
-  config              every setting in force and where it came from
-  pause               no probe and no action; a waiting kubelet is released
+  status              the agent's state; exit status 0 only when GPU work may start
+  doctor [BUNDLE]     diagnose this node or an evidence bundle, and show the broken link
+  access              containers with GPUs: can they open them now, and after a daemon-reload
+  timeline [BUNDLE]   the order of events in this boot, or in that of an evidence bundle
+  evidence [TO]       save one snapshot as plain files: a folder, .tar, .tar.gz or .tar.zst
+  probe               run one NVML probe
+  config              every setting in force and its source
+  pause               stop all probes and actions; releases a waiting kubelet
   resume              end a pause
-  forget              forget the set of GPUs that earlier boots showed
-  image-check         will a machine that boots from this image be guarded?
+  forget              delete the record of the GPUs that earlier boots showed
+  image-check         check whether gpu-gate will guard a machine with this image
   run, wait, node     for gpu-gate.service, gpu-gate-wait.service and gpu-gate-node.service
 """
 ENDS = """exit status: 0 yes; 1 no (not ready, a broken link, a problem); 2 wrong usage;
 3 the agent does not answer; 4 not known (doctor, access, image-check). wait always ends with 0.
 
-To let a waiting kubelet start now: systemctl stop gpu-gate.target. All of it: man gpu-gate"""
+To release a waiting kubelet now: systemctl stop gpu-gate.target. More: man gpu-gate"""
 TAKES_JSON = ("access", "config", "doctor", "image-check", "probe", "status", "timeline")
 
 
@@ -109,40 +109,38 @@ def _parser() -> argparse.ArgumentParser:
         help="a folder or a .tar, .tar.gz, .tar.zst",
     )
     parser.add_argument(
-        "--json", action="store_true", help="JSON, versioned: " + ", ".join(TAKES_JSON)
+        "--json", action="store_true", help="print JSON with a version: " + ", ".join(TAKES_JSON)
     )
     parser.add_argument(
         "--deep",
         action="store_true",
-        help="doctor, evidence: ask CUDA as well, which opens every GPU",
+        help="doctor, evidence: call CUDA as well, which opens every GPU",
     )
     parser.add_argument(
         "--cluster",
         action="store_true",
-        help="doctor: ask the metric store and the alert manager of [Cluster] as well",
+        help="doctor: query the metric store and the alert manager of [Cluster] as well",
     )
     parser.add_argument(
-        "--check", action="store_true", help="config: exit 1 where something is wrong"
+        "--check", action="store_true", help="config: print only problems, exit 1 if there is one"
     )
     parser.add_argument(
         "--prevent",
         action="store_true",
-        help="access: make what containers with GPUs may open outlive a daemon-reload",
+        help="access: keep the devices of containers with GPUs across a daemon-reload",
+    )
+    parser.add_argument("--for", dest="span", metavar="30m", help="pause: end after this time")
+    parser.add_argument("--why", metavar="TEXT", help="pause: a reason, shown with the pause")
+    parser.add_argument(
+        "--root", metavar="DIR", help="image-check: the image's folder, / by default"
     )
     parser.add_argument(
-        "--for", dest="span", metavar="30m", help="pause: it ends by itself after this"
-    )
-    parser.add_argument("--why", metavar="TEXT", help="pause: said wherever the pause is shown")
-    parser.add_argument(
-        "--root", metavar="DIR", help="image-check: the image's folder; / unless given"
+        "--sealed", action="store_true", help="image-check: check a running machine as an image"
     )
     parser.add_argument(
-        "--sealed", action="store_true", help="image-check: judge a running machine as an image"
+        "--npd", action="store_true", help="status: print the format of node-problem-detector"
     )
-    parser.add_argument(
-        "--npd", action="store_true", help="status: as node-problem-detector wants it"
-    )
-    parser.add_argument("--verbose", action="store_true", help="run, node: debug lines as well")
+    parser.add_argument("--verbose", action="store_true", help="run, node: log more")
     return parser
 
 
