@@ -16,7 +16,7 @@ from agent.host.evidence import bundle
 from agent.host.tape import FullRecorder, Replay, Tape
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
-from agent.service.commands.doctor import examined
+from agent.service.commands.doctor import examine
 from agent.service.doctor_report import DoctorReport, text
 
 from .casebook import FOLDER, CaseScene, cases, snapshots
@@ -43,7 +43,7 @@ def taped(snapshot: CaseScene) -> tuple[Snapshot, Tape]:
 
 def assessment(snapshot: CaseScene, tape: Tape) -> tuple[DoctorReport, Settings]:
     settings = CaseNode(snapshot.node).settings
-    return asyncio.run(examined(Replay(tape), settings)), settings
+    return asyncio.run(examine(Replay(tape), settings)), settings
 
 
 @each_scene

@@ -25,7 +25,7 @@ from agent.model.finding import Diagnosis, Verdict
 from agent.model.reading import Seen
 from agent.model.runtime import ContainerState, PluginLogState
 from agent.model.settings import Settings
-from agent.service.commands.doctor import examined
+from agent.service.commands.doctor import examine
 from agent.service.commands.timeline import text as timeline_text
 from agent.service.doctor_report import DoctorReport, report, text
 
@@ -58,7 +58,7 @@ def opened(name: str) -> tuple[Tape, Settings]:
 
 def assessment(recorded: Tape, settings: Settings) -> DoctorReport:
     """Also all that is printed."""
-    opinion = asyncio.run(examined(Replay(recorded), settings))
+    opinion = asyncio.run(examine(Replay(recorded), settings))
     assert "\n".join(text(opinion)).encode("utf-8", "surrogatepass")
     assert json.dumps(report(opinion))
     assert timeline_text(opinion.snapshot, timeline(opinion.snapshot, settings))

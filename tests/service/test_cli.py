@@ -25,8 +25,7 @@ from agent.model.settings import Settings
 from agent.model.snapshot import Clock, ProbeEnd, ProbeReport, ProbeState, Remains, Unit
 from agent.service import ask, cli, log, one_snapshot
 from agent.service.chain import chain, verdict_line
-from agent.service.commands import switch
-from agent.service.config import Config
+from agent.service.commands import pause, status
 from agent.transport.clock import boottime
 
 from .sandbox import REPO, Node, ended, needs_root
@@ -261,9 +260,9 @@ def test_pause_resume_and_forget(node: Node) -> None:
 def test_forget_reports_whether_it_deleted_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(switch, "STATE", str(tmp_path))
+    monkeypatch.setattr(pause, "STATE", str(tmp_path))
     (tmp_path / "learned.json").write_text("{}")
-    assert [switch.run("forget", None, None) for _ in range(2)] == [0, 0]
+    assert [pause.run("forget", None, None) for _ in range(2)] == [0, 0]
     assert (
         capsys.readouterr().out == "forgotten: the GPUs that are stable next are remembered\n"
         "no GPUs were remembered\n"
@@ -420,7 +419,7 @@ def test_another_listener_on_the_port_is_not_the_agent(answer: bytes) -> None:
 @pytest.mark.parametrize("body", [b"{}", b'{"gate": {}}', b'{"status": "ok"}'])
 def test_status_of_another_json_server(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     listen = f"127.0.0.1:{served(http(body))}"
-    assert cli._status(Config(Settings(listen=listen)), as_json=False) == 3
+    assert status.run(Settings(listen=listen), as_json=False) == 3
     assert is_a_sentence(capsys.readouterr().err)
 
 
@@ -476,7 +475,7 @@ def status_body(ready: bool) -> bytes:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_status_of_an_agent(ready: bool, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
     listen = f"127.0.0.1:{served(http(status_body(ready)))}"
-    assert cli._status(Config(Settings(listen=listen)), as_json) == (0 if ready else 1)
+    assert status.run(Settings(listen=listen), as_json) == (0 if ready else 1)
     out = capsys.readouterr().out
     if as_json:
         assert json.loads(out)["gate"]["ready"] is ready
@@ -551,7 +550,7 @@ def test_status_for_node_problem_detector(
         "findings": [],
     }
     listen = f"127.0.0.1:{served(http(json.dumps(body).encode()))}"
-    assert cli._npd(Config(Settings(listen=listen))) == code
+    assert status.for_problem_detector(Settings(listen=listen)) == code
     out = capsys.readouterr().out
     assert out.startswith(says) and out.count("\n") == 1 and len(out) <= 81
 
@@ -559,7 +558,7 @@ def test_status_for_node_problem_detector(
 def test_node_problem_detector_gets_unknown_without_an_agent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli._npd(Config(Settings(listen="127.0.0.1:1"))) == 2
+    assert status.for_problem_detector(Settings(listen="127.0.0.1:1")) == 2
     assert capsys.readouterr().out.startswith("AgentSilent: the agent does not answer")
 
 

@@ -1,5 +1,4 @@
-"""`gpu-gate pause`, `resume` and `forget`: the verbs that only make or remove a small file. They
-need no agent."""
+"""`gpu-gate pause`, `resume` and `forget`: they create or remove a small file; no agent needed."""
 
 from __future__ import annotations
 
@@ -14,12 +13,15 @@ from ...transport.clock import boottime
 from ..setting_values import parse_span
 
 LONGEST_S = 7 * 86400.0
-"""A pause that nobody ends outlives its reason."""
+"""A longer pause would outlast its reason, forgotten."""
 UNTIL_RESUMED = "`gpu-gate resume` or the next boot"
 
 
 def run(verb: str, span: str | None, why: str | None) -> int:
-    """Exit status: 0; 2 where the span is none. What cannot be changed is a GateError."""
+    """Run one of the three verbs. Returns 0, or 2 if `span` is not a time span.
+
+    Raises GateError if the file cannot be changed.
+    """
     try:
         span_s = _span_s(span) if span is not None else None
     except ValueError as exc:
@@ -59,7 +61,7 @@ def _span_s(span: str) -> float:
 
 
 def _pause(span_s: float | None, why: str) -> None:
-    """The end is an instant of boottime: no clock that is set can move it."""
+    """Write the mark. Its end is a boottime, so that setting the clock does not move it."""
     now = boottime()
     write_mark("/", "paused", why[:200], at=now, until=None if span_s is None else now + span_s)
     ends = (
