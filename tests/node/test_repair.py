@@ -82,7 +82,7 @@ def tells_the_evidence(node: Node, action: dict, container_id: str) -> None:
     assert (well["verdict"], well["reason"]) == ("fails", "PluginInitFailed")
     assert container_id[:12] in well["because"]
     story = " ".join(node.run(f"gpu-gate timeline {folder}").stdout.split())
-    assert "The plugin said" in story and "it has said nothing better since" in story
+    assert "The plugin logged" in story and "it logged no success since" in story
     assert re.search(r"The plugin started [0-9.]+ s after nvidia-persistenced", story), story
     registered = next(f for f in doctor["findings"] if f["condition"] == "PluginRegistered")
     assert registered["reason"] == "NotRegistered"

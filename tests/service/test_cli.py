@@ -234,7 +234,7 @@ def test_evidence_in_one_file_and_its_timeline_on_a_node_without_systemd(node: N
     )
     shown = json.loads(live.stdout)
     assert shown["version"] == 1 and any(
-        "gpu-gate left no mark" in sentence for sentence in shown["unknown"]
+        "gpu-gate has no mark" in sentence for sentence in shown["unknown"]
     )
     (node.folder / "torn.tar.gz").write_bytes(Path(path).read_bytes()[:-20])
     torn = gpu_gate("timeline", str(node.folder / "torn.tar.gz"))

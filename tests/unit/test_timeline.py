@@ -76,9 +76,8 @@ def test_the_timeline_of_the_incident() -> None:
     found = timeline(incident(), DEFAULTS)
     assert found.sentences == (
         "the plugin started 1.0 s after nvidia-persistenced, 5.2 s before NVML was stable",
-        "the plugin said 0.6 s after its start: Failed to initialize NVML: nvml: Unknown "
-        "Error; it has said nothing "
-        "better since",
+        "the plugin logged 0.6 s after its start: Failed to initialize NVML: nvml: Unknown "
+        "Error; it logged no success since",
         "the kubelet was up 6.7 s before NVML was stable",
     )
     assert [(m.what, round(m.at, 1)) for m in found.boot_events] == [
@@ -123,11 +122,12 @@ def test_without_marks_the_timeline_shows_no_gap_to_nvml() -> None:
     )
     assert found.sentences[0] == "the plugin started 1.0 s after nvidia-persistenced"
     assert (
-        "nothing held the kubelet back: gpu-gate first looked 9 min 38 s after it was up"
+        "no gate delayed the kubelet: gpu-gate's first snapshot came 9 min 38 s after it was up"
         in found.sentences
     )
     assert (
-        "whether NVML was complete before 600.0 s: gpu-gate did not look earlier" in found.unknown
+        "whether NVML was complete before 600.0 s: gpu-gate took no earlier snapshot"
+        in found.unknown
     )
 
 
@@ -156,7 +156,7 @@ def test_a_container_created_too_early_then_a_kubelet_restart_and_a_reload() -> 
     )
     assert "3.0 s before the module was loaded" in found.sentences[0]
     assert (
-        "the kubelet was up 6 min 40 s after the plugin started, and had to be told anew"
+        "the kubelet was up 6 min 40 s after the plugin started, so the plugin had to register again"
         in found.sentences
     )
     assert "the last daemon-reload came 3 min 20 s after the plugin started" in found.sentences
@@ -173,7 +173,7 @@ def test_repairs_of_this_boot_and_their_outcomes() -> None:
         ("repair", "repair 2 begins: rebuild c0, for PluginInitFailed"),
         ("outcome", "repair 2: the kubelet lists every GPU"),
     ]
-    assert "repair 2 took 12.0 s until it was known what came of it" in found.sentences
+    assert "repair 2 took 12.0 s until its outcome was known" in found.sentences
 
 
 def test_several_plugins_are_distinguished() -> None:
@@ -218,7 +218,7 @@ def test_a_stamp_of_another_boot_is_no_moment_of_this_one() -> None:
     found = told(plugins=(sight(of=container(created_at=OFFSET - 5000.0)),))
     assert not any(m.source == "runtime" for m in found.boot_events)
     assert (
-        "when the plugin started: its stamp is of another boot, or the clock was set since"
+        "when the plugin started: its timestamp is from another boot, or the clock was set since"
         in found.unknown
     )
 
@@ -242,7 +242,7 @@ def test_an_unanswered_question_is_unknown() -> None:
         "module was loaded: not-permitted",
         "units started: not-permitted",
         "device nodes were made: not-permitted",
-        "gpu-gate left no mark",
+        "gpu-gate has no mark",
         "plugin started: not-permitted",
         "the kubelet was not asked (not-permitted",
     ):

@@ -22,22 +22,22 @@ from ..plugin.kinds import KINDS, matches, plugin_units
 SET_S = 1.0
 """A clock that moved by more was set; less is what NTP slews."""
 _MILESTONES = {
-    "look": "gpu-gate first looked",
-    "seen": "NVML first showed every GPU, to gpu-gate",
+    "look": "gpu-gate took its first snapshot",
+    "seen": "NVML showed every GPU for the first time",
     "stable": "NVML was stable",
     "open": "the gate opened",
     "registered": "the kubelet listed every GPU",
 }
 _ORDER = {name: number for number, name in enumerate(_MILESTONES)}
 """Of one cycle's milestones: each follows from the one before it."""
-_TOLD = {
-    PluginLogState.INIT_FAILED: "said",
-    PluginLogState.NO_DEVICES: "said",
-    PluginLogState.NOT_REGISTERED: "said",
-    PluginLogState.REGISTERED: "said (a hint)",
-    PluginLogState.UNHEALTHY: "said",
-    PluginLogState.WAITING: "said",
-    PluginLogState.UNWATCHED: "said",
+_LOGGED = {
+    PluginLogState.INIT_FAILED: "logged",
+    PluginLogState.NO_DEVICES: "logged",
+    PluginLogState.NOT_REGISTERED: "logged",
+    PluginLogState.REGISTERED: "logged (a hint)",
+    PluginLogState.UNHEALTHY: "logged",
+    PluginLogState.WAITING: "logged",
+    PluginLogState.UNWATCHED: "logged",
 }
 
 
@@ -198,9 +198,13 @@ def _plugins(snapshot: Snapshot) -> Iterator[BootEvent]:
                 of,
             )
         log = sight.log.value_or(None)
-        if log is not None and log.at > 0 and log.says in _TOLD:
+        if log is not None and log.at > 0 and log.says in _LOGGED:
             yield BootEvent(
-                log.at, f"said-{log.says.value}", f"{name} {_TOLD[log.says]}: {log.line}", "log", of
+                log.at,
+                f"said-{log.says.value}",
+                f"{name} {_LOGGED[log.says]}: {log.line}",
+                "log",
+                of,
             )
 
 

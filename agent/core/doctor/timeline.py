@@ -66,7 +66,8 @@ class _Race:
             and kubelet.at < look.at
         ):
             late = _span(look.at - kubelet.at)
-            yield f"nothing held the kubelet back: gpu-gate first looked {late} after it was up"
+            first = f"gpu-gate's first snapshot came {late} after it was up"
+            yield f"no gate delayed the kubelet: {first}"
         yield from self._repairs()
 
     @property
@@ -99,12 +100,12 @@ class _Race:
         if log and log.says in (PluginLogState.INIT_FAILED, PluginLogState.NO_DEVICES):
             said = self.by.get((f"said-{log.says.value}", sight.container.id))
             when = f" {_span(said.at - start.at)} after its start" if said else ""
-            yield f"{name} said{when}: {log.line.rstrip('.')}; it has said nothing better since"
+            yield f"{name} logged{when}: {log.line.rstrip('.')}; it logged no success since"
         kubelet = self.last.get("kubelet")
         if kubelet and kubelet.at > start.at:
             yield (
                 f"the kubelet was up {_span(kubelet.at - start.at)} after {name} "
-                "started, and had to be told anew"
+                "started, so the plugin had to register again"
             )
         reload = self.first.get("reload")
         if reload and reload.at > start.at:
@@ -115,8 +116,7 @@ class _Race:
             ended = self.by.get(("outcome", number)) if what == "repair" else None
             if ended:
                 yield (
-                    f"repair {number} took {_span(ended.at - begun.at)} until it was "
-                    "known what came of it"
+                    f"repair {number} took {_span(ended.at - begun.at)} until its outcome was known"
                 )
 
 
@@ -130,9 +130,7 @@ def _unknown(snapshot: Snapshot, race: _Race) -> Iterator[str]:
             "before (marked *) is off by that"
         )
     if "pci" not in race.first:
-        yield (
-            f"when the GPUs appeared on PCI: {_why(snapshot.kernel, 'the kernel log does not say')}"
-        )
+        yield (f"when the GPUs appeared on PCI: {_why(snapshot.kernel, 'not in the kernel log')}")
     if "module" not in race.first:
         yield (
             "when the module was loaded: "
@@ -150,7 +148,7 @@ def _unknown(snapshot: Snapshot, race: _Race) -> Iterator[str]:
     for sight in snapshot.plugins:
         if not {("started", sight.container.id), ("created", sight.container.id)} & race.by.keys():
             yield (
-                f"when {label(snapshot, sight)} started: its stamp is of another boot, or "
+                f"when {label(snapshot, sight)} started: its timestamp is from another boot, or "
                 "the clock was set since"
             )
     if "registered" not in race.first:
@@ -160,11 +158,11 @@ def _unknown(snapshot: Snapshot, race: _Race) -> Iterator[str]:
 def _unknown_nvml(race: _Race) -> Iterator[str]:
     look, seen = race.first.get("look"), race.first.get("seen")
     if look is None:
-        yield "when NVML was complete and stable: gpu-gate left no mark of it in this boot"
+        yield "when NVML was complete and stable: gpu-gate has no mark of it in this boot"
     elif seen is None:
-        yield f"when NVML was complete: never, since gpu-gate first looked at {look.at:.1f} s"
+        yield f"when NVML was complete: never, since gpu-gate's first snapshot at {look.at:.1f} s"
     elif seen.at - look.at <= FIRST_PROBE_S:
-        yield f"whether NVML was complete before {look.at:.1f} s: gpu-gate did not look earlier"
+        yield f"whether NVML was complete before {look.at:.1f} s: gpu-gate took no earlier snapshot"
 
 
 def _registration(snapshot: Snapshot, race: _Race) -> str:
