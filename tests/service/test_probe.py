@@ -307,7 +307,7 @@ def test_a_report_of_eight(env: Driver) -> None:
         )
         assert state.last.started_at <= state.last.ended_at
 
-    assert run_probes(story, root=str(env.root)) == ["probe 1 answered"]
+    assert run_probes(story, root=str(env.root)) == ["1 answered"]
 
 
 def test_one_probe_at_a_time(env: Driver) -> None:
@@ -338,8 +338,8 @@ def test_a_probe_started_before_the_loop_is_the_first(env: Driver) -> None:
         await one_probe(probes, overlap=False)
 
     assert run_probes(story, root=str(env.root), first=first) == [
-        "probe 1 answered",
-        "probe 2 answered",
+        "1 answered",
+        "2 answered",
     ]
     assert env.calls.count("shutdown 0") == 2
 
@@ -367,8 +367,8 @@ def test_a_hang_ends_at_its_deadline(env: Driver, fault: str) -> None:
         )
 
     assert run_probes(story, timeout_s=3.0, root=str(env.root)) == [
-        "probe 1 hung",
-        "probe 2 answered",
+        "1 hung",
+        "2 answered",
     ]
 
 
@@ -427,7 +427,7 @@ def test_a_program_that_is_no_probe_is_broken(
         assert state.last.end is ProbeEnd.BROKEN
         assert says in state.last.detail
 
-    assert run_probes(story) == ["probe 1 broken"]
+    assert run_probes(story) == ["1 broken"]
 
 
 def test_where_the_library_is_searched(tmp_path: Path) -> None:

@@ -222,20 +222,18 @@ class AccessChecks:
             verdicts, _ = await asyncio.gather(ask_many(action.questions), self._read_scopes(first))
             lost = self._keep(action, verdicts)
             if rest:
-                self._on_done(f"access of {len(action.questions)} containers")
+                self._on_done(f"of {len(action.questions)} containers")
                 await self._read_scopes(rest)
         finally:
             self.state = replace(self.state, asking_since=None)
-        self._on_done(
-            f"access of {len(action.questions)} containers" if not rest else "access: device lists"
-        )
+        self._on_done(f"of {len(action.questions)} containers" if not rest else "device lists")
         if lost:
             who = await reload_requested_by(action.reload_at)
             if who:
                 self.state = replace(
                     self.state, asked_by=(*self.state.asked_by[-7:], (action.reload_at, who))
                 )
-                self._on_done("access: who asked for the reload")
+                self._on_done("requester of the reload")
 
     def _keep(self, action: CheckAccess, verdicts: Sequence[Verdict]) -> bool:
         """Take new verdicts in, let go of containers that are gone; True where one lost access by a

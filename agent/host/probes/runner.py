@@ -140,7 +140,7 @@ class Probes:
                 self._beside(self._let_go(child))
         self._last = replace(report, number=self._number)
         self._running_since = None
-        self._on_done(f"probe {self._number} {report.end.value}")
+        self._on_done(f"{self._number} {report.end.value}")
 
     async def _problem(
         self, problem: ProgramError, child: Child | None, since: float
@@ -163,4 +163,4 @@ class Probes:
         await child.wait_exited(SHUTDOWN_S)
         if await child.end(GRACE_S) is not None:
             self._stuck = (child, boottime())
-            self._on_done("a finished probe does not exit")
+            self._on_done("ended, and its process does not exit")
