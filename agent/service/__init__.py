@@ -1,1 +1,1 @@
-"""The program: the cycle, its faces, and its verbs."""
+"""The program: the daemon, its interfaces and its verbs."""

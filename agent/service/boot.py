@@ -1,10 +1,10 @@
-"""What the first agent of a boot does before it loads the rest of itself: that is half a second of
-a processor, on a machine that boots everything else on the same few.
+"""What the first agent of a boot does before it imports the rest of itself, which takes half a
+second of processor time while the machine boots.
 
-A host without NVIDIA GPUs lets everything else start first, for nothing there waits for the agent:
-the wait unit has answered by then (`gpu-gate wait`), and a GPU that comes meanwhile is found by the
-first look. Where the driver holds GPUs already, NVML is asked at once, since the kubelet waits for
-the third answer.
+On a host without NVIDIA GPUs nothing waits for the agent, so it lets everything else start first:
+`gpu-gate wait` has ended by then, and the first snapshot finds a GPU that appears meanwhile. Where
+the driver has GPUs already, the agent starts an NVML probe at once, because the kubelet waits for
+the third equal answer.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ UNIT_FOLDERS = (
 
 
 def keep_quiet(settings: Settings) -> bool:
-    """False at once, but in the first agent of a boot of a host that shows no GPU and expects none:
-    there True after QUIET_S, or at SIGHUP. systemd is told that it is up: this is what it does, and
-    the boot goes on."""
+    """Wait QUIET_S, or until SIGHUP, in the first agent of a boot on a host without GPUs.
+
+    Reports READY to systemd first, so that the boot goes on. Returns False at once on any other
+    host, and where the configuration expects GPUs; else True.
+    """
     if settings.expected_gpus or _is_no_boot() or not has_no_gpu():
         return False
-    from ..transport.sd_notify import (
-        Notify,  # where NVML is asked, nothing that it does not need stands before it
-    )
+    from ..transport.sd_notify import Notify  # here: a first probe must not wait for it
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # before systemd may send one
     systemd = Notify()
-    systemd.status(f"no NVIDIA GPU on the PCI bus; looks again within {QUIET_S:g} s")
+    systemd.status(f"no NVIDIA GPU on the PCI bus; checking again within {QUIET_S:g} s")
     systemd.ready()
     systemd.close()
     signal.sigtimedwait({signal.SIGHUP}, QUIET_S)
@@ -57,23 +57,27 @@ def keep_quiet(settings: Settings) -> bool:
 
 
 def first_probe(settings: Settings) -> Started | None:
-    """The first probe of a boot, where any look would ask for one; None where only a look can tell,
-    and in a later agent of the boot. Whoever is given it judges it as one of its own."""
+    """Start the first probe of a boot. The caller takes it over as its own.
+
+    Returns None in a later agent of the boot, and where only a snapshot can show whether a probe
+    is allowed.
+    """
     if _is_no_boot() or not _is_plain(settings) or leftovers():
         return None
     return start(settings.driver_root, DRIVER_VERSION, holds=True)
 
 
 def _is_no_boot() -> bool:
-    """An agent has looked in this boot, or a person or the package's installation has released the
-    kubelet: they ask it next."""
+    """True if an agent has run in this boot, or if a person or the package's installation has
+    released the kubelet."""
     released = read_mark("released")
     return os.path.exists(f"{RUN}/{FIRST}look") or (released is not None and not released.at)
 
 
 def _is_plain(settings: Settings) -> bool:
-    """A loaded driver holds GPUs; none is set apart, nobody has paused, nothing that a probe
-    disturbs is installed, and this is no container, which sees GPUs that it was not given."""
+    """True if the loaded driver has GPUs and a probe is certainly allowed: no GPU is excluded,
+    gpu-gate is not paused, no unit of PauseWhile= is installed, and this is not a container, which
+    sees GPUs that are not its own."""
     if settings.exclude_gpus or settings.expected_gpus == ("0",):
         return False
     in_the_way = (

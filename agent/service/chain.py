@@ -1,5 +1,4 @@
-"""The chain as text: what was seen before what we think, one line a condition, 80 columns where
-they suffice."""
+"""The chain as text: one entry per condition, at most 80 columns where possible."""
 
 from __future__ import annotations
 
@@ -82,8 +81,8 @@ def printable(text: str) -> str:
 
 
 def wrapped(head: str, text: str, indent: int) -> list[str]:
-    """`head` and the text, in lines of COLUMNS; `indent` is theirs from the second on. A word that
-    is too long stays whole: it may be a path to be pasted."""
+    """Wrap `head` and the text to COLUMNS; lines after the first are indented by `indent`. A long
+    word is not broken: it may be a path to paste."""
     parts = textwrap.wrap(
         printable(text), COLUMNS - indent, break_long_words=False, break_on_hyphens=False
     ) or [""]

@@ -1,5 +1,4 @@
-"""Asks the metric store and the alert manager about this node: `gpu-gate doctor --cluster`, and
-nobody else.
+"""Queries the metric store and the alert manager about this node, for `gpu-gate doctor --cluster`.
 
 Prometheus and VictoriaMetrics answer /api/v1/query alike. Alerts come from Alertmanager's
 /api/v2/alerts, or from Nightingale (n9e), which evaluates its own rules:
@@ -27,8 +26,7 @@ from ..transport.clock import boottime
 T = TypeVar("T")
 
 WITHIN_S = 3.0
-"""To connect, and between two parts of an answer: the doctor of a node must not wait long for a
-cluster."""
+"""To connect, and between two parts of a response: the doctor must not wait long for a cluster."""
 MOST_BYTES = 4 << 20
 _NODE_LABELS = (
     "node",
@@ -42,6 +40,7 @@ _NODE_LABELS = (
 
 
 def ask(settings: Settings) -> ClusterReport:
+    """Query both servers; each answer is a reading of its own."""
     node = settings.node_name or socket.gethostname().lower()
     return ClusterReport(_samples(settings, node), _alerts(settings, node))
 
@@ -70,7 +69,7 @@ def _samples(settings: Settings, node: str) -> Reading[Sequence[Sample]]:
 
 
 def _finite(value: str | float) -> float:
-    """Prometheus writes NaN and +Inf as well."""
+    """Parse a sample. Raises ValueError for NaN and +Inf, which Prometheus writes as well."""
     found = float(value)
     if not math.isfinite(found):
         raise ValueError(f"a sample is {value}")
@@ -82,8 +81,8 @@ def _key(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _query(settings: Settings, expression: str) -> list[dict[str, Any]]:
-    words = urllib.parse.urlencode({"query": expression})
-    found = _get(f"{settings.prometheus.rstrip('/')}/api/v1/query?{words}", "")
+    query = urllib.parse.urlencode({"query": expression})
+    found = _get(f"{settings.prometheus.rstrip('/')}/api/v1/query?{query}", "")
     rows: list[dict[str, Any]] = found["data"]["result"]
     return rows
 
@@ -110,10 +109,10 @@ def _of_n9e(settings: Settings, node: str) -> list[Alert]:
     if settings.n9e_token_file:
         with open(settings.n9e_token_file, encoding="utf-8") as file:
             token = file.read().strip()
-    words = urllib.parse.urlencode({"limit": 1000, "query": node})
-    found = _get(f"{settings.n9e.rstrip('/')}/api/n9e/alert-cur-events/list?{words}", token)
+    query = urllib.parse.urlencode({"limit": 1000, "query": node})
+    found = _get(f"{settings.n9e.rstrip('/')}/api/n9e/alert-cur-events/list?{query}", token)
     if found.get("err"):
-        raise ValueError(f"Nightingale says: {found['err']}")
+        raise ValueError(f"Nightingale returned an error: {found['err']}")
     alerts = []
     for row in found["dat"]["list"]:
         labels = dict(part.partition("=")[::2] for part in row.get("tags") or ())
@@ -123,7 +122,7 @@ def _of_n9e(settings: Settings, node: str) -> list[Alert]:
 
 
 def _is_ours(labels: dict[str, Any], node: str) -> bool:
-    """instance is often host:port."""
+    """True if a label names the node. `instance` is often host:port."""
     return any(
         str(labels.get(name, "")).rsplit(":", 1)[0] == node or str(labels.get(name, "")) == node
         for name in _NODE_LABELS
@@ -133,12 +132,12 @@ def _is_ours(labels: dict[str, Any], node: str) -> bool:
 def _get(address: str, token: str) -> Any:
     headers = {"Accept": "application/json", **({"X-User-Token": token} if token else {})}
     try:
-        # The owner's own configuration names this address.
+        # The address comes from the configuration file, which only root can write.
         request = urllib.request.Request(address, headers=headers)  # noqa: S310
         with urllib.request.urlopen(request, timeout=WITHIN_S) as answer:  # noqa: S310
             data = answer.read(MOST_BYTES + 1)
     except urllib.error.HTTPError as refused:
-        refused.close()  # it is an answer as well, and open
+        refused.close()  # the error holds an open response
         raise
     if len(data) > MOST_BYTES:
         raise ValueError(f"{address}: more than {MOST_BYTES >> 20} MiB")
@@ -146,7 +145,7 @@ def _get(address: str, token: str) -> Any:
 
 
 def _reading(ask_it: Callable[[], Sequence[T]]) -> Reading[Sequence[T]]:
-    """Whatever a foreign server answers: a value or a refusal."""
+    """Call `ask_it`; turn every error of the server or the network into a refusal."""
     try:
         return Seen(ask_it(), boottime())
     except TimeoutError as exc:
@@ -165,7 +164,7 @@ def _reading(ask_it: Callable[[], Sequence[T]]) -> Reading[Sequence[T]]:
         RecursionError,
         http.client.HTTPException,
     ) as exc:  # which is neither an OSError nor a ValueError
-        return Refusal(Why.FAILED, f"no answer of that API: {type(exc).__name__} {exc}"[:200])
+        return Refusal(Why.FAILED, f"malformed response: {type(exc).__name__} {exc}"[:200])
 
 
 def _quoted(text: str) -> str:

@@ -1,8 +1,8 @@
-"""/etc/gpu-gate/gpu-gate.conf and its drop-ins, in systemd's manner: [Gate] DeadlineSec=180s.
+"""/etc/gpu-gate/gpu-gate.conf and its drop-ins, in systemd's format: [Gate] DeadlineSec=180s.
 
-A typo must not hold a fleet: an unknown key warns with file and line, a bad value is reported and
-the default (or, at a reload, the last good value) stays in force. `gpu-gate config --check` turns
-both into an exit status.
+A typo must not stop a fleet: an unknown key is a warning with file and line; an invalid value is an
+error, and the default (or, at a reload, the last good value) stays in force. `gpu-gate config
+--check` turns both into an exit status.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ import errno
 import glob
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from ..core.common.layouts import manifest_folders
+from ..core.common.paths import MANIFEST_NAME
 from ..model.settings import Settings
-from . import launching
 from .setting_values import PARSERS
 
 MAIN = "etc/gpu-gate/gpu-gate.conf"
+TMPFILES = ("etc/tmpfiles.d", "run/tmpfiles.d", "usr/local/lib/tmpfiles.d", "usr/lib/tmpfiles.d")
 WATCHDOG_S = 90.0
 FILE_BYTES = 1 << 20
 PROBLEMS = 100
-"""So many are named."""
+"""At most so many are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something in the configuration that is not as it should be."""
+    """A warning or an error in the configuration."""
 
     where: str
-    "file:line"
+    """file:line"""
     sentence: str
     is_error: bool
-    "False: a warning"
+    """False: a warning."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.sentence}"
@@ -41,17 +44,17 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Effective settings, where each came from, and what was wrong."""
+    """The settings in force, the source of each, and the problems."""
 
     settings: Settings
     origins: dict[str, str] = field(default_factory=dict)
-    "by field name: file:line; absent for defaults"
+    """By field name: file:line; absent for defaults."""
     problems: tuple[Problem, ...] = ()
 
 
 def load(root: str = "/", last_good: Settings | None = None) -> Config:
-    """Read the configuration. Never raises: what cannot be used is a problem, and the last good
-    value stays."""
+    """Read the configuration. Never raises: an invalid value becomes a problem, and the last good
+    value stays in force."""
     reading = _Reading()
     for path in _files(root):
         shown = path.removeprefix(root.rstrip("/"))
@@ -76,14 +79,14 @@ def load(root: str = "/", last_good: Settings | None = None) -> Config:
     )
     more += [
         Problem(reading.origins.get("launch", "defaults"), sentence, True)
-        for sentence in launching.problems(settings, root)
+        for sentence in _launch_problems(settings, root)
     ]
     return Config(settings, reading.origins, tuple(reading.problems[:PROBLEMS] + more))
 
 
 @dataclass(slots=True)
 class _Reading:
-    """What has been read so far."""
+    """What has been parsed so far."""
 
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
@@ -96,12 +99,12 @@ class _Reading:
             self.problems.append(Problem(where, sentence, is_error))
         elif len(self.problems) == PROBLEMS:
             self.problems[-1] = Problem(
-                where, "and more of the kind: is that a configuration file?", True
+                where, "and more problems: is that a configuration file?", True
             )
 
 
 def _files(root: str) -> list[str]:
-    """The files there are, in the order in which they count."""
+    """The existing files, lowest priority first."""
     main = os.path.join(root, MAIN)
     return [
         path
@@ -111,7 +114,7 @@ def _files(root: str) -> list[str]:
 
 
 def _is_file(path: str) -> bool:
-    """True as well where that may not be looked for: reading it then says why."""
+    """True also if stat is not permitted: reading the file then gives the reason."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError as exc:
@@ -137,7 +140,7 @@ def _read(text: str, shown: str, reading: _Reading) -> None:
         key, equals, value = (part.strip() for part in line.partition("="))
         name = _KEYS.get((section, key))
         if not equals:
-            reading.problem(where, f"{line[:40]!r} is no Key=Value", True)
+            reading.problem(where, f"{line[:40]!r} is not Key=Value", True)
         elif name is None:
             reading.problem(where, _unknown(section, key), False)
         else:
@@ -170,8 +173,8 @@ def _unknown(section: str, key: str) -> str:
 
 
 def _contradictions(settings: Settings, origins: dict[str, str]) -> tuple[Settings, list[Problem]]:
-    """Values that are right one by one and wrong together. The safe one wins: nobody is held
-    longer."""
+    """Find values that contradict each other. The safe one stays in force: no kubelet waits longer
+    for it."""
     problems = []
     if settings.deadline_s > settings.hold_s:
         problems.append(
@@ -198,9 +201,52 @@ def _contradictions(settings: Settings, origins: dict[str, str]) -> tuple[Settin
     return settings, problems
 
 
+def _launch_problems(settings: Settings, root: str) -> Iterator[str]:
+    """What the node lacks for Launch= to work: sentences, each with a next step."""
+    if settings.launch == "unit" and settings.plugin_unit in ("", "none"):
+        yield "Launch=unit starts nothing without [Plugin] Unit=, the plugin's unit"
+    if settings.launch != "manifest":
+        return
+    if not os.path.isfile(os.path.join(root, settings.launch_manifest.lstrip("/"))):
+        yield (
+            f"LaunchManifest={settings.launch_manifest} is not a file: put the plugin's "
+            "static pod there"
+        )
+    folder = settings.manifest_dir
+    if (
+        folder
+        and folder not in manifest_folders(Settings())
+        and not _is_removed(f"{folder}/{MANIFEST_NAME}", root)
+    ):
+        yield (
+            f"ManifestDir={folder}: nothing removes {MANIFEST_NAME} there at the next boot: "
+            f"echo 'r! {folder}/"
+            f"{MANIFEST_NAME}' >/etc/tmpfiles.d/gpu-gate-manifest.conf; and the agent may "
+            "write there only with "
+            f"ReadWritePaths={folder} (systemctl edit gpu-gate)"
+        )
+
+
+def _is_removed(target: str, root: str) -> bool:
+    """True if an r! line names it: systemd-tmpfiles-setup.service applies those before
+    sysinit.target (tmpfiles.d(5))."""
+    for folder in TMPFILES:
+        for path in glob.glob(os.path.join(glob.escape(root), folder, "*.conf")):
+            try:
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    lines = file.read().splitlines()
+            except OSError:
+                continue
+            for line in lines:
+                fields = line.split()
+                if fields[:1] in (["r!"], ["R!"]) and fields[1:2] == [target]:
+                    return True
+    return False
+
+
 _DEFAULTS = {f.name: f.default for f in fields(Settings)}
 _EMPTY: dict[str, Any] = {"listen": "", "node_condition": "", "node_label": ""}
-"""What an empty value means where it is not the default."""
+"""What an empty value means if not the default."""
 _NAMES = tuple(_DEFAULTS)
 _KEYS = {(f.metadata["section"], f.metadata["key"]): f.name for f in fields(Settings)}
 _SECTIONS = tuple(dict.fromkeys(section for section, _ in _KEYS))
@@ -211,7 +257,7 @@ def _spelled(name: str) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as it would be written in the file."""
+    """Format a value as in the file."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -220,7 +266,7 @@ def written(value: Any) -> str:
 
 
 def rows(config: Config) -> list[tuple[str, str, str, str]]:
-    """(section, key, value, where it came from) of every setting."""
+    """(section, key, value, source) of every setting."""
     return [
         (
             f.metadata["section"],

@@ -1,4 +1,4 @@
-"""systemd's bus for as long as a verb needs it."""
+"""A connection to systemd for as long as a verb needs it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ CONNECT_S, CONNECT_TRIES = 0.1, 20
 
 @asynccontextmanager
 async def systemd() -> AsyncIterator[SystemdBus]:
-    """A connection; where there is none, its `problem` says why. Tried once: where no bus is, none
-    will be while a person waits."""
+    """Connect to systemd, one try. If that fails, the bus's `problem` holds the reason."""
     connected = asyncio.Event()
     bus = SystemdBus(lambda signal, _: connected.set() if signal is BusSignal.CONNECTED else None)
     untried = bus.problem

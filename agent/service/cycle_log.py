@@ -71,8 +71,7 @@ def _readiness(gate: Gate) -> str:
 
 
 def _log_access(before: Diagnosis | None, now: Diagnosis) -> None:
-    """Each container that loses its devices is said once, with what was observed; and when it has
-    them again."""
+    """Log each container once when it loses its devices, and once when it has them again."""
     lost = {h.id for h in before.gpu_containers if h.denied} if before else set()
     for holder in now.gpu_containers:
         values = {
@@ -102,8 +101,7 @@ def _log_access(before: Diagnosis | None, now: Diagnosis) -> None:
 
 
 def log_grants(done: tuple[GrantResult, ...]) -> None:
-    """What came of adding to the device lists of scopes; the first surprise is said as loudly as
-    can be."""
+    """Log the results of DeviceAllow= updates; a device that an update took away is an error."""
     for one in done:
         values = {
             "pod": one.who.partition(" ")[0],
@@ -123,7 +121,7 @@ def log_grants(done: tuple[GrantResult, ...]) -> None:
             )
         elif one.problem:
             log.warning(
-                "the device list of %s could not be helped: %s",
+                "could not update DeviceAllow= for %s: %s",
                 one.who,
                 one.problem,
                 extra=facts(
@@ -149,9 +147,11 @@ def log_grants(done: tuple[GrantResult, ...]) -> None:
 
 
 def log_config(config: configuration.Config, known: Sequence[configuration.Problem] = ()) -> None:
-    """What is in force, and what is wrong with it. `known`: problems that were told at the last
-    load. They are counted only: a hundred lines at each of a hundred reloads would cost the journal
-    what else it holds."""
+    """Log the settings in force and the problems.
+
+    `known`: problems that were logged at the last load. They are only counted: a hundred lines at
+    each of a hundred reloads would push everything else out of the journal.
+    """
     for problem in config.problems:
         if problem not in known:
             log.warning("configuration: %s", problem)
@@ -171,7 +171,7 @@ def log_config(config: configuration.Config, known: Sequence[configuration.Probl
 
 
 def log_event_sources(before: tuple[str, ...], now: tuple[str, ...]) -> None:
-    """A signal source that is lost is said when it begins and when it ends."""
+    """Log an event source when it becomes unavailable and when it is back."""
     for gone in set(now) - set(before):
         log.warning("event source unavailable; changes are detected by polling: %s", gone)
     for back in set(before) - set(now):

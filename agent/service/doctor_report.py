@@ -1,5 +1,5 @@
-"""What the doctor says of one look: a verdict in one line, its cause, the chain, what else fits,
-what it lacks."""
+"""The doctor's report on one snapshot: a verdict in one line, its cause, the chain, other known
+faults that fit, and what could not be collected."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..model.suspect import Strength, Suspect
 from .chain import chain, painted, printable, wrapped
 
 BOLD = "1"
-WORDS = {Strength.CONFIRMED: "confirmed", Strength.CONSISTENT: "consistent"}
+STRENGTHS = {Strength.CONFIRMED: "confirmed", Strength.CONSISTENT: "consistent"}
 
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """One look, judged."""
+    """One snapshot, its diagnosis and the known faults that fit."""
 
     snapshot: Snapshot
     diagnosis: Diagnosis
@@ -35,16 +35,17 @@ class DoctorReport:
     unknown: Finding | None
     suspects: tuple[Suspect, ...]
     causes: tuple[Suspect, ...]
-    "of the suspects, those that explain the broken link"
+    """Of the suspects, those that explain the broken link."""
 
     @property
     def exit_code(self) -> int:
-        """0: every link that was asked holds; 1: one is broken; 4: the first trouble is that we do
-        not know."""
+        """0 if every link that was checked holds, 1 if one is broken, 4 if one is unknown and none
+        is known to be broken."""
         return 1 if self.broken else 4 if self.unknown else 0
 
 
-def judge(snapshot: Snapshot, diagnosis: Diagnosis, diagnostics: DiagnosticData) -> DoctorReport:
+def assess(snapshot: Snapshot, diagnosis: Diagnosis, diagnostics: DiagnosticData) -> DoctorReport:
+    """Check every link and match the known faults."""
     found = links(snapshot, diagnosis, diagnostics)
     shown, broken = suspects(snapshot, diagnosis, diagnostics), first_broken(found)
     return DoctorReport(
@@ -59,61 +60,61 @@ def judge(snapshot: Snapshot, diagnosis: Diagnosis, diagnostics: DiagnosticData)
     )
 
 
-def report(opinion: DoctorReport) -> dict[str, Any]:
+def report(result: DoctorReport) -> dict[str, Any]:
     return {
         "version": 1,
         "gpu_gate": __version__,
-        "verdict": verdict(opinion),
-        "exit_code": opinion.exit_code,
-        "scope": opinion.diagnosis.scope.value,
-        "scope_because": opinion.diagnosis.scope_because,
-        "first_broken": encode(opinion.broken) if opinion.broken else None,
-        "causes": [s.id for s in opinion.causes],
-        "findings": [encode(f) for f in opinion.findings],
-        "faults": [encode(s) for s in opinion.suspects],
-        "versions": dict(_versions(opinion)),
-        "not_asked": _not_asked(opinion),
+        "verdict": verdict(result),
+        "exit_code": result.exit_code,
+        "scope": result.diagnosis.scope.value,
+        "scope_because": result.diagnosis.scope_because,
+        "first_broken": encode(result.broken) if result.broken else None,
+        "causes": [s.id for s in result.causes],
+        "findings": [encode(f) for f in result.findings],
+        "faults": [encode(s) for s in result.suspects],
+        "versions": dict(_versions(result)),
+        "not_asked": _not_asked(result),
     }
 
 
-def verdict(opinion: DoctorReport) -> str:
-    """One line. The words are in docs/reasons.md and docs/faults."""
-    broken = opinion.broken
+def verdict(result: DoctorReport) -> str:
+    """One line. docs/reasons.md and docs/faults explain its reasons."""
+    broken = result.broken
     if broken:
-        first = next(iter(opinion.causes), None)
-        cause = f"; {first.id}: {WORDS[first.strength]}" if first else ""
+        first = next(iter(result.causes), None)
+        cause = f"; {first.id}: {STRENGTHS[first.strength]}" if first else ""
         return f"Link {broken.link} is broken: {broken.reason or broken.condition}{cause}"
-    if opinion.unknown:
-        return f"Nothing is seen broken, but {opinion.unknown.condition} is unknown"
+    if result.unknown:
+        return f"Nothing is seen broken, but {result.unknown.condition} is unknown"
     return "Every link that was asked holds."
 
 
-def text(opinion: DoctorReport, colour: bool = False) -> list[str]:
-    line = printable(verdict(opinion))
-    broken = {**encode(opinion.broken), "next_step": ""} if opinion.broken else None
+def text(result: DoctorReport, colour: bool = False) -> list[str]:
+    line = printable(verdict(result))
+    broken = {**encode(result.broken), "next_step": ""} if result.broken else None
     return [
         painted(line, BOLD) if colour else line,
-        *_why(opinion),
+        *_explanation(result),
         "",
         *chain(
-            [broken if broken and f is opinion.broken else encode(f) for f in opinion.findings],
+            [broken if broken and f is result.broken else encode(f) for f in result.findings],
             colour,
             broken,
         ),
-        *_others(opinion),
-        *_foot(opinion),
+        *_others(result),
+        *_foot(result),
     ]
 
 
-def _why(opinion: DoctorReport) -> Iterator[str]:
-    """What is broken, why, and what to do: the sentences under the verdict."""
-    if opinion.unknown and not opinion.broken:
-        yield from _row("seen", opinion.unknown.because)
-        yield from _row("next", opinion.unknown.next_step)
-    first = next(iter(opinion.causes), None)
-    if opinion.broken and not first:
-        yield from _row("seen", opinion.broken.because)
-        yield from _row("next", opinion.broken.next_step)
+def _explanation(result: DoctorReport) -> Iterator[str]:
+    """The rows under the verdict: what is broken, why, and what to do."""
+    if result.unknown and not result.broken:
+        yield from _row("seen", result.unknown.because)
+        yield from _row("next", result.unknown.next_step)
+    first = next(iter(result.causes), None)
+    if result.broken and not first:
+        yield from _row("seen", result.broken.because)
+        yield from _row("next", result.broken.next_step)
     if not first:
         return
     yield from _row(
@@ -134,31 +135,31 @@ def _why(opinion: DoctorReport) -> Iterator[str]:
     yield from _row("is not", first.is_not)
 
 
-def _others(opinion: DoctorReport) -> Iterator[str]:
-    others = [s for s in opinion.suspects if s not in opinion.causes[:1]]
+def _others(result: DoctorReport) -> Iterator[str]:
+    others = [s for s in result.suspects if s not in result.causes[:1]]
     if others:
         yield ""
         yield "Known faults that this snapshot shows besides:"
     for one in others:
         yield from wrapped(
-            f"   {WORDS[one.strength]:<13}", f"{one.id} (link {one.link}): {one.seen}", 16
+            f"   {STRENGTHS[one.strength]:<13}", f"{one.id} (link {one.link}): {one.seen}", 16
         )
         if one.decide:
             yield from wrapped(" " * 16, f"to decide: {one.decide}", 16)
             yield from _command(one.capture, 16)
-        if not opinion.causes:  # nothing above has said what to do
+        if not result.causes:  # nothing above shows a remedy
             yield from wrapped(" " * 16, f"remedy: {one.remedy}", 16)
             yield from _command(one.do, 16)
         if one.is_not:
             yield from wrapped(" " * 16, f"it is not {one.is_not}", 16)
 
 
-def _foot(opinion: DoctorReport) -> Iterator[str]:
+def _foot(result: DoctorReport) -> Iterator[str]:
     yield ""
     yield from wrapped(
-        "", "Versions: " + ", ".join(f"{name} {said}" for name, said in _versions(opinion)), 0
+        "", "Versions: " + ", ".join(f"{name} {version}" for name, version in _versions(result)), 0
     )
-    for number, sentence in enumerate(_not_asked(opinion)):
+    for number, sentence in enumerate(_not_asked(result)):
         yield from wrapped(" " * 11 if number else "Not asked: ", sentence, 11)
 
 
@@ -167,13 +168,13 @@ def _row(name: str, sentence: str) -> list[str]:
 
 
 def _command(command: str, indent: int = 10) -> list[str]:
-    """A line of its own, never broken: it is to be pasted."""
+    """A line of its own, never broken, so that it can be pasted."""
     return [" " * indent + "$ " + printable(command)] if command else []
 
 
-def _versions(opinion: DoctorReport) -> Iterator[tuple[str, str]]:
-    snapshot, diagnostics = opinion.snapshot, opinion.diagnostics
-    report = opinion.diagnosis.report
+def _versions(result: DoctorReport) -> Iterator[tuple[str, str]]:
+    snapshot, diagnostics = result.snapshot, result.diagnostics
+    report = result.diagnosis.report
     if isinstance(snapshot.driver_version, Seen):
         yield "driver", snapshot.driver_version.value
     if report and report.library_version:
@@ -190,16 +191,16 @@ def _versions(opinion: DoctorReport) -> Iterator[tuple[str, str]]:
     yield "gpu-gate", __version__
 
 
-def _number(program: str, said: str) -> str:
-    """containerd github.com/containerd/containerd v1.7.24 …, NVIDIA Container Toolkit CLI version
-    1.17.8."""
-    words = said.removeprefix(program).split()
-    return next((w.removeprefix("v") for w in words if w.removeprefix("v")[:1].isdigit()), said)
+def _number(program: str, printed: str) -> str:
+    """Find the version number in what a program printed, such as "containerd
+    github.com/containerd/containerd v1.7.24 …" or "NVIDIA Container Toolkit CLI version 1.17.8"."""
+    words = printed.removeprefix(program).split()
+    return next((w.removeprefix("v") for w in words if w.removeprefix("v")[:1].isdigit()), printed)
 
 
-def _not_asked(opinion: DoctorReport) -> list[str]:
-    """What could not be asked, and why: silence of ours, never of the node."""
-    snapshot, diagnostics = opinion.snapshot, opinion.diagnostics
+def _not_asked(result: DoctorReport) -> list[str]:
+    """What could not be collected, and why."""
+    snapshot, diagnostics = result.snapshot, result.diagnostics
     asked = {
         "the journal": diagnostics.journal,
         "the kernel's log": snapshot.kernel,
@@ -216,5 +217,5 @@ def _not_asked(opinion: DoctorReport) -> list[str]:
         and (reading is diagnostics.journal or not reading.is_missing)
     ]
     if any("not-permitted" in sentence for sentence in found):
-        found.append("run it as root: what it may not read it cannot judge")
+        found.append("run it as root to collect these too")
     return found

@@ -27,7 +27,7 @@ from .metrics import CONTENT_TYPE
 log = logging.getLogger(__name__)
 
 FRESH_S = 0.2
-"""/status and /metrics of one cycle are written once in so long: ages in them are older by that."""
+"""/status and /metrics are rendered at most once per cycle and interval; ages lag by as much."""
 HEADERS = (
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
@@ -42,7 +42,7 @@ NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancest
 
 
 class Answers(Protocol):
-    """What the faces are answered from."""
+    """What HTTP responses are made from."""
 
     def listen(self) -> str: ...
 
@@ -58,15 +58,15 @@ class Answers(Protocol):
 
 
 class Http:
-    """Serves what the daemon saw last. A port that is taken costs the face, not the agent."""
+    """Serves the last cycle. If the port is in use, only HTTP fails, not the agent."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._unix: Server | None = None
         self._tcp: Server | None = None
         self._listening = ""
-        self._written: dict[str, tuple[int, float, bytes]] = {}
-        self._faces: dict[str, Callable[[], Answer]] = {
+        self._cache: dict[str, tuple[int, float, bytes]] = {}
+        self._paths: dict[str, Callable[[], Answer]] = {
             "/": page.answer,
             "/healthz": self._healthz,
             "/readyz": self._readyz,
@@ -77,7 +77,7 @@ class Http:
 
     @property
     def problem(self) -> str | None:
-        """Why a face does not answer, as a sentence; None while they do."""
+        """Why HTTP does not answer, as a sentence; None while it does."""
         shut = next(
             (s.problem for s in (self._tcp, self._unix) if s is not None and s.problem), None
         )
@@ -88,7 +88,7 @@ class Http:
         await self.keep()
 
     async def keep(self) -> None:
-        """Listen where the configuration says, or say why not; tried again at every cycle."""
+        """Listen on the configured address, or keep the reason in `problem`. Called every cycle."""
         wanted = self._answers.listen()
         if wanted == self._listening:
             return
@@ -108,7 +108,8 @@ class Http:
         self._tcp, self._listening = server, wanted
         if not _is_loopback(host):
             log.warning(
-                "HTTP listens on %s: whoever reaches it can read this node's GPU state", wanted
+                "HTTP listens on %s: every host that reaches it can read this node's state",
+                wanted,
             )
 
     def close(self) -> None:
@@ -130,14 +131,14 @@ class Http:
         return server
 
     def _answer(self, path: str, host: str) -> Answer:
-        """A web page must not read this node through a name that resolves to 127.0.0.1 (DNS
-        rebinding)."""
+        """Refuse a Host header with a name: a web page must not read this node through a name that
+        resolves to 127.0.0.1 (DNS rebinding)."""
         if not _is_known_host(host):
             answer = _line(421, "ask by address or as localhost")
-        elif path in self._faces:
-            answer = self._faces[path]()
+        elif path in self._paths:
+            answer = self._paths[path]()
         else:
-            answer = _line(404, f"not found; paths: {' '.join(self._faces)}")
+            answer = _line(404, f"not found; paths: {' '.join(self._paths)}")
         csp = (
             ()
             if any(name == page.POLICY for name, _ in answer.headers)
@@ -151,7 +152,7 @@ class Http:
     def _readyz(self) -> Answer:
         ready, why = self._answers.readiness()
         if self._answers.is_overdue():
-            return _line(503, "a cycle is overdue: what was last seen is too old")
+            return _line(503, "a cycle is overdue: the last snapshot is too old")
         return _line(200 if ready else 503, printable(" ".join(why.split())))
 
     def _status(self) -> Answer:
@@ -165,13 +166,12 @@ class Http:
         return Answer(200, self._fresh("/metrics", self._answers.metrics), CONTENT_TYPE)
 
     def _fresh(self, path: str, write: Callable[[], str]) -> bytes:
-        """A thousand requests a second must not cost a thousand renderings, nor a memory of
-        each."""
+        """Return a body from the cache: a thousand requests a second must not render each time."""
         cycles, now = self._answers.cycles(), time.monotonic()
-        number, at, body = self._written.get(path, (-1, 0.0, b""))
+        number, at, body = self._cache.get(path, (-1, 0.0, b""))
         if number != cycles or now - at > FRESH_S:
             body = write().encode("utf-8", "replace")
-            self._written[path] = (cycles, now, body)
+            self._cache[path] = (cycles, now, body)
         return body
 
 
@@ -187,7 +187,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_known_host(header: str) -> bool:
-    """localhost or any address literal: a name that somebody else chose is neither."""
+    """True for localhost and for an address literal."""
     host = header.rsplit(":", 1)[0] if not header.endswith("]") else header
     if host in ("localhost", ""):
         return True

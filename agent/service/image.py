@@ -12,24 +12,25 @@ UNIT_FOLDERS = (
     "usr/lib/systemd/system",
     "lib/systemd/system",
 )
-"""Of them that outlive a boot, the first wins (systemd.unit(5))."""
+"""The persistent ones; the first has priority (systemd.unit(5))."""
 STATUS = "var/lib/dpkg/status"
 STATUS_BYTES = 32 << 20
 FILE_BYTES = 1 << 20
 MOST_LINKS = 40
-"""As the kernel has it (path_resolution(7))."""
+"""The kernel's limit (path_resolution(7))."""
 
 
 class Image:
-    """Paths are given without the leading slash; a link to /x leads to the image's /x, not to this
-    machine's."""
+    """Paths have no leading slash. A symlink to /x leads to the image's /x, not the machine's."""
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     def is_running_machine(self) -> bool:
-        """Booted by systemd, and this folder is what PID 1 calls /: a build may have been given its
-        host's /run."""
+        """True if systemd booted this machine and this folder is PID 1's /.
+
+        /run/systemd/system alone proves nothing: a build may see its host's /run.
+        """
         try:
             with open("/proc/1/comm", encoding="ascii") as file:
                 is_systemd = file.read().strip() in ("systemd", "init")
@@ -45,7 +46,7 @@ class Image:
         return os.path.exists(self._inside(path))
 
     def read(self, path: str, most: int = FILE_BYTES) -> bytes | None:
-        """At most so many bytes; None where it is absent or no plain file."""
+        """Read at most `most` bytes; None if it is missing or not a regular file."""
         real = self._inside(path)
         if not os.path.isfile(real):
             return None
@@ -53,11 +54,11 @@ class Image:
             return file.read(most)
 
     def leads_to(self, path: str) -> str:
-        """Where it lies in the image once every link is followed."""
+        """The path in the image after every symlink."""
         return self._inside(path).removeprefix(self.root.rstrip("/"))
 
     def glob(self, *patterns: str) -> list[str]:
-        """With a leading slash, sorted, as the image has them."""
+        """Matching paths in the image, with a leading slash, sorted."""
         found: set[str] = set()
         for pattern in patterns:
             fixed = re.split(r"/[^/]*[*?\[]", pattern)[0]
@@ -69,8 +70,8 @@ class Image:
         return sorted(found)
 
     def unit_file(self, name: str) -> str:
-        """Where a unit, or `unit.d/drop-in`, lies that is in force, be it a link to /dev/null; ""
-        where none does."""
+        """The path of the unit or `unit.d/drop-in` in force, even if it is a link to /dev/null; ""
+        if there is none."""
         folder, slash, base = name.rpartition("/")
         return next(
             (
@@ -88,7 +89,7 @@ class Image:
         return os.path.isfile(path) and os.path.getsize(path) == 0
 
     def is_enabled(self, unit: str) -> bool:
-        """By a link in some target's folder."""
+        """True if a target's folder has a symlink to it."""
         folder = self._inside("etc/systemd/system")
         return any(
             os.path.lexists(path)
@@ -106,7 +107,7 @@ class Image:
         return version[1] if version else ""
 
     def _inside(self, path: str) -> str:
-        """The path on this machine, every link followed within the image."""
+        """The path on this machine; symlinks are resolved within the image."""
         done, todo, links = self.root, [part for part in path.split("/") if part][::-1], 0
         while todo:
             part = todo.pop()

@@ -9,7 +9,7 @@ from typing import Any
 
 from .chain import printable
 
-# The lines operators look for: journalctl MESSAGE_ID=…
+# The lines operators search for: journalctl MESSAGE_ID=…
 GATE_OPENED = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e501"
 KUBELET_RELEASED = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e502"
 GATE_CLOSED = "6d1c1a7b0f9a4a0c8e1f0c2ab6d1e503"
@@ -40,8 +40,8 @@ def facts(message_id: str = "", **values: Any) -> dict[str, Any]:
 
 
 class Plain(logging.Formatter):
-    """One line a record, whatever a pod, a log or a bundle is called: nobody writes a second line,
-    or a terminal's escape sequence, by our hand. A traceback keeps its lines."""
+    """One line per record. A name from outside (pod, log, bundle) cannot add a second line or a
+    terminal escape sequence. A traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))

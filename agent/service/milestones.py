@@ -1,8 +1,6 @@
-"""The instants of this boot that people ask for afterwards: marks under /run, written once, read at
-every start.
+"""When this boot first reached each milestone: marks under /run, written once, read at every start.
 
-They are faces' memory, not the gate's: no decision is made by them, and a mark that cannot be
-written costs a figure.
+They are only shown. The gate decides nothing by them; if one cannot be written, that time is lost.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from ..model.finding import Diagnosis
 log = logging.getLogger(__name__)
 
 NAMES = ("look", "seen", "stable", "open", "registered")
-"""The agent looked · NVML showed every GPU · did so often enough · the gate opened · the node was
-ready, its GPUs listed by the kubelet."""
+"""The first cycle · NVML showed every GPU · it did so often enough · the gate opened · the node was
+ready and the kubelet listed its GPUs."""
 
 
 class Milestones:
@@ -33,8 +31,7 @@ class Milestones:
                 self.at[name] = found.at
 
     def note(self, gate: Gate, diagnosis: Diagnosis, now: float, stable_probes: int) -> None:
-        """After a cycle, whose look was at `now`: what came true for the first time is written
-        down."""
+        """Write the milestones that the cycle reached first. `now`: boottime of its snapshot."""
         true = {
             "look": True,
             "seen": bool(diagnosis.fingerprint),
@@ -49,4 +46,4 @@ class Milestones:
             try:
                 write_mark("/", f"{FIRST}{name}", gate.why, at=now)
             except ActionFailed as failed:
-                log.debug("a milestone was not written down: %s", failed.sentence)
+                log.debug("could not write a milestone: %s", failed.sentence)

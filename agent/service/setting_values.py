@@ -1,5 +1,4 @@
-"""What a value in the configuration may look like: one parser per setting, each raising ValueError
-with what would be right."""
+"""One parser per setting. Each raises ValueError with a description of a valid value."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ _QUALIFIED = re.compile(
 )
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]+(/[A-Za-z0-9._~/-]*)?")
 _LABEL = "[0-9A-Za-z-]{1,63}"
-"""Of a host's name. Python raises UnicodeError where one is empty or longer, and nobody looks for
-that one."""
+"""Of a host name. Python raises UnicodeError for an empty or longer one; the listener does not
+catch that."""
 _LISTEN = re.compile(rf"(\[[0-9a-fA-F:.]+\]|{_LABEL}(?:\.{_LABEL})*\.?):(\d{{1,5}})")
 
 
@@ -65,10 +64,10 @@ def _yes(value: str) -> bool:
     raise ValueError("yes or no")
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
+def _one_of(*values: str) -> Callable[[str], str]:
     def parser(value: str) -> str:
-        if value not in words:
-            raise ValueError(" or ".join(words))
+        if value not in values:
+            raise ValueError(" or ".join(values))
         return value
 
     return parser

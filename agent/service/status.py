@@ -1,5 +1,4 @@
-"""What the faces answer from: the last cycle in memory, and /status, which is the whole truth of
-it."""
+"""/status: the whole last cycle as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ from .config import Problem
 
 STATUS_VERSION = 1
 OVERDUE_S = 10.0
-"""A cycle that ended so much longer ago than the heartbeat is overdue: two cycles' longest time."""
+"""A cycle is overdue if the last one ended longer ago than the heartbeat and this: twice the limit
+of a cycle."""
 MOST_FINDINGS = 200
 MOST_CONTAINERS = 256
 MOST_SENTENCES = 50
@@ -40,11 +40,12 @@ class StatusInput:
     clock: Clock
 
 
-def status(told: StatusInput) -> dict[str, Any]:
-    """The whole truth of the last cycle, as /status and `gpu-gate status --json` give it
-    (docs/status.schema.json). Additions keep the version; nothing is renamed or taken away within
-    one."""
-    seen, now = told.seen, told.clock.boottime
+def status(source: StatusInput) -> dict[str, Any]:
+    """The last cycle, for /status and `gpu-gate status --json` (docs/status.schema.json).
+
+    A key may be added within a version; none is renamed or removed.
+    """
+    seen, now = source.seen, source.clock.boottime
     diagnosis, snapshot = seen.diagnosis, seen.snapshot
     containers = diagnosis.gpu_containers if diagnosis else ()
     broken = first_broken(diagnosis.findings) if diagnosis else None
@@ -56,27 +57,27 @@ def status(told: StatusInput) -> dict[str, Any]:
             "up_s": round(now - seen.gate.started_at, 1),
         },
         "node": os.uname().nodename,
-        "gate": _gate(seen.gate, told.settings, now),
+        "gate": _gate(seen.gate, source.settings, now),
         "cycle": {
             "number": seen.cycles,
             "age_s": round(now - seen.cycle_ended_at, 2),
             "took_ms": round(seen.cycle_took_s * 1000, 1),
             "wakes": {str(reason): count for reason, count in seen.wakes.items()},
-            "overdue_after_s": told.settings.heartbeat_s + OVERDUE_S,
+            "overdue_after_s": source.settings.heartbeat_s + OVERDUE_S,
         },
         "findings": [encode(f) for f in diagnosis.findings[:MOST_FINDINGS]] if diagnosis else [],
         "first_broken": encode(broken) if broken else None,
         "access": access.rows(containers[:MOST_CONTAINERS], now),
         "access_left_out": max(0, len(containers) - MOST_CONTAINERS),
         "expected": list(diagnosis.expected) if diagnosis else [],
-        "probe": encode(told.probe),
-        "boot": status_parts.boot(snapshot, told.milestones, now, told.clock.realtime),
+        "probe": encode(source.probe),
+        "boot": status_parts.boot(snapshot, source.milestones, now, source.clock.realtime),
         "services": status_parts.services(snapshot),
-        "registered": status_parts.registered(snapshot, told.settings),
+        "registered": status_parts.registered(snapshot, source.settings),
         "plugins": status_parts.plugins(snapshot),
-        "actions": status_parts.actions(snapshot, told.recent),
+        "actions": status_parts.actions(snapshot, source.recent),
         "trouble": list(snapshot.trouble[:MOST_SENTENCES]) if snapshot else [],
-        "config_problems": [str(p) for p in told.problems[:MOST_SENTENCES]],
+        "config_problems": [str(p) for p in source.problems[:MOST_SENTENCES]],
     }
 
 

@@ -29,14 +29,14 @@ def actions(snapshot: Snapshot | None, recent: Iterable[Done]) -> list[dict[str,
     entries = snapshot.ledger.value if snapshot and isinstance(snapshot.ledger, Seen) else ()
     disruptive = ledger.actions(entries, snapshot.boot_id) if snapshot else ()
     written, recent = {e.number for e in disruptive}, tuple(recent)
-    said = {d.number: d.why for d in recent if d.number}
+    reasons = {d.number: d.why for d in recent if d.number}
     rows = [
         {
             "at": e.at,
             "kind": e.what,
             "disruptive": True,
             "target": e.target,
-            "why": said.get(e.number) or e.cause,
+            "why": reasons.get(e.number) or e.cause,
             "evidence": e.evidence,
             "outcome": ledger.outcome_of(entries, e) or "awaited",
         }

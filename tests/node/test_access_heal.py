@@ -118,7 +118,7 @@ def test_lost_devices_are_restored_and_devices_at_risk_are_kept(rig: Rig) -> Non
     # A program that is not systemd's denies: what may be done was done, and is not done again and
     # again.
     rig.deny(keep, CTL)
-    words = "keep could not be helped: a device program that is not systemd's denies /dev/nvidiactl"
+    words = "keep: a device program that is not systemd's denies /dev/nvidiactl"
     gate.until(lambda: words in gate.agent_log(rig.node), lambda: gate.agent_log(rig.node))
     rig.node.systemctl("daemon-reload")
     assert not poll(lambda: gate.agent_log(rig.node).count(words) > 1, 2)

@@ -29,8 +29,8 @@ BROKEN = [
     ("# one\n[Gate]\nDeadlineSec=9min\nHoldSec=1min\n", 3, "is longer than HoldSec"),
     ("[Agent]\nHeartbeatSec=5min\n", 2, "would starve the watchdog"),
     ("[Gate]\nOnDeadline=explode\n", 2, "open or hold"),
-    ("DeadlineSec\n", 1, "is no Key=Value"),
-    ("\x00\xff\x1b[31m\n", 1, "is no Key=Value"),
+    ("DeadlineSec\n", 1, "is not Key=Value"),
+    ("\x00\xff\x1b[31m\n", 1, "is not Key=Value"),
 ]
 
 

@@ -20,7 +20,7 @@ from agent.service import boot
 
 from .sandbox import ENDS_WITHIN_S, REPO, Node
 
-QUIET = "STATUS=no NVIDIA GPU on the PCI bus; looks again"
+QUIET = "STATUS=no NVIDIA GPU on the PCI bus; checking again"
 
 
 @pytest.fixture

@@ -232,8 +232,8 @@ def test_a_bad_value_is_reported_and_the_default_stays(
             False,
         ),
         ("DeadlineSec=5s\n", 1, "belongs into [Gate]", False),
-        ("[Gate]\n\n# ok\n; ok\nhello\n", 5, "'hello' is no Key=Value", True),
-        ("[Gate\n", 1, "is no Key=Value", True),
+        ("[Gate]\n\n# ok\n; ok\nhello\n", 5, "'hello' is not Key=Value", True),
+        ("[Gate\n", 1, "is not Key=Value", True),
         ("[Gate]\n=5\n", 2, "unknown key =", False),
     ],
 )
@@ -500,7 +500,7 @@ def test_every_setting_has_a_description(field: Any) -> None:
     ("lines", "says"),
     [
         ("Launch=unit\n", "nothing without [Plugin] Unit="),
-        ("Launch=manifest\n", "LaunchManifest=/etc/gpu-gate/plugin.yaml is no file"),
+        ("Launch=manifest\n", "LaunchManifest=/etc/gpu-gate/plugin.yaml is not a file"),
         (
             "Launch=manifest\nLaunchManifest=/pod\nManifestDir=/etc/static.d\n",
             "echo 'r! /etc/static.d/gpu-gate-plugin.yaml'",
@@ -524,4 +524,4 @@ def test_an_impossible_manifest_path_is_a_problem_and_not_a_crash(tmp_path: Path
     (problem,) = loaded(
         tmp_path, f"[Plugin]\nLaunch=manifest\nLaunchManifest=/{'a' * 300}\n"
     ).problems
-    assert problem.is_error and "is no file" in problem.sentence
+    assert problem.is_error and "is not a file" in problem.sentence

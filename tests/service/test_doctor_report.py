@@ -31,7 +31,7 @@ from agent.model.diagnostics import (
 from agent.model.settings import Settings
 from agent.model.snapshot import Clock, Snapshot
 from agent.model.suspect import Strength, Suspect
-from agent.service.doctor_report import DoctorReport, judge, report, text
+from agent.service.doctor_report import DoctorReport, assess, report, text
 from tests.unit import access_snapshots, snapshots
 from tests.unit.snapshots import DENIED, NOW, seen, snapshot
 
@@ -80,7 +80,7 @@ LOST = access_snapshots.access_scene(
 
 
 def opinion(of: Snapshot, diagnostics: DiagnosticData = NO_DIAGNOSTICS) -> DoctorReport:
-    return judge(of, diagnose(of, Settings()), diagnostics)
+    return assess(of, diagnose(of, Settings()), diagnostics)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def seen(**changes: Any) -> Seen:
         ("/healthz", seen(overdue=True), 503, "a cycle is overdue\n"),
         ("/readyz", seen(), 200, "all well\n"),
         ("/readyz", seen(ready=False, why="7 of 8: 0000:e4:00.0"), 503, "7 of 8: 0000:e4:00.0\n"),
-        ("/readyz", seen(overdue=True), 503, "a cycle is overdue: what was last seen is too old\n"),
+        ("/readyz", seen(overdue=True), 503, "a cycle is overdue: the last snapshot is too old\n"),
         ("/readyz?verbose", seen(), 200, "all well\n"),
         ("/readyz", seen(ready=False, why="a\r\nb"), 503, "a b\n"),
         ("/readyz", seen(ready=False, why="pod \x1b[2J\u202e"), 503, "pod ?[2J?\n"),
@@ -323,9 +323,9 @@ def test_listening_beyond_loopback_is_logged(caplog: pytest.LogCaptureFixture) -
             pass
 
     asyncio.run(start(f"127.0.0.1:{free_port()}"))
-    assert "whoever reaches it" not in caplog.text
+    assert "every host that reaches it" not in caplog.text
     asyncio.run(start(f"0.0.0.0:{free_port()}"))
-    assert "whoever reaches it" in caplog.text
+    assert "every host that reaches it" in caplog.text
 
 
 @pytest.mark.parametrize("before", ["nothing", "a socket that a dead agent left", "a file"])

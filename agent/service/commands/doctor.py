@@ -17,7 +17,7 @@ from ...model.cluster import ClusterReport
 from ...model.host import DiagnosticHost
 from ...model.settings import Settings
 from ..chain import wants_colour
-from ..doctor_report import DoctorReport, judge, report, text
+from ..doctor_report import DoctorReport, assess, report, text
 from ..one_snapshot import one_snapshot
 
 
@@ -50,7 +50,7 @@ async def examine(
     if monitoring is not None:
         more = cluster_rules.findings(monitoring, snapshot, settings, diagnosis.registered)
         diagnosis = replace(diagnosis, findings=(*diagnosis.findings, *more))
-    return judge(snapshot, diagnosis, await collect_diagnostics(host, settings, snapshot))
+    return assess(snapshot, diagnosis, await collect_diagnostics(host, settings, snapshot))
 
 
 def _cluster(settings: Settings) -> ClusterReport:

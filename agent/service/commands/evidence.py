@@ -1,4 +1,4 @@
-"""`gpu-gate evidence`: keep what one look saw, and say what could not be asked."""
+"""`gpu-gate evidence [TO]`: save one snapshot, and report what could not be collected."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .. import ask
 from ..chain import printable
 from ..one_snapshot import one_snapshot
 
-SAID = 6
-"""So many questions of a kind are named; the manifest has them all."""
+SHOWN = 6
+"""At most so many questions are named for each reason; the manifest has them all."""
 
 
 def evidence(settings: Settings, target: str, deep: bool = False) -> int:
-    """Write the tape of one look: a folder, or one file where the target's name ends so."""
+    """Write the tape of one snapshot to a folder, or to an archive if `target` ends like one."""
     snapshot, recorder = asyncio.run(one_snapshot(settings, deep))
     path = Path(target) if target else Path(f"gpu-gate-evidence-{snapshot.clock.realtime:.0f}")
     bundle.write(recorder.tape, path)
@@ -41,7 +41,7 @@ def _no_agent(settings: Settings) -> list[str]:
 
 
 def not_asked(tape: Tape) -> list[str]:
-    """What the bundle lacks, and why: one sentence a reason."""
+    """What the bundle lacks: one sentence per reason."""
     steps = {
         Why.NOT_PERMITTED: "not permitted; run it as root"
         if os.geteuid()
@@ -55,11 +55,11 @@ def not_asked(tape: Tape) -> list[str]:
             and answer.get("is") == "Refusal"
             and answer.get("why") in found
         ):
-            question, *words = json.loads(key)
-            found[answer["why"]].append(f"{question} {words[0]}" if words else question)
+            question, *arguments = json.loads(key)
+            found[answer["why"]].append(f"{question} {arguments[0]}" if arguments else question)
     return [
-        f"{steps[Why(why)]}: {', '.join(names[:SAID])}"
-        + (f" and {len(names) - SAID} more" if len(names) > SAID else "")
+        f"{steps[Why(why)]}: {', '.join(names[:SHOWN])}"
+        + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
         for why, names in found.items()
         if names
     ]

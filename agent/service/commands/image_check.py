@@ -1,6 +1,6 @@
-"""`gpu-gate image-check [--root DIR]`: will a machine that boots from this image be guarded, and by
-a chain that is known to work? Files are read and, of the image that we run in, `runc --version`;
-nothing else is asked or changed.
+"""`gpu-gate image-check [--root DIR]`: will gpu-gate guard a machine that boots from this image?
+
+Reads files only, and for the running system `runc --version`. Changes nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing looked at."""
+    """The result of one check."""
 
     what: str
     level: Level
@@ -60,10 +60,11 @@ class Row:
 
 
 def run(root: str, as_json: bool, sealed: bool) -> int:
-    """0 nothing to say, 1 a fault, 4 something to look at or that could not be read."""
+    """Print every check. Returns 0 if all are well, 1 with a fault, 4 with a warning or an unknown,
+    2 if `root` is not a folder."""
     if not os.path.isdir(root):
         print(
-            f"gpu-gate: {root} is no folder: --root DIR takes an image's unpacked tree",
+            f"gpu-gate: {root} is not a folder: --root DIR takes an image's unpacked tree",
             file=sys.stderr,
         )
         return 2
@@ -77,8 +78,8 @@ def run(root: str, as_json: bool, sealed: bool) -> int:
         )
     else:
         for row in rows:
-            word = row.level.upper() if row.level is Level.FAULT else row.level.value
-            print(printable(f"{row.what:<13} {word:<8} {row.seen}"))
+            level = row.level.upper() if row.level is Level.FAULT else row.level.value
+            print(printable(f"{row.what:<13} {level:<8} {row.seen}"))
             if row.next_step:
                 print(printable(f"{'':<22} -> {row.next_step}"))
     levels = {row.level for row in rows}
@@ -86,7 +87,7 @@ def run(root: str, as_json: bool, sealed: bool) -> int:
 
 
 def check(image: Image, sealed: bool) -> Iterator[Row]:
-    """Every row. `sealed`: machines will boot from it; else this is a machine that runs, with a
+    """Run every check. `sealed`: machines will boot from it; else it is a running machine with
     state of its own."""
     for name, rows in (
         ("units", units),
@@ -141,7 +142,7 @@ def units(image: Image) -> Iterator[Row]:
             yield Row(
                 "units",
                 Level.FAULT,
-                f"/{path} says gpu-gate=off: neither agent nor wait will start",
+                f"/{path} has gpu-gate=off: neither agent nor wait will start",
                 "remove it, and make the boot entries again",
             )
 
@@ -156,7 +157,7 @@ def kubelets(image: Image) -> Iterator[Row]:
             "fine where it is installed later; else: install --kubelet UNIT",
         )
     for unit in found:
-        held = _held(image, unit)
+        held = _drop_in(image, unit)
         if held:
             yield Row("kubelet", Level.OK, f"{unit} is held back by {held}")
         elif unit in CONTROL_PLANE_UNITS:
@@ -175,14 +176,14 @@ def kubelets(image: Image) -> Iterator[Row]:
             )
 
 
-def _held(image: Image, unit: str) -> str:
-    """The drop-in in force; "" where it does not order."""
+def _drop_in(image: Image, unit: str) -> str:
+    """The drop-in in force; "" if it does not order the kubelet after gpu-gate.target."""
     path = image.unit_file(f"{unit}.d/{DROP_IN}")
     text = (image.read(path) or b"").decode("utf-8", "replace")
-    says = all(
+    has_order = all(
         re.search(rf"^{key}=.*\bgpu-gate\.target\b", text, re.M) for key in ("Wants", "After")
     )
-    return f"/{path}" if says else ""
+    return f"/{path}" if has_order else ""
 
 
 def settings(image: Image) -> Iterator[Row]:
@@ -190,8 +191,8 @@ def settings(image: Image) -> Iterator[Row]:
     for problem in config.problems:
         yield Row("settings", Level.FAULT if problem.is_error else Level.WARNING, str(problem))
     if not config.problems:
-        said = ", ".join(sorted(config.origins)) or "none, defaults in force"
-        yield Row("settings", Level.OK, said)
+        names = ", ".join(sorted(config.origins)) or "none, defaults in force"
+        yield Row("settings", Level.OK, names)
 
 
 def driver(image: Image) -> Iterator[Row]:
@@ -278,7 +279,7 @@ def toolkit(image: Image) -> Iterator[Row]:
         yield Row(
             "toolkit",
             Level.UNKNOWN,
-            "/usr/bin/nvidia-ctk is there; no package says its version",
+            "/usr/bin/nvidia-ctk is there; no package records its version",
             "nvidia-ctk --version: 1.18 or later is wanted",
         )
     elif numbers(version)[:2] < TOOLKIT_SINCE:
@@ -326,8 +327,7 @@ def runc(image: Image) -> Iterator[Row]:
 
 
 def _runc_version(image: Image) -> str:
-    """What is said by the one in PATH; containerd.io carries one that no package of its own
-    names."""
+    """The version of runc in PATH. containerd.io contains a runc without a package of its own."""
     try:
         done = subprocess.run(
             ["runc", "--version"], capture_output=True, text=True, timeout=5, check=False
@@ -349,7 +349,7 @@ def dev_char(image: Image) -> Iterator[Row]:
         yield Row(
             "/dev/char",
             Level.WARNING,
-            "no udev rule makes the links: there are none until gpu-gate looks",
+            "no udev rule makes the links: there are none until gpu-gate makes them",
             "run gpu-gate's install script once more, which adds the rule",
         )
     else:
@@ -393,7 +393,7 @@ def state(image: Image, sealed: bool) -> Iterator[Row]:
         yield Row(
             "state",
             Level.SKIPPED,
-            "this machine runs, with a state of its own (--sealed: judge it)",
+            "this machine runs, with a state of its own (--sealed: check it)",
         )
         return
     left = image.glob("var/lib/gpu-gate/*")
@@ -421,8 +421,8 @@ def machine_id(image: Image, sealed: bool) -> Iterator[Row]:
         yield Row("machine-id", Level.SKIPPED, "this machine runs")
         return
     for path in ("etc/machine-id", "var/lib/dbus/machine-id"):
-        words = (image.read(path) or b"").strip()
-        if words not in (b"", b"uninitialized"):
+        found = (image.read(path) or b"").strip()
+        if found not in (b"", b"uninitialized"):
             yield Row(
                 "machine-id",
                 Level.FAULT,

@@ -1,5 +1,4 @@
-"""`gpu-gate timeline [BUNDLE]`: this boot as a race is read, on a live node or from an evidence
-bundle."""
+"""`gpu-gate timeline [BUNDLE]`: the events of a boot in order, live or from an evidence bundle."""
 
 from __future__ import annotations
 
@@ -23,22 +22,24 @@ _INDENT = 22
 
 
 def run(settings: Settings, source: str, as_json: bool) -> int:
-    """Always 0: a timeline is no verdict."""
+    """Print the timeline. Always returns 0: a timeline has no verdict."""
     if source:
         snapshot = asyncio.run(collect(Replay(bundle.read(Path(source))), settings))
     else:
         snapshot, _ = asyncio.run(one_snapshot(settings))
-    told = timeline(snapshot, settings)
+    found = timeline(snapshot, settings)
     print(
-        json.dumps(report(snapshot, told), indent=1) if as_json else "\n".join(text(snapshot, told))
+        json.dumps(report(snapshot, found), indent=1)
+        if as_json
+        else "\n".join(text(snapshot, found))
     )
     return 0
 
 
-def report(snapshot: Snapshot, told: Timeline) -> dict[str, Any]:
+def report(snapshot: Snapshot, found: Timeline) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     before: float | None = None
-    for boot_event in told.boot_events:
+    for boot_event in found.boot_events:
         gap = None if before is None else round(boot_event.at - before, 3)
         rows.append(
             {
@@ -59,24 +60,24 @@ def report(snapshot: Snapshot, told: Timeline) -> dict[str, Any]:
         "boot_at": round(snapshot.clock.realtime - snapshot.clock.boottime, 3),
         "looked_at": snapshot.clock.boottime,
         "moments": rows,
-        "sentences": list(told.sentences),
-        "unknown": list(told.unknown),
+        "sentences": list(found.sentences),
+        "unknown": list(found.unknown),
     }
 
 
-def text(snapshot: Snapshot, told: Timeline) -> list[str]:
-    """The sentences first, then the moments: seconds since boot, and since the line above."""
+def text(snapshot: Snapshot, found: Timeline) -> list[str]:
+    """The sentences first, then the events: seconds since boot, and since the line above."""
     lines = [
-        line for sentence in told.sentences for line in wrapped("", _capital(sentence) + ".", 2)
+        line for sentence in found.sentences for line in wrapped("", _capital(sentence) + ".", 2)
     ]
     began = snapshot.clock.realtime - snapshot.clock.boottime
     lines += [
         *([""] if lines else []),
         f"Since boot ({_utc(began)}), seen after {snapshot.clock.boottime:.1f} s:",
     ]
-    is_set = any("clock was set" in sentence for sentence in told.unknown)
+    is_set = any("clock was set" in sentence for sentence in found.unknown)
     before: float | None = None
-    for boot_event in told.boot_events:
+    for boot_event in found.boot_events:
         gap = "" if before is None else f"+{boot_event.at - before:.1f}"
         star = "*" if is_set and boot_event.is_theirs else " "
         lines += wrapped(
@@ -85,9 +86,9 @@ def text(snapshot: Snapshot, told: Timeline) -> list[str]:
             _INDENT,
         )
         before = boot_event.at
-    if told.unknown:
+    if found.unknown:
         lines += ["", "Not known:"]
-        lines += [line for sentence in told.unknown for line in wrapped("  ", sentence, 4)]
+        lines += [line for sentence in found.unknown for line in wrapped("  ", sentence, 4)]
     return lines
 
 
@@ -99,4 +100,4 @@ def _utc(realtime: float) -> str:
     try:
         return f"{datetime.fromtimestamp(realtime, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):
-        return "at a time that is none"
+        return "at an invalid time"

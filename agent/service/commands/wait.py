@@ -1,10 +1,9 @@
-"""`gpu-gate wait`: hold the kubelet back until the gate releases it. It always ends, and always
-with success.
+"""`gpu-gate wait`: delay the kubelet until the gate releases it. It always ends with success.
 
-A wait unit that failed would be waited for again at every later start of the kubelet (systemd 252
-and 257), so the only exit is 0: released, not applicable, or the deadline. The agent is asked by
-the mark it leaves under /run; it may crash, restart or hang meanwhile without adding a second. Only
-stdlib, no D-Bus, no gRPC.
+systemd (252 and 257) repeats a failed wait unit at every later start of the kubelet, so the exit
+status is always 0: released, not applicable, or at the deadline. The wait polls the mark that the
+agent leaves under /run, so an agent that crashes, restarts or hangs adds no delay. Only the
+standard library, no D-Bus, no gRPC.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ GPU_CLASSES = ("0x0300", "0x0302")
 
 
 def run(settings: Settings) -> int:
-    """Return 0 when the kubelet may start."""
+    """Return 0 once the kubelet may start."""
     released = read_mark("released")
     if released is None and not settings.expected_gpus and has_no_gpu():
         released = _release("no NVIDIA GPU on the PCI bus")
     if released is None:
         released = _wait(settings)
-    _say(f"the kubelet may start: {released.reason}")
+    _log(f"the kubelet may start: {released.reason}")
     return 0
 
 
@@ -43,7 +42,7 @@ def _wait(settings: Settings) -> Mark:
     began = _first_wait_at()
     plane = any(os.path.exists(path) for path in control_plane_files(settings))
     deadline = began + hold_limit_s(settings, plane)
-    _say(
+    _log(
         f"waiting for the GPUs, {max(0.0, deadline - boottime()):.0f} s at most; to release "
         "the kubelet now: "
         "systemctl stop gpu-gate.target"
@@ -52,14 +51,14 @@ def _wait(settings: Settings) -> Mark:
         released = read_mark("released")
         if released is not None:
             return released
-        # A little after the agent's own deadline, so that its reason, which is better, comes first.
+        # One second after the agent's own deadline: its reason is better and should come first.
         if boottime() >= deadline + 1.0:
-            return _release(f"the deadline is over; {_last_word()}")
+            return _release(f"the deadline is over; {_agent_state()}")
         time.sleep(POLL_S)
 
 
 def _first_wait_at() -> float:
-    """When this boot began to wait: a wait that is started again does not wait anew."""
+    """When this boot began to wait, boottime: a restarted wait keeps the first deadline."""
     earlier = read_mark("waiting")
     if earlier is not None and 0.0 < earlier.at <= boottime():
         return earlier.at
@@ -67,18 +66,18 @@ def _first_wait_at() -> float:
     return boottime()
 
 
-def _last_word() -> str:
-    from .. import ask  # the socket module stands in nobody's way to the kubelet
+def _agent_state() -> str:
+    from .. import ask  # imported here: a wait that ends at once does not need sockets
 
     try:
         _, why = ask.get("/readyz", within_s=0.5)
-        return f"the agent says: {why.decode('utf-8', 'replace').strip()[:160]}"
+        return f"the agent reports: {why.decode('utf-8', 'replace').strip()[:160]}"
     except ask.NoAgent as exc:
         return str(exc)
 
 
 def has_no_gpu() -> bool:
-    """True only where sysfs was read and shows none: what cannot be read is not nothing."""
+    """True only if sysfs could be read and shows none."""
     try:
         if _line(SOC_FAMILY).lower().startswith("tegra"):  # its GPU is a part of the SoC
             return False
@@ -115,14 +114,13 @@ def _release(reason: str) -> Mark:
     return Mark(reason, boottime())
 
 
-def _leave(write: Callable[..., None], *words: str) -> None:
-    """A mark. Best effort: what cannot be written costs one more wait at the kubelet's next start,
-    no failure now."""
+def _leave(write: Callable[..., None], *arguments: str) -> None:
+    """Write a mark, best effort: without it the kubelet's next start waits once more."""
     try:
-        write(*words)
+        write(*arguments)
     except ActionFailed as failed:
-        _say(failed.sentence)
+        _log(failed.sentence)
 
 
-def _say(sentence: str) -> None:
+def _log(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)

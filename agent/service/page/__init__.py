@@ -18,7 +18,7 @@ POLICY = "Content-Security-Policy"
 
 @functools.lru_cache(maxsize=1)
 def answer() -> Answer:
-    """Read when somebody first asks: a node that nobody looks at does not carry it."""
+    """Read the page at the first request: an agent without visitors does not keep it in memory."""
     body = (Path(__file__).parent / "page.html").read_bytes()
     policy = (
         f"default-src 'none'; style-src {_hash(body, b'style')}; script-src "
