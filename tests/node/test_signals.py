@@ -85,7 +85,7 @@ def test_a_missing_bus_is_reported_and_polling_continues(node: Node) -> None:
         node.run("simgpu nvml ok")
     gate.until(lambda: not gate.status(node)["trouble"], lambda: gate.status(node)["trouble"])
     assert gate.kubelet_start(node) == before
-    assert "a signal source is back" in gate.agent_log(node)
+    assert "event source is back" in gate.agent_log(node)
 
 
 def test_a_kubelet_restart_is_not_gated_again(node: Node) -> None:
