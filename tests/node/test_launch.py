@@ -123,7 +123,9 @@ def the_unit_fails(node: Node) -> None:
 def another_manifest_is_left_alone(node: Node) -> None:
     node.run(f"rm /run/gpu-gate/launched; sed -i '1i# theirs' {PLACED}")
     node.systemctl("restart", "gpu-gate.service")
-    gate.until(lambda: "so it was not replaced" in gate.agent_log(node), lambda: gate.agent_log(node))
+    gate.until(
+        lambda: "so it was not replaced" in gate.agent_log(node), lambda: gate.agent_log(node)
+    )
     assert node.read(PLACED).startswith("# theirs") and "not launched yet" in launched(node)
 
 
