@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..core.common.paths import STATE
-from ..core.plugin.ledger import DID_NOT_TAKE
+from ..core.plugin.ledger import REPAIR_FAILED
 from ..model.errors import ActionFailed, BundleError
 from ..model.runtime import LedgerEntry
 from ..transport.atomic_write import write_whole
@@ -140,7 +140,7 @@ def _forget_oldest(folder: Path) -> None:
     bundles = sorted(
         (p for p in folder.iterdir() if OURS.fullmatch(p.name) and _is_folder(p)),
         reverse=True,
-        key=lambda p: (not _did_not_take(p), p.stat().st_mtime),
+        key=lambda p: (not _changed_nothing(p), p.stat().st_mtime),
     )
     total = 0
     for number, path in enumerate(bundles, 1):
@@ -155,9 +155,9 @@ def _is_folder(path: Path) -> bool:
     return stat.S_ISDIR(path.lstat().st_mode)
 
 
-def _did_not_take(folder: Path) -> bool:
+def _changed_nothing(folder: Path) -> bool:
     try:
-        return (folder / "outcome").read_text().startswith(DID_NOT_TAKE)
+        return (folder / "outcome").read_text().startswith(REPAIR_FAILED)
     except (OSError, UnicodeDecodeError):
         return False
 

@@ -18,7 +18,7 @@ from ..core.common import parse
 from ..core.common.layouts import KUBELET_UNITS
 from ..core.common.watched import DRIVER_UNITS, RUNTIME_UNITS
 from ..core.plugin.kinds import PLUGIN_UNITS
-from ..core.plugin.ledger import DID_NOT_TAKE, HUP, NVML_FAILED, OUTCOME
+from ..core.plugin.ledger import HUP, NVML_FAILED, OUTCOME, REPAIR_FAILED
 from ..model.actions import Disruptive, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
 from ..model.errors import ActionFailed, BusError, RpcError
 from ..model.host import Host
@@ -128,15 +128,15 @@ class PluginRepairer:
                 case _:
                     unreachable(action)
         except (RpcError, BusError, ActionFailed) as exc:
-            result = await self._did_not_take(action, exc.sentence, evidence)
+            result = await self._failed(action, exc.sentence, evidence)
         except OSError as exc:
-            result = await self._did_not_take(action, exc.strerror or str(exc), evidence)
+            result = await self._failed(action, exc.strerror or str(exc), evidence)
         self._on_done(result)
 
-    async def _did_not_take(self, action: Disruptive, why: str, evidence: str) -> str:
-        result = f"repair {action.number} {DID_NOT_TAKE}: {why}"
+    async def _failed(self, action: Disruptive, why: str, evidence: str) -> str:
+        result = f"repair {action.number} {REPAIR_FAILED}: {why}"
         try:
-            await self.note(NoteOutcome(action.number, f"{DID_NOT_TAKE}: {why}", evidence))
+            await self.note(NoteOutcome(action.number, f"{REPAIR_FAILED}: {why}", evidence))
         except ActionFailed as exc:
             return f"{result}; {exc.sentence}"
         return result

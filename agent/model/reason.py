@@ -136,7 +136,7 @@ class Reason(str, Enum):
     REPAIRING = "Repairing"
     SAME_CAUSE_AGAIN = "SameCauseAgain"
     BUDGET_SPENT = "BudgetSpent"
-    DID_NOT_TAKE = "DidNotTake"
+    REPAIR_FAILED = "RepairFailed"
     REPAIR_OFF = "RepairOff"
     REPAIR_REFUSED = "RepairRefused"
     LEDGER_UNREADABLE = "LedgerUnreadable"

@@ -171,7 +171,9 @@ def wait_repaired_now_or_later(node: Node) -> None:
 
     def settled() -> dict[str, Any]:
         now = gate.gate(node)
-        return now if now.get("ready") or now.get("reason") in ("BudgetSpent", "DidNotTake") else {}
+        return (
+            now if now.get("ready") or now.get("reason") in ("BudgetSpent", "RepairFailed") else {}
+        )
 
     whats = ["rebuild"]
     if not gate.until(settled, lambda: gate.gate(node))["ready"]:
@@ -200,7 +202,7 @@ def test_a_runtime_that_does_not_stop_the_container(node: Node) -> None:
     finally:
         node.systemctl("kill", "--signal=CONT", "containerd.service")
     (said,) = repair.outcomes(node)
-    assert said.startswith("did not take: ")
+    assert said.startswith("failed: ")
     assert node.read(f"{repair.actions(node)[0]['evidence']}/outcome") == f"{said}\n"
     wait_repaired_now_or_later(node)
 

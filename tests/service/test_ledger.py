@@ -253,7 +253,7 @@ def test_evidence_of_repairs_without_effect_is_removed_first(tmp_path: Path) -> 
     ledger.keep_evidence(tmp_path, tape(), "0-1", {})
     for n in range(1, ledger.EVIDENCE_KEPT + 5):
         folder = ledger.keep_evidence(tmp_path, tape(), f"{n}-1", {})
-        (folder / "outcome").write_text("did not take: no answer within 15.0 s\n")
+        (folder / "outcome").write_text("failed: no answer within 15.0 s\n")
         os.utime(folder, (n, n))
     assert {"0-1", folder.name} <= set(kept(tmp_path))
     assert "1-1" not in kept(tmp_path)

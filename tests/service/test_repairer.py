@@ -108,8 +108,8 @@ def test_evidence_then_ledger_then_the_action(tmp_path: Path) -> None:
         (Bus(result="failed"), "dp.service: failed", []),
         (
             Bus(result=BusError("systemd did not answer", ErrorKind.TIMED_OUT)),
-            "repair 4 did not take: systemd did not answer",
-            ["did not take: systemd did not answer"],
+            "repair 4 failed: systemd did not answer",
+            ["failed: systemd did not answer"],
         ),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_later_nvml_failure_is_recorded(tmp_path: Path) -> None:
 
 def test_without_a_runtime_a_rebuild_fails(tmp_path: Path) -> None:
     (said,) = done(tmp_path, Rebuild(1, "c1", CAUSE, "x"), socket=str(tmp_path / "gone.sock"))
-    assert said.startswith("repair 1 did not take")
+    assert said.startswith("repair 1 failed")
 
 
 def refused(root: Path, tape: Tape | None, bus: Bus) -> str:
@@ -283,7 +283,7 @@ def test_an_ended_process(tmp_path: Path, child: subprocess.Popen[bytes]) -> Non
     child.kill()
     child.wait()
     (said,) = done(tmp_path, SendHup(3, "x", child.pid, CAUSE, "x"))
-    assert said.startswith("repair 3 did not take")
+    assert said.startswith("repair 3 failed")
 
 
 async def until_reaped(asked: Coroutine[Any, Any, None]) -> None:

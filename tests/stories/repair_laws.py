@@ -186,7 +186,7 @@ class MendLaws:
             )
         ]
         charged = [
-            e for e in tries if not said.get(e["number"], "").startswith(ledger.DID_NOT_TAKE)
+            e for e in tries if not said.get(e["number"], "").startswith(ledger.REPAIR_FAILED)
         ]
         lately = [e for e in charged if e["boottime"] > world.now - 3600.0]
         hold(len(lately) <= world.settings.repairs_per_hour, f"{len(lately)} repairs in one hour")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from agent.core.common.paths import STATE
-from agent.core.plugin.ledger import DID_NOT_TAKE, NVML_FAILED, OUTCOME
+from agent.core.plugin.ledger import NVML_FAILED, OUTCOME, REPAIR_FAILED
 from agent.host.repairer import STOP_GRACE_S
 from agent.host.tape import Tape
 from agent.model.actions import (
@@ -140,14 +140,14 @@ class PluginRepairer:
                 )
                 return
         if wrong:
-            self._did_not_take(action, wrong)
+            self._failed(action, wrong)
             return
         world.cri.remove(action.container_id)
         world.kubelet.removed(action.container_id)
         self._done(f"container {action.container_id[:12]} removed")
 
-    def _did_not_take(self, action: Rebuild, why: str) -> None:
-        outcome = f"{DID_NOT_TAKE}: {why}"
+    def _failed(self, action: Rebuild, why: str) -> None:
+        outcome = f"{REPAIR_FAILED}: {why}"
         sentence = f"repair {action.number} {outcome}"
         try:
             self.note(NoteOutcome(action.number, outcome, ""))

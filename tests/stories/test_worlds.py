@@ -26,7 +26,7 @@ FOR_A_PERSON = {
     "PluginLogUnread",
 }
 "reasons of BLOCKED that stay when all but the plugin's process is well"
-AFTER_REPAIRS = {"SameCauseAgain", "BudgetSpent", "DidNotTake"}
+AFTER_REPAIRS = {"SameCauseAgain", "BudgetSpent", "RepairFailed"}
 "the same, where there were repairs before"
 STAYS_S = 130.0
 "so long BLOCKED for one of them, beyond the pauses between repairs, and it is the end"

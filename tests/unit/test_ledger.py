@@ -42,7 +42,7 @@ def outcome(number: int, said: str = CURED) -> LedgerEntry:
     return LedgerEntry(NOW, BOOT_ID, number, OUTCOME, "", "", "", said)
 
 
-VAIN = "did not take: no answer within 15.0 s"
+VAIN = "failed: no answer within 15.0 s"
 
 
 def ladder(hupped_s: float, rebuilt_s: float, **changes: str) -> tuple[LedgerEntry, ...]:

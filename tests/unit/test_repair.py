@@ -591,7 +591,7 @@ def test_a_unit_is_not_restarted_again_after_a_failed_restart() -> None:
 ACTED = RepairState(acting=CAUSE, acted_at=NOW, settle_by=NOW + 60)
 DONE = (entry(number=3, at=OFFSET + NOW, cause=CAUSE),)
 HUPPED = (replace(DONE[0], what="hup", target="c1"),)
-NOT_TAKEN = entry(number=3, what="outcome", outcome="did not take: no answer within 15.0 s")
+NOT_TAKEN = entry(number=3, what="outcome", outcome="failed: no answer within 15.0 s")
 LISTED: dict[str, Any] = {"ledger": seen(DONE)}
 
 
@@ -671,7 +671,7 @@ def test_an_agent_that_was_killed_before_it_could_act(
     """What it was to end runs on: that is seen, and costs no budget."""
     last = replace(entry(target="c1", cause=CAUSE, at=OFFSET + NOW - ago_s), **changes)
     done = look({**BROKEN, "ledger": seen((last,))}, repair=repair)
-    assert [said.startswith("did not take") for said in notes(done)] == [True] * noted
+    assert [said.startswith("failed") for said in notes(done)] == [True] * noted
     said = replace(NOT_TAKEN, number=1)
     assert not notes(look({**BROKEN, "ledger": seen((last, said))}))
 
@@ -682,9 +682,9 @@ def test_an_action_without_effect_is_retried_later_and_reported() -> None:
     done = twice(
         {**BROKEN, "ledger": seen((last, said))}, Settings(repairs_per_hour=1, repairs_per_boot=1)
     )
-    assert done.repair.held_reason == "DidNotTake"
+    assert done.repair.held_reason == "RepairFailed"
     assert (
-        "repair 1 did not take: no answer within 15.0 s" in done.repair.held
+        "repair 1 failed: no answer within 15.0 s" in done.repair.held
         and "next step: " in done.repair.held
     )
     old = (replace(last, at=OFFSET + NOW - 60), said)

@@ -25,13 +25,13 @@ LASTS_S = 3600.0
 """What was cured and is as it was after so long has happened anew (a daemon-reload each night);
 before, it never was cured."""
 NOT_CURED = "not cured"
-DID_NOT_TAKE = "did not take"
-"""How the outcome of a hand begins that failed and changed nothing."""
+REPAIR_FAILED = "failed"
+"""How the outcome of an action begins that failed and changed nothing."""
 BACKOFF_S = 60.0
 """After an action that did not cure; doubled with each further one."""
 MAX_BACKOFF_S = 3600.0
 MAX_TRY_S = 300.0
-"""The same after one that did not take: it changed nothing, and the runtime may be well again any
+"""The same after one that failed: it changed nothing, and the runtime may be well again any
 time."""
 
 
@@ -106,7 +106,7 @@ def outcome_of(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> str:
 
 def did_take(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> bool:
     """False only where it was written down that the hand changed nothing."""
-    return not outcome_of(entries, action).startswith(DID_NOT_TAKE)
+    return not outcome_of(entries, action).startswith(REPAIR_FAILED)
 
 
 def lasts_until(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> float | None:

@@ -171,7 +171,7 @@ def _undone(repair: RepairState, view: RepairFacts, now: float) -> tuple[Action,
         or now + view.offset < done[-1].at + UNDONE_S
     ):
         return ()
-    return _outcome(view, f"{ledger.DID_NOT_TAKE}: what it was to end runs on")
+    return _outcome(view, f"{ledger.REPAIR_FAILED}: what it was to end runs on")
 
 
 def _person(repair: RepairState, reason: Reason, sentence: str, now: float) -> RepairStep:
@@ -290,7 +290,7 @@ def _refusal(
     if ledger.did_take(entries, done[-1]):
         return Reason.BUDGET_SPENT, f"the next action is allowed in {at - realtime:.0f} s", at
     return (
-        Reason.DID_NOT_TAKE,
+        Reason.REPAIR_FAILED,
         f"repair {done[-1].number} {ledger.outcome_of(entries, done[-1])}; it is tried again in "
         f"{at - realtime:.0f} s; next step: systemctl status containerd; crictl stop {target[:12]}",
         at,
