@@ -34,10 +34,6 @@ STILL_TOO_COMPLEX: dict[str, int] = {
     "_refusal": 16,
     "listing": 23,
     "_by_its_log": 16,
-    "by_programs": 17,
-    "AccessChecks._keep": 20,
-    "verdict_of": 20,
-    "Processes.read": 17,
 }
 """Functions that exceeded the limit when it came, and their complexity then. The list only shrinks."""
 

@@ -1,7 +1,8 @@
-"""May the processes of a container open these device nodes now? An exec'd program: one JSON line
-for each --pid.
+"""What may the processes of containers do with device nodes now? The one program that gpu-gate
+execs to ask the kernel.
 
-    access_probe.py --pid PID DEVICE... [--pid PID DEVICE...]...
+    access_program.py --pid PID DEVICE... [--pid PID DEVICE...]...    one JSON line for each --pid
+    access_program.py --sweep    a JSON line out for each JSON line in, until stdin ends
 
 DEVICE is a node of this host by its path (/dev/nvidiactl), or c:MAJOR:MINOR, or b:MAJOR:MINOR.
 
@@ -16,7 +17,18 @@ levels above it included, are attached to a scratch cgroup of ours in which only
 and access(2) is asked there on a node of our own making: inode_permission() runs the device check
 (kernel, fs/namei.c, security/device_cgroup.c) and no driver is entered. On v1 devices.list is read.
 Nothing of the process or its cgroup is touched, so it may be frozen, or out of pids or memory.
-"denied" is said only where the kernel was seen to deny; all else is "unknown".
+"denied" is reported only where the kernel denied; all else is "unknown".
+
+--sweep tries every device of this host, before and after a scope's DeviceAllow= is added to:
+
+    {"pid": 4711, "started": "81723", "devices": ["c:195:0"]}     these only; without "devices": all
+    of the host's
+    {"v": 1, "pid": 4711, "rules": "programs 7,9", "allowed": {"c:1:3": "rwm", "c:136:*": "rw",
+    "c:*:*": "m"},
+     "detail": ""}
+
+A device that no entry of `allowed` matches is denied. Where access could not be determined,
+`detail` is a sentence and `allowed` is empty.
 """
 
 from __future__ import annotations
@@ -47,6 +59,7 @@ from ...transport.device_cgroups import (
     said,
     started,
 )
+from ...transport.device_sweep import ANY, Sweep, allowed, numbers
 from ...transport.scratch_cgroup import DeviceNode, Scratch
 
 EVERYTHING = "Its devices.list allows everything; denials beside that the kernel does not show."
@@ -188,7 +201,7 @@ def by_programs(
     cgroups: Cgroups, devices: list[Device], mounts: Mounts, scratch: Scratch
 ) -> tuple[str, list[int]]:
     """Settle by the device programs in force. Returns the way (no-program or scratch), and their
-    ids."""
+    ids. Raises AccessUndetermined."""
     path = mounts.folder(mounts.v2, cgroups.v2 or "/")
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -205,17 +218,7 @@ def by_programs(
                 return "no-program", ids
             if not devices:
                 return "", ids
-            try:
-                verdicts = scratch.ask(
-                    ids, [device.node for device in devices], cgroups.v1 == scratch.own.v1
-                )
-            except AccessUndetermined:
-                if programs(fd) == ids:
-                    raise
-                continue
-            if programs(fd) == ids:
-                for device, verdict in zip(devices, verdicts, strict=True):
-                    device.settle(*verdict)
+            if by_scratch(fd, ids, cgroups, devices, scratch):
                 return "scratch", ids
     except OSError as exc:
         raise AccessUndetermined(
@@ -226,6 +229,25 @@ def by_programs(
     raise AccessUndetermined(
         errno.EAGAIN, "Its device programs were replaced again and again while they were looked at."
     )
+
+
+def by_scratch(
+    fd: int, ids: list[int], cgroups: Cgroups, devices: list[Device], scratch: Scratch
+) -> bool:
+    """Settle by these programs, attached to the scratch cgroup; False, with nothing settled, where
+    others replaced them meanwhile. Raises AccessUndetermined, OSError."""
+    nodes = [device.node for device in devices]
+    try:
+        verdicts = scratch.ask(ids, nodes, cgroups.v1 == scratch.own.v1)
+    except AccessUndetermined:
+        if programs(fd) == ids:
+            raise
+        return False
+    if programs(fd) != ids:
+        return False
+    for device, verdict in zip(devices, verdicts, strict=True):
+        device.settle(*verdict)
+    return True
 
 
 def answer(pid: int, devices: list[Device], mounts: Mounts, scratch: Scratch) -> dict[str, object]:
@@ -276,7 +298,54 @@ def questions(words: list[str]) -> list[tuple[int, list[str]]]:
     return found
 
 
+def pattern_of(node: DeviceNode) -> str:
+    return ":".join(
+        [node.kind, *("*" if number == ANY else str(number) for number in (node.major, node.minor))]
+    )
+
+
+def node_of(text: str) -> DeviceNode:
+    """Raises ValueError if the text is no device number."""
+    kind, major, minor = text.split(":")
+    if kind not in ("c", "b") or not 0 <= int(major) < 1 << 12 or not 0 <= int(minor) < 1 << 20:
+        raise ValueError(f"{text} is no device number")
+    return DeviceNode(kind, int(major), int(minor), "")
+
+
+def swept(line: str, mounts: Mounts, sweep: Sweep, every: list[DeviceNode]) -> dict[str, object]:
+    """The answer to one line of --sweep. Fills `every` when it is first needed."""
+    out: dict[str, object] = {"v": 1, "pid": 0, "rules": "", "allowed": {}, "detail": ""}
+    try:
+        asked = json.loads(line)
+        out["pid"] = pid = int(asked["pid"])
+        if "devices" not in asked and not every:
+            every += numbers()
+        nodes = [node_of(text) for text in asked["devices"]] if "devices" in asked else every
+        out["rules"], found = allowed(pid, asked["started"], nodes, mounts, sweep)
+        out["allowed"] = {pattern_of(node): can for node, can in found.items()}
+    except AccessUndetermined as unsure:
+        out["detail"] = unsure.detail
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        out["detail"] = f"It could not be looked at: {said(exc)}"
+    return out
+
+
+def sweep_lines() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of finally
+    mounts = Mounts(read("/proc/self/mountinfo"))
+    sweep = Sweep(mounts)
+    every: list[DeviceNode] = []
+    try:
+        for line in sys.stdin:
+            print(json.dumps(swept(line, mounts, sweep, every)), flush=True)
+    finally:
+        sweep.leave()
+    return 0
+
+
 def main(argv: list[str]) -> int:
+    if argv == ["--sweep"]:
+        return sweep_lines()
     try:
         asked = questions(argv)
     except ValueError as exc:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.access import containers
 from ...core.common import parse
@@ -126,20 +126,17 @@ def verdict_of(line: bytes, question: Question, at: float) -> Verdict:
     try:
         if said is None or said["v"] != 1 or said["pid"] != question.pid:
             raise ValueError("another version or process")
-        way, rules, answers = said["way"], said["rules"], said["answers"]
-        if not (type(way) is str and type(rules) is str and type(said["started"]) is str):
+        way, rules = said["way"], said["rules"]
+        if {type(way), type(rules), type(said["started"])} != {str}:
             raise ValueError("parts of another kind")
-        rows = [
-            _row(answer, device) for answer, device in zip(answers, question.devices, strict=True)
-        ]
-        if any(now is not CurrentAccess.UNKNOWN for _, now, _ in rows) and not (way and rules):
-            raise ValueError("an answer without a way")
+        rows = _rows(said["answers"], question.devices, bool(way and rules))
     except (KeyError, TypeError, ValueError) as exc:
         return unknown(
             question, at, f"the access program returned malformed output ({exc}): {line[:80]!r}"
         )
     if said["started"] not in ("", question.started):
         return unknown(question, at, f"process {question.pid} is another one by now")
+    access = tuple((row.device, row.access) for row in rows)
     return Verdict(
         question.container_id,
         question.pid,
@@ -147,17 +144,31 @@ def verdict_of(line: bytes, question: Question, at: float) -> Verdict:
         rules or question.rules,
         at,
         way,
-        any(
-            device == containers.UNUSED_DEVICE and now is CurrentAccess.ALLOWED
-            for device, now, _ in rows
-        ),
-        tuple((device, now) for device, now, _ in rows),
-        next((detail for _, now, detail in rows if now is CurrentAccess.UNKNOWN), ""),
+        (containers.UNUSED_DEVICE, CurrentAccess.ALLOWED) in access,
+        access,
+        next((row.detail for row in rows if row.access is CurrentAccess.UNKNOWN), ""),
         question.rules,
     )
 
 
-def _row(answer: dict[str, Any], device: Device) -> tuple[Device, CurrentAccess, str]:
+class _Row(NamedTuple):
+    """What the program reports of one device; `detail` is why its access is unknown."""
+
+    device: Device
+    access: CurrentAccess
+    detail: str
+
+
+def _rows(answers: Any, devices: Sequence[Device], has_way: bool) -> list[_Row]:
+    """A row of each device, in order. Raises KeyError, TypeError or ValueError if the answers are
+    malformed."""
+    rows = [_row(answer, device) for answer, device in zip(answers, devices, strict=True)]
+    if not has_way and any(row.access is not CurrentAccess.UNKNOWN for row in rows):
+        raise ValueError("an answer without a way")
+    return rows
+
+
+def _row(answer: dict[str, Any], device: Device) -> _Row:
     now, detail = CurrentAccess(answer["access"]), answer["detail"]
     if (answer["kind"], answer["major"], answer["minor"]) != (
         device.kind,
@@ -167,7 +178,7 @@ def _row(answer: dict[str, Any], device: Device) -> tuple[Device, CurrentAccess,
         raise ValueError("another node")
     if type(detail) is not str:
         raise ValueError("parts of another kind")
-    return device, now, detail
+    return _Row(device, now, detail)
 
 
 def unknown(question: Question, at: float, detail: str) -> Verdict:
@@ -183,6 +194,12 @@ def unknown(question: Question, at: float, detail: str) -> Verdict:
         detail,
         question.rules,
     )
+
+
+def _any_lost(before: set[tuple[str, Device]], sightings: Sequence[Sighting]) -> bool:
+    """Whether a container lost a device by a reload that was not denied `before`."""
+    new = [s for s in sightings if s.denied_at and (s.container_id, s.device) not in before]
+    return any(s.reload_at >= s.allowed_at - 1.0 for s in new)
 
 
 class AccessChecks:
@@ -239,14 +256,10 @@ class AccessChecks:
         """Take new verdicts in, let go of containers that are gone; True where one lost access by a
         reload."""
         asked = {question.container_id: question for question in action.questions}
-        alive = [
-            v
-            for v in self.state.verdicts
-            if v.container_id not in asked and started(v.pid) == v.started
-        ]
-        kept: list[Sighting] = [
-            s for s in self.state.sightings if s.container_id in {v.container_id for v in alive}
-        ]
+        others = [v for v in self.state.verdicts if v.container_id not in asked]
+        alive = [v for v in others if started(v.pid) == v.started]
+        ids = {v.container_id for v in alive}
+        kept: list[Sighting] = [s for s in self.state.sightings if s.container_id in ids]
         before = {(s.container_id, s.device) for s in self.state.sightings if s.denied_at}
         for verdict in verdicts:
             kept += containers.remember(
@@ -256,16 +269,17 @@ class AccessChecks:
                 action.reload_at,
             )
         verdicts = (*alive, *verdicts)
-        asked_units = {unit for unit, _ in action.scopes}
-        scopes = tuple(
-            s
-            for s in self.state.scopes
-            if s.unit in asked_units
-            or any(s.unit.endswith(f"{v.container_id}.scope") for v in verdicts)
-        )
+        scopes = self._scopes_of(action, verdicts)
         self.state = replace(self.state, verdicts=verdicts, sightings=tuple(kept), scopes=scopes)
-        new = [s for s in kept if s.denied_at and (s.container_id, s.device) not in before]
-        return any(s.reload_at >= s.allowed_at - 1.0 for s in new)
+        return _any_lost(before, kept)
+
+    def _scopes_of(
+        self, action: CheckAccess, verdicts: Sequence[Verdict]
+    ) -> tuple[ScopeDevices, ...]:
+        """The scopes that are asked about, or whose container has a verdict."""
+        asked = {unit for unit, _ in action.scopes}
+        names = tuple(f"{verdict.container_id}.scope" for verdict in verdicts)
+        return tuple(s for s in self.state.scopes if s.unit in asked or s.unit.endswith(names))
 
     async def _read_scopes(self, wanted: Sequence[tuple[str, str]]) -> None:
         for first in range(0, len(wanted), SCOPES_AT_ONCE):

@@ -58,17 +58,7 @@ class Processes:
         wanted = set(container_ids)
         self._known = {i: known for i, known in self._known.items() if i in wanted}
         self._last = {i: last for i, last in self._last.items() if i in wanted}
-        new = [i for i in container_ids if i not in self._known]
-        try:
-            details = await cri.containers(socket, new, STATUS_WITHIN_S) if new else ()
-        except RpcError:
-            if not self._known:
-                raise
-            details = ()  # those that are known are read all the same
-        for detail in details:
-            self._known[detail.id] = _Known(
-                detail.pid, started(detail.pid) if detail.pid else "", detail.device_rules
-            )
+        await self._learn(socket, [i for i in container_ids if i not in self._known])
         now, in_force = boottime(), set[int]()
         with suppress(OSError, ValueError, IndexError):
             self._mounts = self._mounts or Mounts(read("/proc/self/mountinfo"))
@@ -80,6 +70,20 @@ class Processes:
         )
         self._fixed = {number: fixed for number, fixed in self._fixed.items() if number in in_force}
         return found
+
+    async def _learn(self, socket: str, new: Sequence[str]) -> None:
+        """Ask the runtime about containers that are not known yet. Raises RpcError if it does not
+        answer and no container is known."""
+        try:
+            details = await cri.containers(socket, new, STATUS_WITHIN_S) if new else ()
+        except RpcError:
+            if not self._known:
+                raise
+            details = ()  # those that are known are read all the same
+        for detail in details:
+            self._known[detail.id] = _Known(
+                detail.pid, started(detail.pid) if detail.pid else "", detail.device_rules
+            )
 
     def _process(self, container_id: str, known: _Known, now: float, in_force: set[int]) -> Process:
         if not known.pid:

@@ -1,14 +1,16 @@
-"""The hand that adds to the device lists of containers' scopes: every step verified, and the first
-surprise ends it.
+"""Adds to DeviceAllow= of containers' scopes: every step is verified, and the first surprise ends
+it.
 
 Beside the cycle, one batch at a time: for each container everything it may do is tried
-(sweep_probe.py), one call names what core/access/grants.py says, and everything is tried again.
+(access_program.py --sweep), one call adds what core/access/grants.py names, and everything is tried
+again.
 docs/access.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import sys
 from collections.abc import Callable
@@ -24,24 +26,19 @@ from ...model.access import Device, GrantResult
 from ...model.actions import GrantDevices, ScopeGrant
 from ...model.errors import ActionFailed, BusError, ProgramError
 from ...transport.clock import boottime
-from ...transport.device_cgroups import started
+from ...transport.device_cgroups import AccessUndetermined, started
 from ...transport.line_program import Dialogue
 from ...transport.systemd import SystemdBus
 from ...transport.unit_devices import allow_devices, device_policy
 from ..marks import write_mark
-from .checks import AccessChecks
+from .checks import PROGRAM, AccessChecks
 
-PROGRAM = Path(__file__).with_name("sweep_program.py")
 ANSWER_WITHIN_S = 3.0
 """A sweep of 1,000 numbers takes 15 ms at first and 3 ms later; its program starts in 60 ms."""
 CALL_WITHIN_S = 2.0
 GRACE_S = 0.5
 KEPT = 256
 """outcomes, the newest of each container"""
-
-
-class AccessUndetermined(Exception):
-    """It could not be told what a container may do, so nothing is done to it; says why."""
 
 
 class DeviceAllowUpdater:
@@ -112,7 +109,7 @@ class DeviceAllowUpdater:
         done: list[GrantResult] = []
         try:
             majors = parse.majors((self._root / "proc/devices").read_bytes())
-            program = await Dialogue.start([sys.executable, "-I", "-S", str(PROGRAM)])
+            program = await Dialogue.start([sys.executable, "-I", "-S", str(PROGRAM), "--sweep"])
         except OSError as exc:
             return (
                 _said(
@@ -220,7 +217,8 @@ def _words(named: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 async def _sweep(
     program: Dialogue, of: ScopeGrant, only: tuple[Device, ...] = ()
 ) -> tuple[dict[Number, frozenset[str]], str]:
-    """What it may do now, by number, and the rules in force. Untold where it cannot be told."""
+    """What it may do now, by number, and the rules in force. Raises
+    AccessUndetermined if that cannot be determined, ProgramError if the program ends."""
     asked: dict[str, object] = {"pid": of.pid, "started": of.started}
     if only:
         asked["devices"] = [device.word for device in only]
@@ -235,14 +233,14 @@ async def _sweep(
         ):
             raise ValueError("another version or process")
         if said["detail"]:
-            raise AccessUndetermined(str(said["detail"]))
+            raise AccessUndetermined(errno.EPROTO, str(said["detail"]))
         return (
             {_number(word): frozenset(rights) for word, rights in said["allowed"].items()},
             str(said["rules"]),
         )
     except (KeyError, TypeError, ValueError) as exc:
         raise AccessUndetermined(
-            f"the sweep returned malformed output ({exc}): {line[:80]!r}"
+            errno.EPROTO, f"the sweep returned malformed output ({exc}): {line[:80]!r}"
         ) from exc
 
 
