@@ -90,7 +90,7 @@ def test_the_page_shows_the_repair_of_a_node_that_missed_the_race(
     tree.install_deb(node, deb)
     with opened(chromium, node) as page:
         page.wait(
-            "#focus", "8 Plugin", "fails", "Failed to initialize NVML", "Links 9 to 14 hang on it"
+            "#focus", "8 Plugin", "fails", "Failed to initialize NVML", "Links 9 to 14 depend on it"
         )
         assert page.text("h1") == "Not ready"
         assert (
