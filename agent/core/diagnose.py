@@ -3,8 +3,6 @@ order."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..model.finding import Diagnosis, Scope, Verdict
 from ..model.reading import Seen
 from ..model.settings import Settings
@@ -15,8 +13,8 @@ from .access.holders import holders
 from .cdi import findings as toolkit
 from .gate import pause
 from .gpu import device_nodes, driver, nvml, pci
+from .gpu.unhealable import disturbance
 from .gpu.unhealable import findings as of_holding
-from .gpu.unhealable import parts as held_parts
 from .kubelet import findings as kubelet
 from .kubelet import node_findings as node_object
 from .plugin import findings as plugin
@@ -27,8 +25,8 @@ from .plugin.resources import listing
 
 
 def diagnose(snapshot: Snapshot, settings: Settings) -> Diagnosis:
-    """What this scene means. The same for a live node, a tape and a simulated world."""
-    settings = effective(settings, snapshot.plugins)
+    """What this snapshot means. The same for a live node, a tape and a simulated world."""
+    settings = effective(settings, snapshot.plugin.plugins)
     gpus = pci.classify_gpus(snapshot, settings)
     assessment = nvml.judge(snapshot, settings, gpus)
     listed = listing(snapshot, settings, assessment.gpus)
@@ -63,7 +61,16 @@ def diagnose(snapshot: Snapshot, settings: Settings) -> Diagnosis:
             else ()
         ),
     )
-    probe = snapshot.probe.value_or(ProbeState())
+    disturbed = disturbance(
+        snapshot,
+        settings,
+        gpus,
+        assessment,
+        shown,
+        max(driver.disturbed_at(snapshot), kubelet.listed_anew_at(snapshot, listed)),
+    )
+    boot, allocatable = snapshot.boot, snapshot.kubelet.allocatable
+    probe = snapshot.hardware.probe.value_or(ProbeState())
     return Diagnosis(
         findings=tuple(sorted(shown, key=lambda f: f.link)),
         scope=gpus.scope,
@@ -73,40 +80,33 @@ def diagnose(snapshot: Snapshot, settings: Settings) -> Diagnosis:
         report=probe.last,
         probe_busy=probe.running_since is not None or probe.remains is not None,
         fingerprint=assessment.fingerprint,
-        mig_instances=" ".join(("mig", *snapshot.mig_instances.value))
-        if isinstance(snapshot.mig_instances, Seen)
+        mig_instances=" ".join(("mig", *snapshot.hardware.mig_instances.value))
+        if isinstance(snapshot.hardware.mig_instances, Seen)
         else "",
-        **held_parts(
-            snapshot,
-            settings,
-            gpus,
-            assessment,
-            shown,
-            max(driver.disturbed_at(snapshot), kubelet.listed_anew_at(snapshot, listed)),
-        ),
+        disturbed_at=disturbed.at,
+        disturbed_by=disturbed.by,
+        driver_loaded_at=disturbed.driver_loaded_at,
+        held=disturbed.held,
+        fabric=disturbed.fabric,
+        rests_until=disturbed.rests_until,
         kubelet_active=kubelet.is_active(snapshot, settings),
         paused=paused,
-        **_marks(snapshot),
+        released_before=boot.released.value.reason if isinstance(boot.released, Seen) else "",
+        waiting_since=boot.waiting.value.at if isinstance(boot.waiting, Seen) else None,
+        control_plane=snapshot.kubelet.control_plane,
+        learned=boot.learned.value_or(()),
         registered=registered,
-        registered_at=snapshot.allocatable.at if isinstance(snapshot.allocatable, Seen) else 0.0,
+        registered_at=allocatable.at if isinstance(allocatable, Seen) else 0.0,
         repair_facts=kubelet.repair_facts(snapshot, settings, fault, listed)
         if registered
         else None,
-        **access.parts(of, settings, held),
+        gpu_containers=held,
+        allow=access.device_lists(of, settings, held),
+        guarded=access.guarded(of, settings, held),
+        access_check=access.check(of, held),
+        access_due=access.due_at(of, held, driver.disturbed_at(snapshot)),
         additive=device_nodes.additive(snapshot, settings, gpus, assessment)
         + driver.additive(snapshot, settings, gpus),
         refresh=toolkit.refresh(snapshot, cdi),
         launch=launch.wanted(snapshot, settings, kubelet.is_active(snapshot, settings)),
     )
-
-
-def _marks(snapshot: Snapshot) -> dict[str, Any]:
-    """What earlier moments left behind."""
-    return {
-        "released_before": snapshot.released.value.reason
-        if isinstance(snapshot.released, Seen)
-        else "",
-        "waiting_since": snapshot.waiting.value.at if isinstance(snapshot.waiting, Seen) else None,
-        "control_plane": snapshot.control_plane,
-        "learned": snapshot.learned.value_or(()),
-    }

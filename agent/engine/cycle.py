@@ -207,7 +207,9 @@ class Engine:
             if isinstance(action, DISRUPTIVE):
                 self._host.may_reuse(False, 0.0)  # its executor asks the kubelet once more
             try:
-                await self._executor.act(action, tape, snapshot.runtime_socket if snapshot else "")
+                await self._executor.act(
+                    action, tape, snapshot.plugin.runtime_socket if snapshot else ""
+                )
             except ActionFailed as failure:
                 self._failed(action, failure)
                 continue

@@ -1,5 +1,5 @@
-"""A scene: everything one look saw, as frozen parts. Identity of a GPU is UUID + PCI bus id, never
-an index."""
+"""A snapshot: all readings of one cycle, as frozen parts. Identity of a GPU is UUID + PCI bus id,
+never an index."""
 
 from __future__ import annotations
 
@@ -213,82 +213,116 @@ class NodeObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything one look saw."""
+class Hardware:
+    """Links 1 to 5: the GPUs, their driver and device nodes, and what the last probe reports."""
 
-    clock: Clock
     pci: Reading[tuple[PciFunction, ...]]
-    driver_version: Reading[str] = NOT_ASKED
-    "of the loaded module: /proc/driver/nvidia/version"
-    module_state: Reading[str] = NOT_ASKED
-    "/sys/module/nvidia/initstate: coming, live, going"
-    module_installed: Reading[str] = NOT_ASKED
-    "path of a module file for the running kernel; MISSING where there is none"
-    driver_building: Reading[str] = NOT_ASKED
-    "what dkms is building now; MISSING where nothing is"
     soc: Reading[str] = NOT_ASKED
-    "family of the system on chip, where PCI shows no GPU of NVIDIA's: Tegra"
+    """family of the system on chip, where PCI shows no GPU of NVIDIA's: Tegra"""
     nvgpu: Reading[tuple[Entry, ...]] = NOT_ASKED
-    "/sys/module/nvgpu of a Tegra: its driver is loaded, or built in"
+    """/sys/module/nvgpu of a Tegra: its driver is loaded, or built in"""
     is_container: bool = False
-    "this node is itself a container (kind, nvkind)"
+    """this node is itself a container (kind, nvkind)"""
+    driver_version: Reading[str] = NOT_ASKED
+    """of the loaded module: /proc/driver/nvidia/version"""
+    module_state: Reading[str] = NOT_ASKED
+    """/sys/module/nvidia/initstate: coming, live, going"""
+    module_installed: Reading[str] = NOT_ASKED
+    """path of a module file for the running kernel; MISSING where there is none"""
+    driver_building: Reading[str] = NOT_ASKED
+    """what dkms is building now; MISSING where nothing is"""
     proc_gpus: Reading[tuple[str, ...]] = NOT_ASKED
     majors: Reading[dict[str, int]] = NOT_ASKED
-    "character majors by name, of /proc/devices"
+    """character majors by name, of /proc/devices"""
     nodes: Reading[tuple[DeviceNode, ...]] = NOT_ASKED
     char_links: Reading[dict[str, str]] = NOT_ASKED
-    '"195:0" to the link\'s target'
+    """The key "195:0" to the link's target."""
     kernel: Reading[tuple[KernelEntry, ...]] = NOT_ASKED
-    "what the kernel's log tells of this boot's GPUs, oldest first"
+    """the kernel log's entries about GPUs of this boot, oldest first"""
     probe: Reading[ProbeState] = NOT_ASKED
     mig_instances: Reading[tuple[str, ...]] = NOT_ASKED
-    "gpu0/gi1/ci0: what the driver itself shows of GPUs that can be partitioned, without NVML"
+    """gpu0/gi1/ci0: what the driver itself shows of GPUs that can be partitioned, without NVML"""
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """systemd's view of this boot, and what earlier cycles and boots wrote down."""
+
+    boot_id: str = ""
     manager: Reading[Manager] = NOT_ASKED
     units: Reading[tuple[Unit, ...]] = NOT_ASKED
     released: Reading[Mark] = NOT_ASKED
     paused: Reading[Mark] = NOT_ASKED
     waiting: Reading[Mark] = NOT_ASKED
-    "the wait unit's first start of this boot: deadlines count from here"
+    """the wait unit's first start of this boot: deadlines count from here"""
     launched: Reading[Mark] = NOT_ASKED
-    "the plugin was launched in this boot (Launch=): it is launched once"
+    """the plugin was launched in this boot (Launch=): it is launched once"""
     milestones: dict[str, Reading[Mark]] = field(default_factory=dict)
-    "marks of what came true for the first time in this boot, by name; read by no rule"
+    """marks of what came true for the first time in this boot, by name; read by no rule"""
     run_files: Reading[tuple[Entry, ...]] = NOT_ASKED
     """/run/gpu-gate: a mark's own instant beside its file's time tells whether the clock was set
     since"""
-    allow_stopped: Reading[Mark] = NOT_ASKED
-    "adding to a device list took something away, and is done no more in this boot"
+    learned: Reading[tuple[str, ...]] = NOT_ASKED
+    """bus ids that earlier boots of this very machine saw stable"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kubelet:
+    """Links 7, 9, 10 and 11: the kubelet's folders and lists, and the Node."""
+
     control_plane: bool = False
-    "static pods of a control plane are on this node"
+    """static pods of a control plane are on this node"""
     plugin_sockets: Reading[tuple[Entry, ...]] = NOT_ASKED
     allocatable: Reading[tuple[Devices, ...]] = NOT_ASKED
-    boot_id: str = ""
+    checkpoint: Reading[dict[str, int]] = NOT_ASKED
+    """devices by resource in kubelet_internal_checkpoint: a hint that outlives every truth"""
+    manifest_dir: str = ""
+    """where Launch=manifest places its file; empty where no such folder is, or none is wanted"""
+    node_object: Reading[NodeObject] = NOT_ASKED
+    """MISSING where gpu-gate-node.service does not run"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """Links 6 and 8: the container runtime, and the device plugin in it."""
+
     runtime_socket: str = ""
-    "the CRI endpoint that was asked"
+    """the CRI endpoint that was asked"""
     runtime: Reading[Runtime] = NOT_ASKED
     plugins: tuple[PluginSight, ...] = ()
-    "containers that look like the device plugin of this node, newest attempt of each"
+    """containers that look like the device plugin of this node, newest attempt of each"""
     not_plugins: tuple[str, ...] = ()
-    "names of those that look like it and do not reach the kubelet's folder"
+    """names of those that look like it and do not reach the kubelet's folder"""
     socket_owners: tuple[SocketOwner, ...] = ()
-    "who listens on the plugin's sockets; asked only where the kubelet lists too little"
-    allocations: Reading[tuple[Allocation, ...]] = NOT_ASKED
-    processes: Reading[tuple[Process, ...]] = NOT_ASKED
-    "of running containers, while the driver is loaded"
-    access: Reading[AccessState] = NOT_ASKED
+    """who listens on the plugin's sockets; asked only where the kubelet lists too little"""
     dra_driver: Reading[str] = NOT_ASKED
     """name of a running container of NVIDIA's DRA driver whose socket is there; asked where no
     plugin was found"""
-    checkpoint: Reading[dict[str, int]] = NOT_ASKED
-    "devices by resource in kubelet_internal_checkpoint: a hint that outlives every truth"
     ledger: Reading[tuple[LedgerEntry, ...]] = NOT_ASKED
-    manifest_dir: str = ""
-    "where Launch=manifest places its file; empty where no such folder is there, or none is wanted"
+
+
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """Link 12: running containers, and what they may open. Asked while the driver is loaded."""
+
+    allocations: Reading[tuple[Allocation, ...]] = NOT_ASKED
+    processes: Reading[tuple[Process, ...]] = NOT_ASKED
+    access: Reading[AccessState] = NOT_ASKED
+    allow_stopped: Reading[Mark] = NOT_ASKED
+    """adding to a device list took something away, and is done no more in this boot"""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All readings of one cycle, a part for each subject."""
+
+    clock: Clock
+    hardware: Hardware
+    boot: Boot = Boot()
+    kubelet: Kubelet = Kubelet()
+    plugin: Plugin = Plugin()
+    workloads: Workloads = Workloads()
     toolkit: Toolkit | None = None
-    "None where no driver is loaded"
-    node_object: Reading[NodeObject] = NOT_ASKED
-    "MISSING where gpu-gate-node.service does not run"
-    learned: Reading[tuple[str, ...]] = NOT_ASKED
-    "bus ids that earlier boots of this very machine saw stable"
-    trouble: tuple[str, ...] = field(default=())
-    "signal sources that are lost, each a sentence: they cost seconds, never truth"
+    """None where no driver is loaded"""
+    trouble: tuple[str, ...] = ()
+    """event sources that are lost, each a sentence: changes are detected later, by polling"""

@@ -175,14 +175,14 @@ def _command(command: str, indent: int = 10) -> list[str]:
 def _versions(result: DoctorReport) -> Iterator[tuple[str, str]]:
     snapshot, diagnostics = result.snapshot, result.diagnostics
     report = result.diagnosis.report
-    if isinstance(snapshot.driver_version, Seen):
-        yield "driver", snapshot.driver_version.value
+    if isinstance(snapshot.hardware.driver_version, Seen):
+        yield "driver", snapshot.hardware.driver_version.value
     if report and report.library_version:
         yield "NVML", report.library_version
     if isinstance(diagnostics.kernel, Seen):
         yield "kernel", diagnostics.kernel.value
-    if isinstance(snapshot.manager, Seen):
-        yield "systemd", snapshot.manager.value.version
+    if isinstance(snapshot.boot.manager, Seen):
+        yield "systemd", snapshot.boot.manager.value.version
     if diagnostics.cgroup:
         yield "cgroup", diagnostics.cgroup
     for version in diagnostics.versions:
@@ -203,11 +203,11 @@ def _not_asked(result: DoctorReport) -> list[str]:
     snapshot, diagnostics = result.snapshot, result.diagnostics
     asked = {
         "the journal": diagnostics.journal,
-        "the kernel's log": snapshot.kernel,
-        "systemd": snapshot.units,
-        "the container runtime": snapshot.runtime,
-        "pod-resources": snapshot.allocatable,
-        "containers' device access": snapshot.access,
+        "the kernel's log": snapshot.hardware.kernel,
+        "systemd": snapshot.boot.units,
+        "the container runtime": snapshot.plugin.runtime,
+        "pod-resources": snapshot.kubelet.allocatable,
+        "containers' device access": snapshot.workloads.access,
     }
     found = [
         f"{name} ({reading.why.value if reading.why is Why.NOT_PERMITTED else reading})"

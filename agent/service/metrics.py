@@ -168,7 +168,9 @@ def _gpus(diagnosis: Diagnosis | None, snapshot: Snapshot | None) -> Iterator[Fa
         [((), len(report.gpus))] if report else [],
     )
     listed = (
-        snapshot.allocatable.value if snapshot and isinstance(snapshot.allocatable, Seen) else ()
+        snapshot.kubelet.allocatable.value
+        if snapshot and isinstance(snapshot.kubelet.allocatable, Seen)
+        else ()
     )
     yield (
         "gpu_gate_devices_registered",
@@ -198,8 +200,12 @@ def _containers(diagnosis: Diagnosis | None) -> Iterator[Family]:
 
 def _repairs(view: View) -> Iterator[Family]:
     snapshot, settings = view.seen.snapshot, view.settings
-    entries = snapshot.ledger.value if snapshot and isinstance(snapshot.ledger, Seen) else ()
-    boot_id = snapshot.boot_id if snapshot else ""
+    entries = (
+        snapshot.plugin.ledger.value
+        if snapshot and isinstance(snapshot.plugin.ledger, Seen)
+        else ()
+    )
+    boot_id = snapshot.boot.boot_id if snapshot else ""
     done = ledger.actions(entries, boot_id)
     by: Counter[Labels] = Counter(
         (("action", e.what), ("outcome", ledger.outcome_of(entries, e) or "awaited")) for e in done
@@ -216,7 +222,7 @@ def _repairs(view: View) -> Iterator[Family]:
         "gauge",
         "Disruptive actions that the limits still allow now.",
         [((), _budget_left(done, now, settings))]
-        if snapshot and isinstance(snapshot.ledger, Seen)
+        if snapshot and isinstance(snapshot.plugin.ledger, Seen)
         else [],
     )
 
@@ -286,7 +292,11 @@ def _agent(view: View) -> Iterator[Family]:
         "Unix time at which the last cycle ended.",
         [((), seen.cycle_ended_at + view.offset)] if seen.cycles else [],
     )
-    manager = snapshot.manager.value if snapshot and isinstance(snapshot.manager, Seen) else None
+    manager = (
+        snapshot.boot.manager.value
+        if snapshot and isinstance(snapshot.boot.manager, Seen)
+        else None
+    )
     yield (
         "gpu_gate_last_reload_timestamp_seconds",
         "gauge",

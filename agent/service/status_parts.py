@@ -26,8 +26,12 @@ LINE_CHARS = 300
 def actions(snapshot: Snapshot | None, recent: Iterable[Done]) -> list[dict[str, Any]]:
     """The last ones, oldest first: the disruptive ones of this boot, from the ledger, and what this
     agent added."""
-    entries = snapshot.ledger.value if snapshot and isinstance(snapshot.ledger, Seen) else ()
-    disruptive = ledger.actions(entries, snapshot.boot_id) if snapshot else ()
+    entries = (
+        snapshot.plugin.ledger.value
+        if snapshot and isinstance(snapshot.plugin.ledger, Seen)
+        else ()
+    )
+    disruptive = ledger.actions(entries, snapshot.boot.boot_id) if snapshot else ()
     written, recent = {e.number for e in disruptive}, tuple(recent)
     reasons = {d.number: d.why for d in recent if d.number}
     rows = [
@@ -62,9 +66,13 @@ def boot(
     snapshot: Snapshot | None, milestones: Mapping[str, float], now: float, realtime: float
 ) -> dict[str, Any]:
     """This boot: its instants are seconds after its begin."""
-    manager = snapshot.manager.value if snapshot and isinstance(snapshot.manager, Seen) else None
+    manager = (
+        snapshot.boot.manager.value
+        if snapshot and isinstance(snapshot.boot.manager, Seen)
+        else None
+    )
     return {
-        "id": snapshot.boot_id if snapshot else "",
+        "id": snapshot.boot.boot_id if snapshot else "",
         "at_s": round(realtime - now, 1),
         "up_s": round(now, 1),
         "milestones": {name: round(at, 2) for name, at in milestones.items()},
@@ -74,7 +82,7 @@ def boot(
 
 def services(snapshot: Snapshot | None) -> list[dict[str, Any]]:
     """The units that are followed and are there."""
-    units = snapshot.units.value if snapshot and isinstance(snapshot.units, Seen) else ()
+    units = snapshot.boot.units.value if snapshot and isinstance(snapshot.boot.units, Seen) else ()
     return [
         {"name": u.name, "active": u.active, "since_s": _rounded(u.active_since)}
         for u in units
@@ -85,11 +93,11 @@ def services(snapshot: Snapshot | None) -> list[dict[str, Any]]:
 def registered(snapshot: Snapshot | None, settings: Settings) -> list[dict[str, Any]]:
     """Device ids that the kubelet lists, by resource, and how many GPUs or parts of them each
     should hold."""
-    if snapshot is None or not isinstance(snapshot.allocatable, Seen):
+    if snapshot is None or not isinstance(snapshot.kubelet.allocatable, Seen):
         return []
-    offers = listing(snapshot, effective(settings, snapshot.plugins)).offers
+    offers = listing(snapshot, effective(settings, snapshot.plugin.plugins)).offers
     expected = {offer.resource: len(offer.expected) for offer in offers}
-    listed = {d.resource: len(d.ids) for d in snapshot.allocatable.value}
+    listed = {d.resource: len(d.ids) for d in snapshot.kubelet.allocatable.value}
     return [
         {"resource": name, "listed": listed.get(name, 0), "expected": expected.get(name)}
         for name in sorted({**listed, **expected})[:MOST_RESOURCES]
@@ -99,7 +107,7 @@ def registered(snapshot: Snapshot | None, settings: Settings) -> list[dict[str, 
 def plugins(snapshot: Snapshot | None) -> list[dict[str, Any]]:
     """Containers that look like the device plugin, and what each shows of itself."""
     rows = []
-    for sight in (snapshot.plugins if snapshot else ())[:MOST_PLUGINS]:
+    for sight in (snapshot.plugin.plugins if snapshot else ())[:MOST_PLUGINS]:
         detail = sight.detail.value_or(None)
         log = sight.log.value_or(None)
         access = sight.access.value_or(None)

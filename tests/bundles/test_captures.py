@@ -100,18 +100,18 @@ def plugin(diagnosis: Diagnosis) -> str:
 
 
 def log(snapshot: Snapshot) -> str:
-    if not snapshot.plugins:
+    if not snapshot.plugin.plugins:
         return "-"
-    assert len(snapshot.plugins) == 1
-    found = snapshot.plugins[0].log
+    assert len(snapshot.plugin.plugins) == 1
+    found = snapshot.plugin.plugins[0].log
     assert isinstance(found, Seen)
     return found.value.says.value + (f" ({found.value.error})" if found.value.error else "")
 
 
 def checkpoint(snapshot: Snapshot) -> str:
-    if isinstance(snapshot.checkpoint, Refusal):
+    if isinstance(snapshot.kubelet.checkpoint, Refusal):
         return "?"
-    return str(sum(snapshot.checkpoint.value.values()))
+    return str(sum(snapshot.kubelet.checkpoint.value.values()))
 
 
 def would_do(snapshot: Snapshot, diagnosis: Diagnosis, settings: Settings = DEFAULTS) -> str:
@@ -165,7 +165,7 @@ def test_a_wrong_checkpoint_is_reported_as_a_hint(state: str) -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_the_nodes_plugin_belongs_to_the_present_state(state: str) -> None:
     snapshot, _ = replayed(CAPTURES / state)
-    for sight in snapshot.plugins:
+    for sight in snapshot.plugin.plugins:
         assert isinstance(sight.detail, Seen) and isinstance(sight.log, Seen)
         assert sight.detail.value.image.endswith(
             state.partition("plugin-")[2].replace("/", "-").split("-")[0]

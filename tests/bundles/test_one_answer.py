@@ -84,16 +84,20 @@ def gets_ready(diagnosis: Diagnosis, settings: Settings, now: float) -> bool:
 def is_lawful(opinion: DoctorReport, does: str, settings: Settings) -> bool:
     """Could the action be right on a node with these answers? Judged from the snapshot alone
     (docs/design.md, 5)."""
-    snapshot, sights = opinion.snapshot, opinion.snapshot.plugins
-    units = snapshot.units.value if isinstance(snapshot.units, Seen) else ()
+    snapshot, sights = opinion.snapshot, opinion.snapshot.plugin.plugins
+    units = snapshot.boot.units.value if isinstance(snapshot.boot.units, Seen) else ()
     running = any(u.is_active for u in units)
     if not (
-        running and isinstance(snapshot.allocatable, Seen) and isinstance(snapshot.ledger, Seen)
+        running
+        and isinstance(snapshot.kubelet.allocatable, Seen)
+        and isinstance(snapshot.plugin.ledger, Seen)
     ):
         return False
     if does == "restart-unit":
-        return not sights and plugin.unit(snapshot.units, settings) is not None
-    if len(sights) != 1 or any(plugin.is_anothers(o, sights[0]) for o in snapshot.socket_owners):
+        return not sights and plugin.unit(snapshot.boot.units, settings) is not None
+    if len(sights) != 1 or any(
+        plugin.is_anothers(o, sights[0]) for o in snapshot.plugin.socket_owners
+    ):
         return False
     sight = sights[0]
     log, may = (
@@ -132,7 +136,7 @@ def is_let_off(meant: DoctorReport, found: DoctorReport) -> bool:
     ):
         return False
     access = [f for f in found.findings if f.condition == broken.condition]
-    plugins = found.snapshot.plugins
+    plugins = found.snapshot.plugin.plugins
     return not any(f.verdict is Verdict.HOLDS for f in access) or (
         broken.link == 8
         and not any(isinstance(s.access, Seen) and s.access.value.allowed for s in plugins)

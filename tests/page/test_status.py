@@ -143,7 +143,7 @@ def test_a_repair_that_could_not_begin_is_shown() -> None:
 
 def test_the_status_is_bounded() -> None:
     many = seen(tuple(entry(n, at=float(n)) for n in range(500)))
-    body = told(snapshot(ledger=many, plugins=snapshot().plugins * 50))
+    body = told(snapshot(ledger=many, plugins=snapshot().plugin.plugins * 50))
     assert [a["at"] for a in body["actions"]] == [float(n) for n in range(480, 500)]
     assert len(body["plugins"]) == status_parts.MOST_PLUGINS
     assert body["boot"]["id"] == BOOT_ID

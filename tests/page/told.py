@@ -51,7 +51,11 @@ class Telling:
         for action in machine.acted[-40:]:
             history.note(action, world.realtime - now + BOOT + 9)
         seen = LastCycle(machine.gate, machine.diagnosis, snapshot, machine.cycles, now, 0.004)
-        state = snapshot.probe.value if isinstance(snapshot.probe, Seen) else ProbeState()
+        state = (
+            snapshot.hardware.probe.value
+            if isinstance(snapshot.hardware.probe, Seen)
+            else ProbeState()
+        )
         return status(
             StatusInput(
                 seen,

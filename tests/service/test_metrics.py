@@ -13,16 +13,28 @@ from agent.engine.ports import LastCycle
 from agent.model.reading import Seen
 from agent.model.runtime import LedgerEntry
 from agent.model.settings import Settings
-from agent.model.snapshot import Clock, Devices, ProbeEnd, ProbeReport, ProbeState, Snapshot
+from agent.model.snapshot import (
+    Boot,
+    Clock,
+    Devices,
+    Hardware,
+    ProbeEnd,
+    ProbeReport,
+    ProbeState,
+    Snapshot,
+)
 from agent.model.wake import WakeReason, WakeSource
 from agent.service.metrics import Counts, View, families, render
+from tests.unit.snapshots import changed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 BEFORE = View(LastCycle(Gate(started_at=1.0)), Counts(), Settings(), ProbeState(), {}, 0, 1000.0)
 
 
 def snapshot(**parts: object) -> Snapshot:
-    return replace(Snapshot(Clock(50.0, 50.0, 1050.0), Seen((), 50.0), boot_id="b"), **parts)  # type: ignore[arg-type]
+    return changed(
+        Snapshot(Clock(50.0, 50.0, 1050.0), Hardware(Seen((), 50.0)), Boot("b")), **parts
+    )
 
 
 def values(view: View) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -24,7 +24,7 @@ from agent.model.cluster import ClusterReport, Sample
 from agent.model.finding import Finding, Verdict
 from agent.model.reading import Refusal, Seen, Why
 from agent.model.settings import Settings
-from agent.model.snapshot import Clock, Devices, Snapshot
+from agent.model.snapshot import Clock, Devices, Hardware, Kubelet, Snapshot
 from agent.service import cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,11 @@ def server() -> Iterator[Server]:
 
 
 def snapshot(*listed: Devices) -> Snapshot:
-    return Snapshot(Clock(100.0, 100.0, 1100.0), Seen((), 100.0), allocatable=Seen(listed, 100.0))
+    return Snapshot(
+        Clock(100.0, 100.0, 1100.0),
+        Hardware(Seen((), 100.0)),
+        kubelet=Kubelet(allocatable=Seen(listed, 100.0)),
+    )
 
 
 def said(
@@ -255,8 +259,8 @@ def test_a_real_prometheus_with_kube_state_metrics_page(server: Server, tmp_path
         running.wait()
     here = Snapshot(
         Clock(0.0, 0.0, time.time()),
-        Seen((), 0.0),
-        allocatable=Seen((Devices("nvidia.com/gpu", tuple("abcdefgh")),), 0.0),
+        Hardware(Seen((), 0.0)),
+        kubelet=Kubelet(allocatable=Seen((Devices("nvidia.com/gpu", tuple("abcdefgh")),), 0.0)),
     )
     metric, _ = findings(word, here, Settings(), HOLDS)
     assert metric.verdict is Verdict.HOLDS and 0.0 <= metric.age_s < 120.0

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from agent.model.fault import Cure
 from agent.model.reading import Seen, Why
 from agent.model.settings import Settings
 from agent.model.snapshot import Unit
+from tests.unit.snapshots import changed
 
 from .grpc_peers import CRI, POD_RESOURCES, message, serving
 
@@ -180,11 +180,13 @@ def test_a_plugin_is_found_in_its_layout(
             )
         )
         snapshot = run(collect(host, Settings()))
-    assert snapshot.runtime_socket == f"/{runtime}"
-    assert isinstance(snapshot.allocatable, Seen) and snapshot.allocatable.value == ()
-    (sight,) = snapshot.plugins
+    assert snapshot.plugin.runtime_socket == f"/{runtime}"
+    assert (
+        isinstance(snapshot.kubelet.allocatable, Seen) and snapshot.kubelet.allocatable.value == ()
+    )
+    (sight,) = snapshot.plugin.plugins
     assert sight.container.id == found
-    fault = diagnose(replace(snapshot, driver_version=Seen("550", 1.0)), Settings()).repair_facts
+    fault = diagnose(changed(snapshot, driver_version=Seen("550", 1.0)), Settings()).repair_facts
     assert fault is not None and fault.fault is not None
     assert (fault.fault.reason, fault.fault.cure) == ("PluginInitFailed", Cure.FRESH_START)
 

@@ -29,6 +29,7 @@ from .snapshots import (
     OFFSET,
     UUIDS,
     WELL_LOG,
+    changed,
     container,
     detail,
     probed,
@@ -112,7 +113,7 @@ class World:
             ),
         )
         devices = (Devices("nvidia.com/gpu", UUIDS),) if self.registered else ()
-        return replace(
+        return changed(
             HEALTHY,
             clock=Clock(self.now, self.now - 5, self.now + OFFSET),
             probe=probed(**report),

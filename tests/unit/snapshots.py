@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from agent.core.diagnose import diagnose
@@ -21,19 +21,24 @@ from agent.model.runtime import (
 )
 from agent.model.settings import Settings
 from agent.model.snapshot import (
+    Boot,
     Clock,
     DeviceNode,
     Devices,
     Entry,
     Gpu,
+    Hardware,
+    Kubelet,
     Manager,
     NvmlError,
     PciFunction,
+    Plugin,
     ProbeEnd,
     ProbeReport,
     ProbeState,
     Snapshot,
     Unit,
+    Workloads,
 )
 
 T = TypeVar("T")
@@ -187,11 +192,34 @@ def entry(number: int = 1, at: float = OFFSET + NOW - 100, **changes: Any) -> Le
     )
 
 
+PARTS = {
+    inner.name: part
+    for part, cls in (
+        ("hardware", Hardware),
+        ("boot", Boot),
+        ("kubelet", Kubelet),
+        ("plugin", Plugin),
+        ("workloads", Workloads),
+    )
+    for inner in fields(cls)
+}
+"""Tests name a reading without the part of the snapshot that it belongs to."""
+
+
+def changed(of: Snapshot, **changes: Any) -> Snapshot:
+    """The snapshot with these readings changed: changed(snapshot, units=…, clock=…)."""
+    whole = {name: value for name, value in changes.items() if name not in PARTS}
+    inner: dict[str, dict[str, Any]] = {}
+    for name in changes.keys() - whole.keys():
+        inner.setdefault(PARTS[name], {})[name] = changes[name]
+    parts = {part: replace(getattr(of, part), **values) for part, values in inner.items()}
+    return replace(of, **whole, **parts)
+
+
 def snapshot(**changes: Any) -> Snapshot:
     """A healthy node with two GPUs, both registered; with these parts changed."""
-    healthy = Snapshot(
-        clock=Clock(NOW, NOW - 5, 1.7e9),
-        pci=seen(tuple(function(bus) for bus in BUSES)),
+    healthy = changed(
+        Snapshot(Clock(NOW, NOW - 5, 1.7e9), Hardware(seen(tuple(function(bus) for bus in BUSES)))),
         driver_version=seen("550.54.15"),
         module_state=seen("live"),
         proc_gpus=seen(BUSES),
@@ -215,7 +243,7 @@ def snapshot(**changes: Any) -> Snapshot:
         checkpoint=seen({"nvidia.com/gpu": len(UUIDS)}),
         ledger=seen(()),
     )
-    return replace(healthy, **changes)
+    return changed(healthy, **changes)
 
 
 NO_DRIVER: dict[str, Any] = {

@@ -36,14 +36,10 @@ from .access_snapshots import (
     sighting,
     verdict,
 )
-from .snapshots import DEFAULTS, NOW, container, finding, sandbox, seen, sight
+from .snapshots import DEFAULTS, NOW, changed, container, finding, sandbox, seen, sight
 
 OTHERS = "programs 7,12"
 NAMED = (*LIST, *((d.path, "rw") for d in GIVEN))
-
-
-def changed(snapshot: Snapshot, **changes: Any) -> Snapshot:
-    return replace(snapshot, **changes)
 
 
 def held(snapshot: Snapshot) -> Any:
@@ -101,7 +97,7 @@ def test_the_spec_of_a_privileged_container_gives_it_no_gpu() -> None:
 )
 def test_a_container_that_is_not_running_holds_no_gpu(changes: dict[str, Any]) -> None:
     snapshot = access_scene()
-    pods, (box,) = snapshot.runtime.value.sandboxes, snapshot.runtime.value.containers  # type: ignore[union-attr]
+    pods, (box,) = snapshot.plugin.runtime.value.sandboxes, snapshot.plugin.runtime.value.containers  # type: ignore[union-attr]
     ended = Runtime(pods, (container(box.id, box.sandbox_id, name="main", **changes),))
     assert holders(view(changed(snapshot, runtime=seen(ended)), DEFAULTS)) == ()
 
@@ -109,7 +105,7 @@ def test_a_container_that_is_not_running_holds_no_gpu(changes: dict[str, Any]) -
 def test_an_ended_pod_and_an_ended_process_hold_no_gpu() -> None:
     snapshot = access_scene()
     ended = sandbox("pod-2", name="train-0", namespace="ml", is_ready=False)
-    runtime = Runtime((ended,), snapshot.runtime.value.containers)  # type: ignore[union-attr]
+    runtime = Runtime((ended,), snapshot.plugin.runtime.value.containers)  # type: ignore[union-attr]
     assert holders(view(changed(snapshot, runtime=seen(runtime)), DEFAULTS)) == ()
     assert holders(view(access_scene((process(started=""),)), DEFAULTS)) == ()
 
@@ -278,7 +274,7 @@ def test_gke_names_gpus_after_their_device_node() -> None:
 def test_capability_nodes_are_checked_only_if_a_container_is_entitled_to_them() -> None:
     many = tuple(DeviceNode(f"/dev/nvidia-caps/nvidia-cap{n}", 511, n + 2) for n in range(500))
     snapshot = access_scene(verdicts=())
-    snapshot = changed(snapshot, nodes=seen((*snapshot.nodes.value, *many)))  # type: ignore[union-attr]
+    snapshot = changed(snapshot, nodes=seen((*snapshot.hardware.nodes.value, *many)))  # type: ignore[union-attr]
     (question,) = questions(view(snapshot, DEFAULTS))
     assert len(question.devices) <= containers.MOST_NODES + len(GIVEN) + 1
     assert set(GIVEN) <= set(question.devices)

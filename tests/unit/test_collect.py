@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -60,6 +61,7 @@ from .snapshots import (
     NOW,
     TIMED_OUT,
     UUIDS,
+    changed,
     container,
     detail,
     entry,
@@ -207,17 +209,17 @@ def value(reading: Reading[Any]) -> Any:
 
 def test_a_node_with_one_gpu() -> None:
     snapshot = looked(node())
-    assert value(snapshot.pci) == (PciFunction(GPU, 0x030200, "nvidia", ""),)
-    assert value(snapshot.driver_version) == "550.54.15"
-    assert value(snapshot.module_state) == "live"
-    assert value(snapshot.proc_gpus) == (GPU,)
-    assert value(snapshot.majors) == {"nvidia": 195, "nvidia-caps": 509}
-    assert value(snapshot.nodes) == (
+    assert value(snapshot.hardware.pci) == (PciFunction(GPU, 0x030200, "nvidia", ""),)
+    assert value(snapshot.hardware.driver_version) == "550.54.15"
+    assert value(snapshot.hardware.module_state) == "live"
+    assert value(snapshot.hardware.proc_gpus) == (GPU,)
+    assert value(snapshot.hardware.majors) == {"nvidia": 195, "nvidia-caps": 509}
+    assert value(snapshot.hardware.nodes) == (
         DeviceNode("/dev/nvidia0", 195, 0),
         DeviceNode("/dev/nvidia-caps/nvidia-cap1", 509, 1),
     )
-    assert value(snapshot.char_links) == {"195:0": "../nvidia0"}
-    assert (snapshot.is_container, snapshot.control_plane) == (False, False)
+    assert value(snapshot.hardware.char_links) == {"195:0": "../nvidia0"}
+    assert (snapshot.hardware.is_container, snapshot.kubelet.control_plane) == (False, False)
 
 
 def test_with_a_loaded_driver_module_files_are_not_read() -> None:
@@ -246,7 +248,6 @@ def test_the_exact_questions_of_a_node_without_gpus() -> None:
         "/dev/nvidia*",
         "/dev/nvidia-caps/*",
         "/dev/char/*",
-        *control_plane_files(DEFAULTS),
         f"{RUN}/released",
         f"{RUN}/paused",
         f"{RUN}/waiting",
@@ -254,11 +255,12 @@ def test_the_exact_questions_of_a_node_without_gpus() -> None:
         f"{RUN}/*",
         f"{STATE}/learned.json",
         "/proc/sys/kernel/random/boot_id",
-        f"tail {STATE}/ledger.jsonl",
         f"units {' '.join(watched_units(DEFAULTS))}",
+        *control_plane_files(DEFAULTS),
         "/var/lib/kubelet/device-plugins/*",
         NODE_OBJECT,
         *(f"allocatable {path}" for path in POD_RESOURCES),
+        f"tail {STATE}/ledger.jsonl",
     ]
 
 
@@ -276,13 +278,13 @@ def test_the_exact_questions_of_a_node_without_gpus() -> None:
     ],
 )
 def test_a_set_of_gpus_with_a_hole_is_not_a_set(part: str, answer: Any, pci: Why) -> None:
-    found = looked(node(**{part: answer})).pci
+    found = looked(node(**{part: answer})).hardware.pci
     assert isinstance(found, Refusal)
     assert found.why is pci
 
 
 def test_a_pci_function_that_disappears_before_its_vendor_is_read_is_ignored() -> None:
-    assert value(looked(node(**{f"{PCI}/{GPU}/vendor": MISSING})).pci) == ()
+    assert value(looked(node(**{f"{PCI}/{GPU}/vendor": MISSING})).hardware.pci) == ()
 
 
 @pytest.mark.parametrize("part", ["class", "driver"])
@@ -322,7 +324,7 @@ def test_the_driver_of_a_gpu(driver: list[Entry], override: Any, found: tuple[st
     snapshot = looked(
         node(**{f"{PCI}/{GPU}/driver": driver, f"{PCI}/{GPU}/driver_override": override})
     )
-    (gpu,) = value(snapshot.pci)
+    (gpu,) = value(snapshot.hardware.pci)
     assert (gpu.driver, gpu.driver_override) == found
 
 
@@ -335,12 +337,12 @@ def test_an_unknown_name_on_the_bus_is_kept_unchanged() -> None:
             f"{PCI}/odd/driver": [],
         }
     )
-    assert value(looked(files).pci) == (PciFunction("odd", 0x030000, ""),)
+    assert value(looked(files).hardware.pci) == (PciFunction("odd", 0x030000, ""),)
 
 
 @pytest.mark.parametrize("mark", ["/run/systemd/container", "/.dockerenv", "/run/.containerenv"])
 def test_a_node_that_is_a_container(mark: str) -> None:
-    assert looked(node(**{mark: b""})).is_container
+    assert looked(node(**{mark: b""})).hardware.is_container
 
 
 @pytest.mark.parametrize(
@@ -357,7 +359,7 @@ def test_a_node_that_is_a_container(mark: str) -> None:
     ],
 )
 def test_is_a_module_installed(changes: Files, installed: Any) -> None:
-    found = looked(without_driver(**changes)).module_installed
+    found = looked(without_driver(**changes)).hardware.module_installed
     assert (found.value if isinstance(found, Seen) else found.why) == installed
 
 
@@ -388,7 +390,7 @@ def test_is_a_module_installed(changes: Files, installed: Any) -> None:
     ],
 )
 def test_is_a_module_being_built(changes: Files, building: Any) -> None:
-    found = looked(without_driver(**changes)).driver_building
+    found = looked(without_driver(**changes)).hardware.driver_building
     assert (found.value if isinstance(found, Seen) else found.why) == building
 
 
@@ -401,34 +403,36 @@ def test_a_dkms_module_that_was_not_built_is_reported() -> None:
         ],
     }
     found = looked(without_driver(**kept))
-    assert isinstance(found.driver_building, Refusal)
-    assert found.driver_building.detail == "dkms has nvidia 550.54, and does not build it now"
+    assert isinstance(found.hardware.driver_building, Refusal)
+    assert (
+        found.hardware.driver_building.detail == "dkms has nvidia 550.54, and does not build it now"
+    )
     assert "; dkms has nvidia 550.54" in diagnose(found, DEFAULTS).scope_because
 
 
 @pytest.mark.parametrize(
     ("path", "part"),
     [
-        ("/proc/driver/nvidia/version", "driver_version"),
-        ("/sys/module/nvidia/initstate", "module_state"),
-        ("/proc/driver/nvidia/gpus/*", "proc_gpus"),
-        ("/proc/devices", "majors"),
-        ("/dev/nvidia*", "nodes"),
-        ("/dev/char/*", "char_links"),
-        (f"{RUN}/released", "released"),
-        (f"{STATE}/learned.json", "learned"),
-        ("/var/lib/kubelet/device-plugins/*", "plugin_sockets"),
+        ("/proc/driver/nvidia/version", "hardware.driver_version"),
+        ("/sys/module/nvidia/initstate", "hardware.module_state"),
+        ("/proc/driver/nvidia/gpus/*", "hardware.proc_gpus"),
+        ("/proc/devices", "hardware.majors"),
+        ("/dev/nvidia*", "hardware.nodes"),
+        ("/dev/char/*", "hardware.char_links"),
+        (f"{RUN}/released", "boot.released"),
+        (f"{STATE}/learned.json", "boot.learned"),
+        ("/var/lib/kubelet/device-plugins/*", "kubelet.plugin_sockets"),
     ],
 )
 @pytest.mark.parametrize("refusal", [DENIED, TIMED_OUT, MISSING], ids=lambda r: r.why.value)
 def test_a_refusal_is_passed_on_unchanged(path: str, part: str, refusal: Refusal) -> None:
-    found = getattr(looked(node(**{path: refusal})), part)
+    found = attrgetter(part)(looked(node(**{path: refusal})))
     assert isinstance(found, Refusal)
     assert found.why is refusal.why
 
 
 def test_a_file_with_other_content_is_not_a_missing_file() -> None:
-    found = looked(node(**{"/proc/driver/nvidia/version": b"hello\n"})).driver_version
+    found = looked(node(**{"/proc/driver/nvidia/version": b"hello\n"})).hardware.driver_version
     assert found == Refusal(Why.FAILED, "/proc/driver/nvidia/version holds something else: 'hello'")
 
 
@@ -442,7 +446,11 @@ def test_marks() -> None:
             }
         )
     )
-    assert (value(snapshot.released), value(snapshot.paused), value(snapshot.waiting)) == (
+    assert (
+        value(snapshot.boot.released),
+        value(snapshot.boot.paused),
+        value(snapshot.boot.waiting),
+    ) == (
         Mark("open", 3.0),
         Mark("set by hand", 0.0),
         Mark("started", 2.5),
@@ -451,7 +459,7 @@ def test_marks() -> None:
 
 @pytest.mark.parametrize("path", control_plane_files(DEFAULTS))
 def test_a_control_plane_of_static_pods(path: str) -> None:
-    assert looked(node(**{path: b"apiVersion: v1"})).control_plane
+    assert looked(node(**{path: b"apiVersion: v1"})).kubelet.control_plane
 
 
 @pytest.mark.parametrize(
@@ -465,7 +473,7 @@ def test_a_control_plane_of_static_pods(path: str) -> None:
     ],
 )
 def test_the_gpu_record_of_another_machine_is_ignored(stored: bytes, learned: Any) -> None:
-    found = looked(node(**{f"{STATE}/learned.json": stored})).learned
+    found = looked(node(**{f"{STATE}/learned.json": stored})).boot.learned
     assert (found.value if isinstance(found, Seen) else found.why) == learned
 
 
@@ -521,8 +529,11 @@ def test_the_first_existing_runtime_is_queried(
     assert [q for q in host.asked if q.startswith("runtime")] == [
         f"runtime {socket}" for socket in asked
     ]
-    assert (snapshot.runtime_socket, snapshot.runtime) == (used, answers.get(used, MISSING))
-    assert snapshot.plugins == ()
+    assert (snapshot.plugin.runtime_socket, snapshot.plugin.runtime) == (
+        used,
+        answers.get(used, MISSING),
+    )
+    assert snapshot.plugin.plugins == ()
 
 
 @pytest.mark.parametrize(
@@ -536,7 +547,7 @@ def test_the_first_existing_runtime_is_queried(
 )
 def test_the_running_kubelets_own_runtime_comes_first(kubelet: str, first: str) -> None:
     host = DictHost(node(), units=seen((unit(kubelet),)), runtime={CONTAINERD: PODS, first: PODS})
-    assert asyncio.run(collect(host, DEFAULTS)).runtime_socket == first
+    assert asyncio.run(collect(host, DEFAULTS)).plugin.runtime_socket == first
 
 
 KUBELETS = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -577,7 +588,7 @@ def test_pod_resources_follow_the_kubelets_root(
     kubelet: str, answers: Any, settings: Settings, asked: list[str], found: Any
 ) -> None:
     host = DictHost(node(), units=seen((unit(kubelet),)), allocatable=answers)
-    assert asyncio.run(collect(host, settings)).allocatable == found
+    assert asyncio.run(collect(host, settings)).kubelet.allocatable == found
     assert [q for q in host.asked if q.startswith("allocatable")] == [
         f"allocatable {path}" for path in asked
     ]
@@ -656,7 +667,7 @@ def test_whether_a_removed_container_would_come_back(
     }
     host.files[f"{MANIFESTS}/*"] = [Entry(name, "file") for name in files]
     host.files |= {f"{MANIFESTS}/{name}": text for name, text in files.items()}
-    (found,) = asyncio.run(collect(host, DEFAULTS)).plugins
+    (found,) = asyncio.run(collect(host, DEFAULTS)).plugin.plugins
     assert found.restart_policy == policy
 
 
@@ -665,7 +676,7 @@ def test_a_plugin_that_lost_access_is_collected_even_if_all_is_listed(
     allowed: Any, policy: str
 ) -> None:
     of, box = container(ID), sandbox(annotations={APPLIED: '{"spec": {"restartPolicy": "Never"}}'})
-    whole = replace(
+    whole = changed(
         access_scene(verdicts=(verdict(allowed),)), runtime=seen(Runtime((box,), (of,)))
     )
     (found,) = asyncio.run(plugins(with_plugin(of), DEFAULTS, whole)).plugins
@@ -707,7 +718,7 @@ def test_the_listener_of_a_plugins_socket(cgroup: str, box: str, service: str) -
         Entry("nvidia-x.sock", "file")
     ]
     host.files["/proc/77/cgroup"] = cgroup.encode()
-    assert asyncio.run(collect(host, DEFAULTS)).socket_owners == (
+    assert asyncio.run(collect(host, DEFAULTS)).plugin.socket_owners == (
         SocketOwner("nvidia-gpu.sock", 77, box, service),
     )
     assert [q for q in host.asked if q.startswith("listener")] == [
@@ -728,13 +739,13 @@ def test_a_socket_without_a_listener_has_no_owner() -> None:
     host.files["/var/lib/kubelet/device-plugins/*"] = [
         Entry(f"nvidia-{n}.sock", "socket") for n in range(40)
     ]
-    assert asyncio.run(collect(host, DEFAULTS)).socket_owners == ()
+    assert asyncio.run(collect(host, DEFAULTS)).plugin.socket_owners == ()
     assert len([q for q in host.asked if q.startswith("listener")]) <= 4
 
 
 def test_a_plugin_is_collected_completely() -> None:
     host = with_plugin(container(), container("work", "pod-2", name="main", image="cuda"))
-    (found,) = asyncio.run(collect(host, DEFAULTS)).plugins
+    (found,) = asyncio.run(collect(host, DEFAULTS)).plugin.plugins
     assert (found.container.id, found.sandbox) == ("c1", sandbox())
     assert value(found.log).says is PluginLogState.INIT_FAILED
     assert value(found.access).allowed
@@ -763,7 +774,7 @@ def test_a_plugin_is_collected_completely() -> None:
 def test_parts_of_a_plugin_that_cannot_be_read(
     answers: dict[str, Any], of: Any, log: Why | None, access: Why | None
 ) -> None:
-    (found,) = asyncio.run(collect(with_plugin(of, **answers), DEFAULTS)).plugins
+    (found,) = asyncio.run(collect(with_plugin(of, **answers), DEFAULTS)).plugin.plugins
     assert [r.why if isinstance(r, Refusal) else None for r in (found.log, found.access)] == [
         log,
         access,
@@ -798,7 +809,7 @@ def test_the_plugins_own_access_is_checked_only_when_in_doubt(
 def test_only_a_bounded_number_of_plugins_is_read() -> None:
     swarm = [container(f"c{n}", labels={"io.kubernetes.pod.uid": str(n)}) for n in range(40)]
     host = with_plugin(*swarm)
-    assert 1 < len(asyncio.run(collect(host, DEFAULTS)).plugins) <= 4
+    assert 1 < len(asyncio.run(collect(host, DEFAULTS)).plugin.plugins) <= 4
     assert len([q for q in host.asked if q.startswith("container")]) <= 4
 
 
@@ -830,10 +841,10 @@ def test_a_pod_that_imitates_the_plugin_is_no_candidate() -> None:
     """Whoever may create a pod chooses its labels, image and names; the kubelet's folder is not
     theirs to mount."""
     snapshot = asyncio.run(collect(pods_alike(real=REAL, tenant=TENANTS), DEFAULTS))
-    assert [s.container.id for s in snapshot.plugins] == ["real"]
-    assert snapshot.not_plugins == ("of-tenant/tenant nvidia-device-plugin-ctr",)
+    assert [s.container.id for s in snapshot.plugin.plugins] == ["real"]
+    assert snapshot.plugin.not_plugins == ("of-tenant/tenant nvidia-device-plugin-ctr",)
     alone = asyncio.run(collect(pods_alike(tenant=TENANTS), DEFAULTS))
-    assert alone.plugins == ()
+    assert alone.plugin.plugins == ()
     found = fault(alone, DEFAULTS, short=True)
     assert found is not None and found.reason == "NoPlugin"
     assert "of-tenant/tenant nvidia-device-plugin-ctr looks like it" in found.because
@@ -841,12 +852,12 @@ def test_a_pod_that_imitates_the_plugin_is_no_candidate() -> None:
 
 def test_a_flood_of_such_pods_does_not_hide_the_plugin() -> None:
     host = pods_alike(real=REAL, **{f"t{n}": TENANTS for n in range(100)})
-    assert "real" in [s.container.id for s in asyncio.run(collect(host, DEFAULTS)).plugins]
+    assert "real" in [s.container.id for s in asyncio.run(collect(host, DEFAULTS)).plugin.plugins]
     assert len([q for q in host.asked if q.startswith("container")]) <= 20
 
 
 def test_without_mounts_from_the_runtime_no_candidate_is_rejected() -> None:
-    assert len(asyncio.run(collect(pods_alike(one=(), other=()), DEFAULTS)).plugins) == 2
+    assert len(asyncio.run(collect(pods_alike(one=(), other=()), DEFAULTS)).plugin.plugins) == 2
 
 
 def test_without_nvidia_functions_no_plugin_is_searched() -> None:
@@ -854,7 +865,7 @@ def test_without_nvidia_functions_no_plugin_is_searched() -> None:
     host.files[f"{PCI}/*"] = [DISK]
     snapshot = asyncio.run(collect(host, DEFAULTS))
     assert not [q for q in host.asked if q.startswith(("runtime", "container", "access"))]
-    assert (snapshot.plugins, snapshot.runtime) == ((), Refusal(Why.NOT_ASKED))
+    assert (snapshot.plugin.plugins, snapshot.plugin.runtime) == ((), Refusal(Why.NOT_ASKED))
 
 
 @pytest.mark.parametrize(
@@ -869,7 +880,7 @@ def test_without_nvidia_functions_no_plugin_is_searched() -> None:
     ],
 )
 def test_no_ledger_yet_is_an_empty_one_and_a_broken_one_is_none(stored: Any, entries: Any) -> None:
-    found = looked(node(**{f"{STATE}/ledger.jsonl": stored})).ledger
+    found = looked(node(**{f"{STATE}/ledger.jsonl": stored})).plugin.ledger
     assert (len(found.value) if isinstance(found, Seen) else found.why) == entries
 
 
@@ -899,13 +910,13 @@ def test_no_ledger_yet_is_an_empty_one_and_a_broken_one_is_none(stored: Any, ent
     ],
 )
 def test_the_checkpoint_in_all_formats(stored: Any, found: Any) -> None:
-    said = looked(node(**{CHECKPOINT: stored})).checkpoint
+    said = looked(node(**{CHECKPOINT: stored})).kubelet.checkpoint
     assert (said.value if isinstance(said, Seen) else said.why) == found
 
 
 def test_the_boot() -> None:
-    assert looked(node(**{"/proc/sys/kernel/random/boot_id": b"6f1c\n"})).boot_id == "6f1c"
-    assert looked(node()).boot_id == ""
+    assert looked(node(**{"/proc/sys/kernel/random/boot_id": b"6f1c\n"})).boot.boot_id == "6f1c"
+    assert looked(node()).boot.boot_id == ""
 
 
 def test_the_plugins_own_unit_is_read() -> None:
@@ -957,7 +968,7 @@ def test_mig_instances_by_the_drivers_own_folders(
     mig: bool | None, files: Files, found: Any
 ) -> None:
     gpus = tuple(replace(g, state=GpuState(mig=mig)) for g in GPUS)
-    said = looked(node(**files), probe=seen(ProbeState(report(gpus=gpus)))).mig_instances
+    said = looked(node(**files), probe=seen(ProbeState(report(gpus=gpus)))).hardware.mig_instances
     assert (said.value if isinstance(said, Seen) else said.why.value) == found
 
 
@@ -974,7 +985,9 @@ def test_answers_that_are_no_files_reach_the_scene() -> None:
         "trouble": ("lost",),
     }
     snapshot = looked(node(), **answers)
-    assert (snapshot.units, snapshot.probe, snapshot.trouble) == tuple(answers.values())
+    assert (snapshot.boot.units, snapshot.hardware.probe, snapshot.trouble) == tuple(
+        answers.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -1025,8 +1038,10 @@ def test_without_a_plugin_a_dra_driver_is_searched(
     host.answers["runtime"] = {CONTAINERD: seen(Runtime((sandbox(**DRA_POD),), (driver,)))}
     host.files[f"{root}/plugins/gpu.nvidia.com/*"] = [Entry(socket, "socket")] if socket else []
     snapshot = asyncio.run(collect(host, DEFAULTS))
-    assert snapshot.plugins == ()
-    assert (snapshot.dra_driver.value if isinstance(snapshot.dra_driver, Seen) else "") == found
+    assert snapshot.plugin.plugins == ()
+    assert (
+        snapshot.plugin.dra_driver.value if isinstance(snapshot.plugin.dra_driver, Seen) else ""
+    ) == found
 
 
 def test_a_tegra_is_collected_with_its_driver() -> None:

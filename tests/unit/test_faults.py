@@ -49,6 +49,7 @@ from .snapshots import (
     TIMED_OUT,
     UUIDS,
     WELL_LOG,
+    changed,
     container,
     failing,
     function,
@@ -651,8 +652,8 @@ ROWS: list[tuple[str, Snapshot, DiagnosticData, Strength | None]] = [
     ("PluginTriesAgain", GKE_AGAIN, DiagnosticData(), CONFIRMED),
     ("MpsDaemonMissing", GKE_AGAIN, DiagnosticData(), None),
     ("PluginHealthFailed", UNWATCHED, DiagnosticData(), CONFIRMED),
-    ("PluginHealthFailed", replace(UNWATCHED, kernel=DENIED), DiagnosticData(), None),
-    ("PluginMarkedUnhealthy", replace(UNWATCHED, kernel=DENIED), DiagnosticData(), CONFIRMED),
+    ("PluginHealthFailed", changed(UNWATCHED, kernel=DENIED), DiagnosticData(), None),
+    ("PluginMarkedUnhealthy", changed(UNWATCHED, kernel=DENIED), DiagnosticData(), CONFIRMED),
     ("PluginCrashes", BETWEEN, DiagnosticData(), CONSISTENT),
     ("PluginHangsInNvml", BETWEEN, DiagnosticData(), None),
     ("PluginNotPermitted", NOT_PERMITTED, DiagnosticData(), CONFIRMED),
@@ -875,7 +876,7 @@ def test_every_fault_is_tried_in_each_of_its_strengths() -> None:
 
 
 def test_remedies_for_a_container_apply_to_a_unit() -> None:
-    older = found(replace(UNIT_PLUGIN, **LOADED_LATE))["ContainerOlderThanModule"]
+    older = found(changed(UNIT_PLUGIN, **LOADED_LATE))["ContainerOlderThanModule"]
     assert older.do == f"systemctl restart {AKS}" and "restart its unit" in older.remedy
     assert found(UNIT_PLUGIN)["UnitNotRegistered"].capture == f"journalctl -b -u {AKS} -n 50"
 

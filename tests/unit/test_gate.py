@@ -626,7 +626,7 @@ MENDS: list[tuple[str, dict[str, Any], dict[str, Any], int, Phase, str]] = [
     (
         "held, and it is gone",
         {**BROKEN, **HELD_PLUGIN},
-        REGISTERED | {"allocatable": snapshot().allocatable},
+        REGISTERED | {"allocatable": snapshot().kubelet.allocatable},
         3,
         Phase.OPEN,
         "",
@@ -659,7 +659,7 @@ def test_phases_of_a_repair(
 def test_a_repair_is_ready_after_two_answers_and_not_before() -> None:
     now = mended(BROKEN, {}, 2)
     for at, ready in ((NOW + 3, False), (NOW + 4, True)):
-        answered = replace(snapshot().allocatable, at=at)
+        answered = replace(snapshot().kubelet.allocatable, at=at)
         now = step(now, diagnosed(**{**BROKEN, "allocatable": answered}), at, DEFAULTS).gate
         assert now.ready is ready
     assert now.phase is Phase.OPEN

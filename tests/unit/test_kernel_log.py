@@ -670,8 +670,11 @@ def test_a_warning_of_the_last_day_blocks_nothing() -> None:
     old = snapshot(kernel=said((900.0, remap)), clock=Clock(NOW + 90000, NOW, 1.7e9))
     for changes in (
         {"kernel": said((900.0, remap), (950.0, LOADING))},
-        {"kernel": old.kernel, "clock": old.clock},
-        {"kernel": old.kernel, "pci": seen((function(BUSES[0]), function(BUSES[1], "vfio-pci")))},
+        {"kernel": old.hardware.kernel, "clock": old.clock},
+        {
+            "kernel": old.hardware.kernel,
+            "pci": seen((function(BUSES[0]), function(BUSES[1], "vfio-pci"))),
+        },
     ):
         assert not [f for f in diagnosed(**changes).findings if f.condition == "KernelLogQuiet"]
 

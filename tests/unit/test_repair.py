@@ -51,6 +51,7 @@ from .snapshots import (
     TIMED_OUT,
     UUIDS,
     WELL_LOG,
+    changed,
     container,
     diagnosed,
     entry,
@@ -877,13 +878,13 @@ class Dice:
             now - thrown("answered", 0.0, 0.3, 100.0),
         )
         up = seen((kubelet(now - thrown("up", 900.0, 10.0), invocation_id="k1"),), now)
-        return replace(
+        return changed(
             snapshot(),
             clock=Clock(now, now, OFFSET + now),
             plugins=thrown("plugins", 1, 0, 2) * (one,),
             allocatable=thrown("kubelet", None, TIMED_OUT, MISSING) or answer,
             units=thrown("units", None, seen((kubelet(active="inactive"),)), DENIED) or up,
-            runtime=thrown("runtime", snapshot().runtime, TIMED_OUT),
+            runtime=thrown("runtime", snapshot().plugin.runtime, TIMED_OUT),
             paused=thrown("paused", MISSING, seen(Mark("", 0.0))),
             ledger=FAILED if thrown("ledger", False, True) else seen(tuple(self.entries), now),
         )
@@ -902,9 +903,9 @@ def seen_by(found: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...] | None:
     """What two snapshots must agree on: reason, container and kubelet; None if there is no
     conclusion."""
     view = diagnosis.repair_facts
-    if view is None or view.fault is None or not found.plugins:
+    if view is None or view.fault is None or not found.plugin.plugins:
         return None
-    return view.fault.reason, found.plugins[0].container.id, view.kubelet_invocation
+    return view.fault.reason, found.plugin.plugins[0].container.id, view.kubelet_invocation
 
 
 def laws(
@@ -913,19 +914,19 @@ def laws(
     """What must be true of a snapshot that leads to a disruptive action; judged from the snapshot
     itself, without the repair code."""
     assert stable and dice.settings.repair == "yes"
-    assert isinstance(found.ledger, Seen) and not isinstance(found.paused, Seen)
-    assert isinstance(found.runtime, Seen) and len(found.plugins) == 1
-    assert isinstance(found.units, Seen) and isinstance(found.allocatable, Seen)
-    (unit_,) = found.units.value
+    assert isinstance(found.plugin.ledger, Seen) and not isinstance(found.boot.paused, Seen)
+    assert isinstance(found.plugin.runtime, Seen) and len(found.plugin.plugins) == 1
+    assert isinstance(found.boot.units, Seen) and isinstance(found.kubelet.allocatable, Seen)
+    (unit_,) = found.boot.units.value
     assert (
         unit_.is_active
         and unit_.active_since is not None
-        and found.allocatable.at >= unit_.active_since
+        and found.kubelet.allocatable.at >= unit_.active_since
     )
     assert agreed_s >= AGREE_S, "two looks in a row, a second apart, saw the same"
     assert before.acting == "", "one at a time"
-    (one,) = found.plugins
-    of, ids = one.container, {i for d in found.allocatable.value for i in d.ids}
+    (one,) = found.plugin.plugins
+    of, ids = one.container, {i for d in found.kubelet.allocatable.value for i in d.ids}
     assert of.state is not ContainerState.EXITED
     denied = isinstance(one.access, Seen) and not one.access.value.allowed
     assert not ids or dice.settings.repair_partial or denied
@@ -982,7 +983,7 @@ def play(seed: int) -> list[Any]:
             done.append(action)
         repair = decided.repair
         for noted in decided.actions:
-            if isinstance(noted, NoteNvmlFailed) and not isinstance(found.ledger, Refusal):
+            if isinstance(noted, NoteNvmlFailed) and not isinstance(found.plugin.ledger, Refusal):
                 dice.entries.append(
                     LedgerEntry(dice.now + OFFSET, BOOT_ID, noted.number, "nvml-failed", "", "", "")
                 )

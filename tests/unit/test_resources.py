@@ -69,7 +69,7 @@ def node(
 ) -> dict[str, Any]:
     return {
         "probe": probed(gpus=gpus),
-        "pci": snapshot().pci,
+        "pci": snapshot().hardware.pci,
         **changes,
         "allocatable": seen(tuple(Devices(r, ids) for r, ids in listed.items())),
     }
@@ -669,10 +669,12 @@ def test_the_part_behind_an_id(device_id: str, part: str) -> None:
 
 
 def test_a_plugin_that_was_not_read_may_have_been_limited() -> None:
-    unread = replace(sight(), detail=snapshot().learned)
+    unread = replace(sight(), detail=snapshot().boot.learned)
     found = registered(assessment(EIGHT, {"nvidia.com/gpu": U[:1]}, plugins=(unread,)))
     assert (found.verdict, found.reason) == (UNKNOWN, "PluginUnread")
-    silent = registered(assessment(EIGHT, {"nvidia.com/gpu": U[:1]}, runtime=snapshot().learned))
+    silent = registered(
+        assessment(EIGHT, {"nvidia.com/gpu": U[:1]}, runtime=snapshot().boot.learned)
+    )
     assert silent.verdict is UNKNOWN
     assert registered(assessment(EIGHT, {"nvidia.com/gpu": U}, plugins=(unread,))).verdict is HOLDS
 
@@ -792,7 +794,7 @@ def test_a_list_newer_than_the_probe_causes_a_new_probe(
 
 def test_without_a_probe_nothing_is_compared() -> None:
     found = diagnosed(
-        probe=snapshot().learned, allocatable=seen((Devices("nvidia.com/gpu", U[:3]),))
+        probe=snapshot().boot.learned, allocatable=seen((Devices("nvidia.com/gpu", U[:3]),))
     )
     assert registered(found).verdict is HOLDS and allocation(found) == []
 

@@ -146,17 +146,20 @@ def test_a_tape_gives_the_same_answers_as_the_node(node: Node, tmp_path: Path) -
 def test_the_folder_is_read_and_not_the_machine_that_runs_the_test(tmp_path: Path) -> None:
     device_nodes(tmp_path) if os.geteuid() == 0 else gpus(tmp_path)
     snapshot = asyncio.run(collect(LiveHost(root=str(tmp_path)), DEFAULTS))
-    assert isinstance(snapshot.pci, Seen) and [f.bus_id for f in snapshot.pci.value] == [
+    assert isinstance(snapshot.hardware.pci, Seen) and [
+        f.bus_id for f in snapshot.hardware.pci.value
+    ] == [
         "0000:07:00.0",
         "0000:0f:00.0",
     ]
     assert (
-        isinstance(snapshot.driver_version, Seen) and snapshot.driver_version.value == "550.54.15"
+        isinstance(snapshot.hardware.driver_version, Seen)
+        and snapshot.hardware.driver_version.value == "550.54.15"
     )
-    assert isinstance(snapshot.char_links, Seen) and snapshot.char_links.value == {
-        "195:0": "../nvidia0"
-    }
-    assert isinstance(snapshot.waiting, Seen) and snapshot.waiting.value.at == 1.5
+    assert isinstance(
+        snapshot.hardware.char_links, Seen
+    ) and snapshot.hardware.char_links.value == {"195:0": "../nvidia0"}
+    assert isinstance(snapshot.boot.waiting, Seen) and snapshot.boot.waiting.value.at == 1.5
 
 
 def test_an_answer_missing_on_the_tape_is_not_recorded() -> None:
@@ -188,8 +191,8 @@ def test_other_settings_need_answers_that_the_tape_lacks(tmp_path: Path) -> None
         collect(Replay(recorder.tape), Settings(device_plugins_dir="/elsewhere"))
     )
     assert (
-        isinstance(snapshot.plugin_sockets, Refusal)
-        and snapshot.plugin_sockets.why is Why.NOT_RECORDED
+        isinstance(snapshot.kubelet.plugin_sockets, Refusal)
+        and snapshot.kubelet.plugin_sockets.why is Why.NOT_RECORDED
     )
 
 

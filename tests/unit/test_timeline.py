@@ -15,7 +15,7 @@ from agent.model.kernel import KernelLine
 from agent.model.mark import Mark
 from agent.model.reading import Refusal
 from agent.model.runtime import ContainerState
-from agent.model.snapshot import Entry, Manager, Snapshot
+from agent.model.snapshot import Entry, Hardware, Manager, Snapshot
 from agent.service.commands.timeline import report, text
 
 from .snapshots import (
@@ -26,6 +26,7 @@ from .snapshots import (
     FAILED_LOG,
     NODES,
     OFFSET,
+    changed,
     container,
     entry,
     seen,
@@ -53,7 +54,7 @@ def told(**changes: Any) -> Timeline:
 def incident(**changes: Any) -> Snapshot:
     """Seed 003: persistenced, a second later the plugin, and NVML works only 5 s after that."""
     plugin = sight(STAMPED, of=container(created_at=OFFSET + 23.0), started_at=OFFSET + 23.0)
-    return replace(
+    return changed(
         snapshot(
             kernel=seen(words(KERNEL)),
             plugins=(plugin,),
@@ -250,5 +251,5 @@ def test_an_unanswered_question_is_unknown() -> None:
 
 
 def test_no_part_of_a_scene_is_needed() -> None:
-    bare = Snapshot(clock=snapshot().clock, pci=Refusal(DENIED.why))
+    bare = Snapshot(clock=snapshot().clock, hardware=Hardware(Refusal(DENIED.why)))
     assert text(bare, timeline(bare, DEFAULTS))[0].startswith("Since boot (2023-11-14")

@@ -73,13 +73,13 @@ class View:
 
 
 def view(snapshot: Snapshot, settings: Settings) -> View:
-    state = snapshot.access.value_or(None)
+    state = snapshot.workloads.access.value_or(None)
     sightings: dict[str, dict[Device, Sighting]] = {}
     for sighting in state.sightings if state else ():
         sightings.setdefault(sighting.container_id, {})[sighting.device] = sighting
     processes = (
-        {p.container_id: p for p in snapshot.processes.value}
-        if isinstance(snapshot.processes, Seen)
+        {p.container_id: p for p in snapshot.workloads.processes.value}
+        if isinstance(snapshot.workloads.processes, Seen)
         else {}
     )
     found = View(
@@ -98,8 +98,8 @@ def view(snapshot: Snapshot, settings: Settings) -> View:
 
 def narrow(snapshot: Snapshot, container_id: str) -> View:
     """Of one container only, and without claims."""
-    state = snapshot.access.value_or(None)
-    rows = snapshot.processes.value_or(())
+    state = snapshot.workloads.access.value_or(None)
+    rows = snapshot.workloads.processes.value_or(())
     return View(
         snapshot,
         (),
@@ -118,13 +118,13 @@ def narrow(snapshot: Snapshot, container_id: str) -> View:
 def running(snapshot: Snapshot, processes: dict[str, Process]) -> tuple[Pair, ...]:
     """Containers that run now. A pod that has ended, whatever the kubelet still lists of it, uses
     nothing; nor does a container whose process is gone, whatever the runtime said a while ago."""
-    if not isinstance(snapshot.runtime, Seen):
+    if not isinstance(snapshot.plugin.runtime, Seen):
         return ()
     gone = {p.container_id for p in processes.values() if p.pid and not p.started}
-    sandboxes = {s.id: s for s in snapshot.runtime.value.sandboxes}
+    sandboxes = {s.id: s for s in snapshot.plugin.runtime.value.sandboxes}
     pairs = (
         (c, sandboxes.get(c.sandbox_id))
-        for c in snapshot.runtime.value.containers
+        for c in snapshot.plugin.runtime.value.containers
         if c.state is ContainerState.RUNNING and c.id not in gone
     )
     return tuple((c, s) for c, s in pairs if s is None or s.is_ready)
@@ -133,13 +133,15 @@ def running(snapshot: Snapshot, processes: dict[str, Process]) -> tuple[Pair, ..
 def nodes(snapshot: Snapshot) -> dict[Device, str]:
     """NVIDIA's device nodes on this host, by number. Majors are read, never assumed; those of the
     capability nodes and of IMEX channels have names of NVIDIA's as well, NVSwitch's has not."""
-    if not isinstance(snapshot.nodes, Seen):
+    if not isinstance(snapshot.hardware.nodes, Seen):
         return {}
     majors = nvidia_majors(snapshot) or {
         FIXED_MAJOR
     }  # not to have read them is no reason to ask nobody for access
     return {
-        Device("c", n.major, n.minor): n.path for n in snapshot.nodes.value if n.major in majors
+        Device("c", n.major, n.minor): n.path
+        for n in snapshot.hardware.nodes.value
+        if n.major in majors
     }
 
 
@@ -148,7 +150,7 @@ def allocated(
 ) -> dict[tuple[str, str, str], tuple[str, ...]]:
     """Device ids that the kubelet allocated, by (namespace, pod, container)."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for row in snapshot.allocations.value_or(()):
+    for row in snapshot.workloads.allocations.value_or(()):
         if any(
             fnmatchcase(row.resource, pattern) for pattern in ("nvidia.com/*", *settings.resources)
         ):
@@ -167,7 +169,7 @@ def key_of(container: Container, sandbox: Sandbox | None) -> tuple[str, str, str
 
 def _claims(of: View) -> Claims:
     snapshot, majors = of.snapshot, nvidia_majors(of.snapshot)
-    plugins = {sight.container.id for sight in snapshot.plugins}
+    plugins = {sight.container.id for sight in snapshot.plugin.plugins}
     needed, minors = control(snapshot, of.nodes), _minors(snapshot)
     found: Claims = {}
     for container, sandbox in of.running:
@@ -193,7 +195,7 @@ def control(snapshot: Snapshot, known: dict[Device, str]) -> tuple[Device, ...]:
     """What everybody who was given a GPU needs besides: /dev/nvidiactl, and /dev/nvidia-uvm where
     the host has it."""
     by_path = {path: device for device, path in known.items()}
-    majors = snapshot.majors.value_or({})
+    majors = snapshot.hardware.majors.value_or({})
     first = by_path.get("/dev/nvidiactl")
     if first is None and (major := _frontend(majors)) is not None:
         first = Device("c", major, CONTROL_MINOR)
@@ -212,7 +214,7 @@ def _frontend(majors: dict[str, int]) -> int | None:
 
 def _minors(snapshot: Snapshot) -> dict[str, int]:
     """Minor of the GPU behind each of the kubelet's device ids."""
-    last = snapshot.probe.value.last if isinstance(snapshot.probe, Seen) else None
+    last = snapshot.hardware.probe.value.last if isinstance(snapshot.hardware.probe, Seen) else None
     minors: dict[str, int] = {}
     for gpu in last.gpus if last else ():
         minors[gpu.uuid] = minors[f"nvidia{gpu.minor}"] = (
@@ -225,7 +227,7 @@ def _minors(snapshot: Snapshot) -> dict[str, int]:
 
 def _gpus(snapshot: Snapshot, ids: Iterable[str], minors: dict[str, int]) -> tuple[Device, ...]:
     """The GPUs' own nodes; an id that nobody can resolve adds none."""
-    major = _frontend(snapshot.majors.value_or({}))
+    major = _frontend(snapshot.hardware.majors.value_or({}))
     wanted = {minors.get(physical(i), -1) for i in ids}
     return (
         tuple(Device("c", major, minor) for minor in sorted(wanted) if minor >= 0)

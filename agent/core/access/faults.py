@@ -40,7 +40,7 @@ def _reload_took_it(evidence: Evidence) -> Mark | None:
         if _no_reload_touches_the_plugin(evidence)
         else evidence.finding(Reason.PLUGIN_ACCESS_DENIED)
     )
-    sight, manager = evidence.plugin, evidence.snapshot.manager
+    sight, manager = evidence.plugin, evidence.snapshot.boot.manager
     reload_at = manager.value.last_reload_at if isinstance(manager, Seen) else None
     log = evidence.plugin_log
     if (

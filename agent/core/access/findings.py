@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...model.access import CurrentAccess, GpuContainer, ReloadRisk
-from ...model.actions import CheckAccess, GrantDevices
+from ...model.actions import CheckAccess, GrantDevices, ScopeGrant
 from ...model.condition import Condition, Link
 from ...model.finding import Finding, Heals, Verdict
 from ...model.reading import Refusal, Seen, Why
@@ -15,7 +14,6 @@ from ...model.settings import Settings
 from ...model.snapshot import Snapshot
 from ..common.paths import ALLOW_STOPPED, RUN
 from ..gpu import kernel_events as kernel_log
-from ..gpu.driver import disturbed_at
 from . import containers
 from . import grants as allow
 from .containers import View
@@ -32,7 +30,8 @@ UNREAD_S = 1.0
 def findings(
     snapshot: Snapshot, settings: Settings, holders: Sequence[GpuContainer]
 ) -> tuple[Finding, ...]:
-    if isinstance(snapshot.processes, Refusal):
+    processes = snapshot.workloads.processes
+    if isinstance(processes, Refusal):
         # A node that was not asked (no driver yet, no runtime, which link 8 tells) has no finding.
         return (
             (
@@ -40,13 +39,13 @@ def findings(
                     Link.WORKLOADS,
                     Condition.WORKLOAD_ACCESS,
                     Verdict.UNKNOWN,
-                    f"the processes of running containers could not be read ({snapshot.processes})",
+                    f"the processes of running containers could not be read ({processes})",
                     Reason.ACCESS_UNKNOWN,
                     blocks=False,
                     next_step="as root: gpu-gate access",
                 ),
             )
-            if snapshot.processes.is_telling or snapshot.processes.why is Why.NOT_PERMITTED
+            if processes.is_telling or processes.why is Why.NOT_PERMITTED
             else ()
         )
     if not holders:
@@ -100,8 +99,9 @@ def _now(snapshot: Snapshot, settings: Settings, holders: Sequence[GpuContainer]
             blocks=False,
         )
     unheard = ""
-    if isinstance(snapshot.allocations, Refusal):
-        unheard = f" (the kubelet did not say whom it allocated GPUs to: {snapshot.allocations})"
+    allocations = snapshot.workloads.allocations
+    if isinstance(allocations, Refusal):
+        unheard = f" (the kubelet did not say whom it allocated GPUs to: {allocations})"
     return Finding(
         Link.WORKLOADS,
         Condition.WORKLOAD_ACCESS,
@@ -141,7 +141,7 @@ def _next(settings: Settings, holders: Sequence[GpuContainer]) -> tuple[Finding,
 
 def _stopped(snapshot: Snapshot) -> tuple[Finding, ...]:
     """Adding to a device list took something away: said in every look of this boot."""
-    mark = snapshot.allow_stopped
+    mark = snapshot.workloads.allow_stopped
     if isinstance(mark, Refusal) and (mark.is_missing or not mark.is_telling):
         return ()
     why = (
@@ -170,8 +170,8 @@ def _allow(
     """Which scopes' device lists are to be added to now. Nothing after a surprise, nor while one is
     at work."""
     if (
-        not isinstance(snapshot.access, Seen)
-        or snapshot.access.value.adding_since is not None
+        not isinstance(snapshot.workloads.access, Seen)
+        or snapshot.workloads.access.value.adding_since is not None
         or _stopped(snapshot)
     ):
         return None
@@ -186,8 +186,8 @@ def _older(
     the one before."""
     loaded = kernel_log.loaded_at(snapshot)
     made = (
-        {c.id: c.created_at for c in snapshot.runtime.value.containers}
-        if isinstance(snapshot.runtime, Seen)
+        {c.id: c.created_at for c in snapshot.plugin.runtime.value.containers}
+        if isinstance(snapshot.plugin.runtime, Seen)
         else {}
     )
     old = [
@@ -231,23 +231,28 @@ def _more(some: Sequence[GpuContainer]) -> str:
     return f" and {len(some) - NAMED} more" if len(some) > NAMED else ""
 
 
-def parts(of: View, settings: Settings, holders: tuple[GpuContainer, ...]) -> dict[str, Any]:
-    """What a Diagnosis carries of this link."""
-    prevent = settings.prevent == "on"
-    return {
-        "gpu_containers": holders,
-        "allow": _allow(of.snapshot, settings.heal, prevent, holders),
-        "guarded": allow.exposed(holders) if settings.heal and not _stopped(of.snapshot) else (),
-        "access_check": check(of, holders),
-        "access_due": due_at(of, holders, disturbed_at(of.snapshot)),
-    }
+def device_lists(
+    of: View, settings: Settings, holders: tuple[GpuContainer, ...]
+) -> GrantDevices | None:
+    """The scopes whose DeviceAllow= is to be added to now."""
+    return _allow(of.snapshot, settings.heal, settings.prevent == "on", holders)
+
+
+def guarded(
+    of: View, settings: Settings, holders: tuple[GpuContainer, ...]
+) -> tuple[ScopeGrant, ...]:
+    """The scopes that a reload may take something from."""
+    return allow.exposed(holders) if settings.heal and not _stopped(of.snapshot) else ()
 
 
 def check(of: View, holders: Sequence[GpuContainer]) -> CheckAccess | None:
     """What the access program is to be asked now; None where every verdict stands, or it is
     asking."""
     snapshot = of.snapshot
-    if not isinstance(snapshot.access, Seen) or snapshot.access.value.asking_since is not None:
+    if (
+        not isinstance(snapshot.workloads.access, Seen)
+        or snapshot.workloads.access.value.asking_since is not None
+    ):
         return None
     asked = containers.questions(of)
     scopes = tuple(
@@ -256,7 +261,9 @@ def check(of: View, holders: Sequence[GpuContainer]) -> CheckAccess | None:
     if not asked and not scopes:
         return None
     reload_at = (
-        snapshot.manager.value.last_reload_at if isinstance(snapshot.manager, Seen) else None
+        snapshot.boot.manager.value.last_reload_at
+        if isinstance(snapshot.boot.manager, Seen)
+        else None
     )
     return CheckAccess(asked, scopes, reload_at or 0.0)
 
@@ -270,7 +277,7 @@ def _is_unread(of: View, holder: GpuContainer) -> bool:
 
 def due_at(of: View, holders: Sequence[GpuContainer], disturbed: float) -> float | None:
     """Boottime of the next look that access wants; None for none."""
-    if not isinstance(of.snapshot.processes, Seen):
+    if not isinstance(of.snapshot.workloads.processes, Seen):
         return None
     now = of.snapshot.clock.boottime
     if {c.id for c, _ in of.running} - of.processes.keys():

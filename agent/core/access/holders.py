@@ -115,7 +115,9 @@ def _holder(
 
 
 def _added(snapshot: Snapshot, container_id: str) -> GrantResult | None:
-    rows = snapshot.access.value.added if isinstance(snapshot.access, Seen) else ()
+    rows = (
+        snapshot.workloads.access.value.added if isinstance(snapshot.workloads.access, Seen) else ()
+    )
     return next((row for row in rows if row.container_id == container_id), None)
 
 
@@ -211,7 +213,7 @@ def _risk(
         granted = of.grants[policy, allow] = device_list.grants(
             policy,
             allow,
-            of.snapshot.majors.value_or({}),
+            of.snapshot.hardware.majors.value_or({}),
             {path: (d.kind, d.major, d.minor) for d, path in of.nodes.items()},
         )
     risk = {
@@ -288,7 +290,11 @@ def _explained(
 
 
 def _asked_by(snapshot: Snapshot, reload_at: float) -> str:
-    rows = snapshot.access.value.asked_by if isinstance(snapshot.access, Seen) else ()
+    rows = (
+        snapshot.workloads.access.value.asked_by
+        if isinstance(snapshot.workloads.access, Seen)
+        else ()
+    )
     return next((who for when, who in rows if when == reload_at), "")
 
 

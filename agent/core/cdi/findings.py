@@ -64,7 +64,7 @@ def judge(snapshot: Snapshot, gpus: GpuInventory, assessment: ProbeAssessment) -
         )
     fault = next(_faults(snapshot, toolkit, toolkit.specs.value, assessment, bool(in_use)), None)
     if fault is not None:
-        return _broken(fault, in_use, snapshot.driver_version.value_or(""))
+        return _broken(fault, in_use, snapshot.hardware.driver_version.value_or(""))
     for file in toolkit.specs.value:
         if isinstance(file.spec, Refusal):  # a silent refusal: what it holds is not known
             return Cdi(
@@ -125,7 +125,7 @@ def _broken(fault: CdiFault, in_use: str, driver_version: str) -> Cdi:
 def _in_use(snapshot: Snapshot, toolkit: Toolkit) -> str:
     """Only what makes containers depend on a spec; that one is there, or that the runtime could use
     it, does not."""
-    for sight in snapshot.plugins:
+    for sight in snapshot.plugin.plugins:
         if isinstance(sight.detail, Seen):
             words = [
                 sight.detail.value.env.get("DEVICE_LIST_STRATEGY", ""),
@@ -190,7 +190,7 @@ def _unreadable(files: tuple[CdiFile, ...]) -> Iterator[CdiFault]:
 def _spec_faults(
     snapshot: Snapshot, toolkit: Toolkit, path: str, spec: CdiSpec
 ) -> Iterator[CdiFault]:
-    loaded = snapshot.driver_version.value_or("")
+    loaded = snapshot.hardware.driver_version.value_or("")
     if spec.versions and loaded and loaded not in spec.versions:
         yield CdiFault(
             f"{path} names driver {'/'.join(spec.versions)}, loaded is {loaded}",
@@ -209,8 +209,8 @@ def _spec_faults(
             path,
         )
     nodes = (
-        {n.path: (n.major, n.minor) for n in snapshot.nodes.value}
-        if isinstance(snapshot.nodes, Seen)
+        {n.path: (n.major, n.minor) for n in snapshot.hardware.nodes.value}
+        if isinstance(snapshot.hardware.nodes, Seen)
         else {}
     )
     other = tuple(
@@ -258,7 +258,7 @@ def _lacking(
     specs: list[CdiSpec], snapshot: Snapshot, assessment: ProbeAssessment
 ) -> tuple[str, ...]:
     """GPUs of a complete probe that no spec offers, by index, UUID or one of its MIG devices."""
-    state = snapshot.probe.value_or(ProbeState())
+    state = snapshot.hardware.probe.value_or(ProbeState())
     if not specs or not assessment.fingerprint or state.last is None:
         return ()
     names = {d for s in specs for d in s.devices}
@@ -273,7 +273,7 @@ def _is_offered(index: int, gpu: Gpu, names: set[str]) -> bool:
 def _unit(snapshot: Snapshot) -> Unit | None:
     """The unit that writes the spec, where it is installed and its owner has not switched it
     off."""
-    units = snapshot.units.value_or(())
+    units = snapshot.boot.units.value_or(())
     return next(
         (
             u
@@ -317,14 +317,14 @@ def findings(snapshot: Snapshot, assessment: Cdi | None) -> tuple[Finding, ...]:
         )
     ]
     found += _handler(snapshot.toolkit)
-    if isinstance(snapshot.runtime, Seen):
+    if isinstance(snapshot.plugin.runtime, Seen):
         found.append(
             Finding(
                 Link.RUNTIME,
                 Condition.RUNTIME_ANSWERS,
                 Verdict.HOLDS,
-                f"{snapshot.runtime_socket} answers: "
-                f"{containers.number(len(snapshot.runtime.value.containers))}",
+                f"{snapshot.plugin.runtime_socket} answers: "
+                f"{containers.number(len(snapshot.plugin.runtime.value.containers))}",
                 blocks=False,
             )
         )

@@ -57,7 +57,7 @@ class Evidence:
     @property
     def plugin(self) -> PluginSight | None:
         """The device plugin, where there is one."""
-        return self.snapshot.plugins[0] if len(self.snapshot.plugins) == 1 else None
+        return self.snapshot.plugin.plugins[0] if len(self.snapshot.plugin.plugins) == 1 else None
 
     @property
     def plugin_log(self) -> PluginLog | None:
@@ -68,14 +68,14 @@ class Evidence:
     def plugin_unit(self) -> Unit | None:
         """The unit of the host that is the device plugin, where something is wrong with it."""
         fault = self.diagnosis.repair_facts.fault if self.diagnosis.repair_facts else None
-        units = self.snapshot.units.value_or(())
+        units = self.snapshot.boot.units.value_or(())
         return next(
             (u for u in units if fault and fault.sight is None and u.name == fault.unit), None
         )
 
     @property
     def kubelet_socket(self) -> Entry | None:
-        entries = self.snapshot.plugin_sockets.value_or(())
+        entries = self.snapshot.kubelet.plugin_sockets.value_or(())
         return next((e for e in entries if e.name == "kubelet.sock"), None)
 
     def boottime_of(self, realtime: float) -> float:

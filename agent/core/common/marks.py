@@ -1,56 +1,49 @@
-"""Marks of this boot, and what this machine showed before."""
+"""systemd's units and the marks of this boot, and what this machine showed before."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...model.host import Host
+from ...model.mark import Mark
 from ...model.reading import Reading, Refusal, Seen, Why
-from ...model.settings import Settings
+from ...model.snapshot import Boot, Entry
 from . import parse
 from .files import parsed_file
-from .layouts import control_plane_files, manifest_folders
 from .paths import FIRST, RUN, STATE
 
 MILESTONES = 8
 """So many are read; there are fewer."""
 
 
-async def marks(host: Host, settings: Settings) -> dict[str, Any]:
-    plane = False
-    for path in control_plane_files(settings):
-        plane = plane or isinstance(await host.file(path, 1), Seen)
-    return {
-        "released": await parsed_file(host, f"{RUN}/released", parse.mark),
-        "paused": await parsed_file(host, f"{RUN}/paused", parse.mark),
-        "waiting": await parsed_file(host, f"{RUN}/waiting", parse.mark),
-        "launched": await parsed_file(host, f"{RUN}/launched", parse.mark),
-        **await _milestones(host),
-        "learned": await _learned(host),
-        "boot_id": await _boot_id(host),
-        "control_plane": plane,
-    }
+async def boot(host: Host, units: tuple[str, ...]) -> Boot:
+    """systemd with these units, and what earlier cycles and boots wrote down."""
+    released = await _mark(host, "released")
+    paused = await _mark(host, "paused")
+    waiting = await _mark(host, "waiting")
+    launched = await _mark(host, "launched")
+    run_files = await host.folder(RUN)
+    return Boot(
+        released=released,
+        paused=paused,
+        waiting=waiting,
+        launched=launched,
+        run_files=run_files,
+        milestones=await _milestones(host, run_files),
+        learned=await _learned(host),
+        boot_id=await _boot_id(host),
+        manager=await host.manager(),
+        units=await host.units(units),
+    )
 
 
-async def manifest_dir(host: Host, settings: Settings, kubelet: str) -> str:
-    """The folder of the kubelet's static pods, where the plugin is to be launched as one;
-    `kubelet`: the unit whose layout this node has."""
-    for path in manifest_folders(settings, kubelet) if settings.launch == "manifest" else ():
-        if isinstance(await host.folder(path), Seen):
-            return path
-    return ""
+async def _mark(host: Host, name: str) -> Reading[Mark]:
+    return await parsed_file(host, f"{RUN}/{name}", parse.mark)
 
 
-async def _milestones(host: Host) -> dict[str, Any]:
-    files = await host.folder(RUN)
+async def _milestones(host: Host, files: Reading[tuple[Entry, ...]]) -> dict[str, Reading[Mark]]:
     names = (
         [e.name for e in files.value if e.name.startswith(FIRST)] if isinstance(files, Seen) else []
     )
-    found = {
-        name.removeprefix(FIRST): await parsed_file(host, f"{RUN}/{name}", parse.mark)
-        for name in names[:MILESTONES]
-    }
-    return {"run_files": files, "milestones": found}
+    return {name.removeprefix(FIRST): await _mark(host, name) for name in names[:MILESTONES]}
 
 
 async def _boot_id(host: Host) -> str:

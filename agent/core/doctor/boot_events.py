@@ -62,12 +62,16 @@ class BootEvent:
 def clock_set(snapshot: Snapshot) -> tuple[float, float] | None:
     """(by how many seconds the clock was set forward, boottime of the newest mark from before), if
     it was."""
-    if not isinstance(snapshot.run_files, Seen):
+    if not isinstance(snapshot.boot.run_files, Seen):
         return None
     offset, found = snapshot.clock.realtime - snapshot.clock.boottime, None
-    own = {f"{FIRST}{name}": mark for name, mark in snapshot.milestones.items()}
-    own.update(waiting=snapshot.waiting, released=snapshot.released, launched=snapshot.launched)
-    for entry in snapshot.run_files.value:
+    own = {f"{FIRST}{name}": mark for name, mark in snapshot.boot.milestones.items()}
+    own.update(
+        waiting=snapshot.boot.waiting,
+        released=snapshot.boot.released,
+        launched=snapshot.boot.launched,
+    )
+    for entry in snapshot.boot.run_files.value:
         mark = own.get(entry.name)
         if entry.kind != "file" or not isinstance(mark, Seen) or mark.value.at <= 0:
             continue
@@ -97,7 +101,7 @@ def boot_events(snapshot: Snapshot, settings: Settings) -> tuple[BootEvent, ...]
 
 
 def _kernel(snapshot: Snapshot) -> Iterator[BootEvent]:
-    words = snapshot.kernel.value_or(())
+    words = snapshot.hardware.kernel.value_or(())
     buses = [w for w in words if w.event is KernelEvent.FOUND]
     if buses:
         found = f"the kernel found {_count(len({w.bus_id for w in buses}), 'GPU')} on PCI"
@@ -117,13 +121,13 @@ def _units(snapshot: Snapshot, settings: Settings) -> Iterator[BootEvent]:
         **dict.fromkeys(plugin_units(settings), "started"),
         **dict(zip(DRIVER_UNITS, ("persistenced", "fabric"), strict=True)),
     }
-    for unit in snapshot.units.value_or(()):
+    for unit in snapshot.boot.units.value_or(()):
         if unit.name in kinds and unit.active_since is not None and unit.is_active:
             of = unit.name if kinds[unit.name] == "started" else ""
             yield BootEvent(
                 unit.active_since, kinds[unit.name], f"{unit.name} was active", "systemd", of
             )
-    manager = snapshot.manager.value_or(None)
+    manager = snapshot.boot.manager.value_or(None)
     if manager is not None and manager.last_reload_at is not None:
         yield BootEvent(
             manager.last_reload_at,
@@ -135,7 +139,7 @@ def _units(snapshot: Snapshot, settings: Settings) -> Iterator[BootEvent]:
 
 def _nodes(snapshot: Snapshot) -> Iterator[BootEvent]:
     offset = snapshot.clock.realtime - snapshot.clock.boottime
-    nodes = snapshot.nodes.value_or(())
+    nodes = snapshot.hardware.nodes.value_or(())
     made = sorted(
         (n for n in nodes if n.made_at > 0 and "/nvidia-caps/" not in n.path),
         key=lambda n: n.made_at,
@@ -155,15 +159,15 @@ def _nodes(snapshot: Snapshot) -> Iterator[BootEvent]:
 
 
 def _marks(snapshot: Snapshot) -> Iterator[BootEvent]:
-    for name, mark in snapshot.milestones.items():
+    for name, mark in snapshot.boot.milestones.items():
         if isinstance(mark, Seen) and name in _MILESTONES:
             yield BootEvent(mark.value.at, name, _MILESTONES[name], "mark")
-    for name, text in (
-        ("waiting", "the kubelet's start began to wait for the gate"),
-        ("released", "the kubelet was released"),
-        ("launched", "gpu-gate launched the plugin"),
+    boot = snapshot.boot
+    for name, mark, text in (
+        ("waiting", boot.waiting, "the kubelet's start began to wait for the gate"),
+        ("released", boot.released, "the kubelet was released"),
+        ("launched", boot.launched, "gpu-gate launched the plugin"),
     ):
-        mark = getattr(snapshot, name)
         if isinstance(mark, Seen) and mark.value.at > 0:
             why = f": {mark.value.reason}" if name == "released" and mark.value.reason else ""
             yield BootEvent(mark.value.at, name, text + why, "mark")
@@ -171,11 +175,13 @@ def _marks(snapshot: Snapshot) -> Iterator[BootEvent]:
 
 def label(snapshot: Snapshot, sight: PluginSight) -> str:
     """A plugin's container, by its id where there are several."""
-    return f"the plugin {sight.container.id[:8]}" if len(snapshot.plugins) > 1 else "the plugin"
+    return (
+        f"the plugin {sight.container.id[:8]}" if len(snapshot.plugin.plugins) > 1 else "the plugin"
+    )
 
 
 def _plugins(snapshot: Snapshot) -> Iterator[BootEvent]:
-    for sight in snapshot.plugins:
+    for sight in snapshot.plugin.plugins:
         name, of = label(snapshot, sight), sight.container.id
         detail = sight.detail.value_or(None)
         started = detail.started_at if detail else 0.0
@@ -210,7 +216,7 @@ def _plugins(snapshot: Snapshot) -> Iterator[BootEvent]:
 
 def _sockets(snapshot: Snapshot) -> Iterator[BootEvent]:
     patterns = {p for kind in KINDS for p in kind.sockets}
-    for entry in snapshot.plugin_sockets.value_or(()):
+    for entry in snapshot.kubelet.plugin_sockets.value_or(()):
         if entry.kind != "socket":
             continue
         if entry.name == "kubelet.sock":
@@ -222,9 +228,9 @@ def _sockets(snapshot: Snapshot) -> Iterator[BootEvent]:
 
 
 def _ledger(snapshot: Snapshot) -> Iterator[BootEvent]:
-    entries = snapshot.ledger.value_or(())
+    entries = snapshot.plugin.ledger.value_or(())
     for entry in entries:
-        if entry.boot_id != snapshot.boot_id:
+        if entry.boot_id != snapshot.boot.boot_id:
             continue
         if entry.what == ledger.OUTCOME:
             yield BootEvent(

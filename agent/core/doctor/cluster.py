@@ -46,7 +46,7 @@ def _metric(samples: Reading[Sequence[Sample]], snapshot: Snapshot, settings: Se
             Reason.METRIC_STORE_SILENT,
             "curl the address in [Cluster] Prometheus=",
         )
-    if not isinstance(snapshot.allocatable, Seen):
+    if not isinstance(snapshot.kubelet.allocatable, Seen):
         return _unknown(
             Link.METRICS,
             Condition.METRIC_AGREES,
@@ -55,7 +55,7 @@ def _metric(samples: Reading[Sequence[Sample]], snapshot: Snapshot, settings: Se
         )
     listed = {
         label_of(d.resource): len(d.ids)
-        for d in snapshot.allocatable.value
+        for d in snapshot.kubelet.allocatable.value
         if matches(d.resource, settings.resources or PREFERRED)
     }
     ours = [s for s in samples.value if s.resource in listed or s.resource == "nvidia_com_gpu"]

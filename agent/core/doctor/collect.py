@@ -66,7 +66,7 @@ async def _sockets(
     host: DiagnosticHost, settings: Settings, snapshot: Snapshot
 ) -> tuple[SocketSight, ...]:
     """By connecting: a socket file outlives whoever listened on it."""
-    entries = snapshot.plugin_sockets.value_or(())
+    entries = snapshot.kubelet.plugin_sockets.value_or(())
     names = [e.name for e in entries if e.kind == "socket"][:MOST_SOCKETS]
     return tuple(
         [

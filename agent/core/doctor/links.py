@@ -38,7 +38,7 @@ def links(
     ]
     if diagnosis.scope is Scope.NONE:  # nothing to gate: there is no chain
         return tuple(found)
-    if isinstance(snapshot.processes, Seen) and not diagnosis.gpu_containers:
+    if isinstance(snapshot.workloads.processes, Seen) and not diagnosis.gpu_containers:
         found.append(_no_holder(snapshot, diagnosis))
     asked = {f.link for f in found}
     found.sort(key=lambda f: f.link)
@@ -58,12 +58,12 @@ def links(
 
 def _no_holder(snapshot: Snapshot, diagnosis: Diagnosis) -> Finding:
     """Of a kubelet that did not say whom it allocated GPUs to, nobody knows that it was no one."""
-    if isinstance(snapshot.allocations, Refusal) and diagnosis.registered is not None:
+    if isinstance(snapshot.workloads.allocations, Refusal) and diagnosis.registered is not None:
         return Finding(
             Link.WORKLOADS,
             Condition.WORKLOAD_ACCESS,
             Verdict.UNKNOWN,
-            f"the kubelet did not say whom it allocated GPUs to ({snapshot.allocations})",
+            f"the kubelet did not say whom it allocated GPUs to ({snapshot.workloads.allocations})",
             Reason.ACCESS_UNKNOWN,
             next_step="gpu-gate access",
             blocks=False,
@@ -83,11 +83,11 @@ def _why_not(link: Link, snapshot: Snapshot, found: list[Finding]) -> str:
     if link in ELSEWHERE:
         return ELSEWHERE[link]
     lacks = {
-        3: snapshot.nodes,
-        8: snapshot.runtime,
-        9: snapshot.plugin_sockets,
-        10: snapshot.allocatable,
-        12: snapshot.processes,
+        3: snapshot.hardware.nodes,
+        8: snapshot.plugin.runtime,
+        9: snapshot.kubelet.plugin_sockets,
+        10: snapshot.kubelet.allocatable,
+        12: snapshot.workloads.processes,
     }.get(link)
     earlier = next((f for f in found if f.link < link and explains(f)), None)
     if earlier:

@@ -48,7 +48,7 @@ class _Race:
         self.by = {(m.what, m.of): m for m in found}
 
     def sentences(self) -> Iterator[str]:
-        for sight in self.snapshot.plugins:
+        for sight in self.snapshot.plugin.plugins:
             yield from self._plugin(sight)
         kubelet, stable, release = (
             self.last.get("kubelet"),
@@ -130,22 +130,23 @@ def _unknown(snapshot: Snapshot, race: _Race) -> Iterator[str]:
             "before (marked *) is off by that"
         )
     if "pci" not in race.first:
-        yield (f"when the GPUs appeared on PCI: {_why(snapshot.kernel, 'not in the kernel log')}")
+        why = _why(snapshot.hardware.kernel, "not in the kernel log")
+        yield f"when the GPUs appeared on PCI: {why}"
     if "module" not in race.first:
         yield (
             "when the module was loaded: "
-            f"{_why(snapshot.kernel, 'the kernel log does not go back so far')}"
+            f"{_why(snapshot.hardware.kernel, 'the kernel log does not go back so far')}"
         )
-    if isinstance(snapshot.units, Refusal):
-        yield f"when units started: {snapshot.units}"
-    if isinstance(snapshot.nodes, Refusal):
-        yield f"when device nodes were made: {snapshot.nodes}"
+    if isinstance(snapshot.boot.units, Refusal):
+        yield f"when units started: {snapshot.boot.units}"
+    if isinstance(snapshot.hardware.nodes, Refusal):
+        yield f"when device nodes were made: {snapshot.hardware.nodes}"
     yield from _unknown_nvml(race)
-    if isinstance(snapshot.runtime, Refusal):
-        yield f"when the plugin started: {_why(snapshot.runtime, '')}"
-    elif not snapshot.plugins and "started" not in race.first:
+    if isinstance(snapshot.plugin.runtime, Refusal):
+        yield f"when the plugin started: {_why(snapshot.plugin.runtime, '')}"
+    elif not snapshot.plugin.plugins and "started" not in race.first:
         yield "when the plugin started: no container or unit of it was seen"
-    for sight in snapshot.plugins:
+    for sight in snapshot.plugin.plugins:
         if not {("started", sight.container.id), ("created", sight.container.id)} & race.by.keys():
             yield (
                 f"when {label(snapshot, sight)} started: its timestamp is from another boot, or "
@@ -166,9 +167,9 @@ def _unknown_nvml(race: _Race) -> Iterator[str]:
 
 
 def _registration(snapshot: Snapshot, race: _Race) -> str:
-    if isinstance(snapshot.allocatable, Refusal):
-        return f"the kubelet was not asked ({snapshot.allocatable})"
-    listed = sum(len(d.ids) for d in snapshot.allocatable.value)
+    if isinstance(snapshot.kubelet.allocatable, Refusal):
+        return f"the kubelet was not asked ({snapshot.kubelet.allocatable})"
+    listed = sum(len(d.ids) for d in snapshot.kubelet.allocatable.value)
     if "said-registered" in race.first:
         return f"no mark; it lists {listed} now, and the plugin's log is a hint"
     return f"no mark of it in this boot; it lists {listed} now"

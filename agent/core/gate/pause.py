@@ -13,7 +13,7 @@ from ...model.snapshot import Snapshot
 def find(snapshot: Snapshot, settings: Settings) -> Pause | None:
     """The pause in force, None where there is none. A mark that exists and cannot be read pauses as
     well: somebody made it."""
-    mark = snapshot.paused
+    mark = snapshot.boot.paused
     if isinstance(mark, Seen):
         if not mark.value.until:
             return Pause(f"paused: {mark.value.reason}", None, True)
@@ -23,7 +23,7 @@ def find(snapshot: Snapshot, settings: Settings) -> Pause | None:
         return Pause(
             f"paused: /run/gpu-gate/paused is there and could not be read ({mark})", None, True
         )
-    units = snapshot.units.value_or(())
+    units = snapshot.boot.units.value_or(())
     working = [u.name for u in units if u.name in settings.pause_while and u.active == "activating"]
     return Pause(f"paused while {working[0]} is starting", None, False) if working else None
 

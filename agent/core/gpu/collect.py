@@ -1,12 +1,15 @@
-"""Links 1 to 3: NVIDIA's functions on PCI, the driver, its device nodes."""
+"""Links 1 to 5: NVIDIA's functions on PCI, the driver, its device nodes, the last probe, the kernel
+log."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
 from ...model.host import Host
+from ...model.kernel import KernelEntry
 from ...model.reading import NOT_ASKED, Reading, Refusal, Seen, Why
-from ...model.snapshot import DeviceNode, Entry, PciFunction, ProbeState
+from ...model.snapshot import DeviceNode, Entry, Hardware, PciFunction, ProbeState
 from ..common import parse
 from ..common.files import parsed_file
 from ..common.kernel_log import words
@@ -18,12 +21,52 @@ from ..common.paths import (
     PCI,
     SOC_FAMILY,
 )
-from .tegra import NVGPU, TEGRA
+from .tegra import NVGPU, TEGRA, is_tegra
 
 NVIDIA_VENDOR = 0x10DE
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 MOST_PARTS = 64
 MOST_NAMED = 3
+
+
+async def hardware(host: Host) -> Hardware:
+    """The GPUs of this node and their driver. The kernel log is read only where an NVIDIA function
+    is there."""
+    functions = await pci(host)
+    soc, nvgpu = await _tegra(host, functions)
+    version = await parsed_file(host, DRIVER_VERSION, parse.driver_version)
+    module_state = await parsed_file(host, MODULE_STATE, parse.text)
+    is_container = await _is_container(host)
+    is_loaded = isinstance(version, Seen)
+    installed = NOT_ASKED if is_loaded else await _module_installed(host)
+    building = NOT_ASKED if is_loaded else await _driver_building(host)
+    proc_gpus = await _proc_gpus(host) if is_loaded else NOT_ASKED
+    majors = await parsed_file(host, "/proc/devices", parse.majors)
+    nodes = await _device_nodes(host)
+    char_links = await _char_links(host)
+    probe = await host.probe()
+    found = Hardware(
+        pci=functions,
+        soc=soc,
+        nvgpu=nvgpu,
+        is_container=is_container,
+        driver_version=version,
+        module_state=module_state,
+        module_installed=installed,
+        driver_building=building,
+        proc_gpus=proc_gpus,
+        majors=majors,
+        nodes=nodes,
+        char_links=char_links,
+        probe=probe,
+        mig_instances=await _mig_instances(host, probe),
+    )
+    return replace(found, kernel=await _kernel_log(host)) if may_have_gpus(found) else found
+
+
+def may_have_gpus(hardware: Hardware) -> bool:
+    """False where neither PCI nor the SoC has any function of NVIDIA's."""
+    return not isinstance(hardware.pci, Seen) or bool(hardware.pci.value) or is_tegra(hardware)
 
 
 async def pci(host: Host) -> Reading[tuple[PciFunction, ...]]:
@@ -65,35 +108,27 @@ async def _pci_function(host: Host, name: str) -> PciFunction | Refusal:
     return PciFunction(parse.bus_id(name) or name, class_code.value, bound, written)
 
 
-async def tegra(host: Host, pci: Reading[tuple[PciFunction, ...]]) -> dict[str, Any]:
+class SocReadings(NamedTuple):
+    family: Reading[str]
+    nvgpu: Reading[tuple[Entry, ...]]
+
+
+async def _tegra(host: Host, pci: Reading[tuple[PciFunction, ...]]) -> SocReadings:
     """Where PCI shows no GPU of NVIDIA's, it may be a part of the SoC. The SoC's PCI bridges are
     NVIDIA's, too."""
     if any(f.is_gpu for f in pci.value) if isinstance(pci, Seen) else not pci.is_missing:
-        return {}
+        return SocReadings(NOT_ASKED, NOT_ASKED)
     soc = await parsed_file(host, SOC_FAMILY, parse.text)
     if isinstance(soc, Refusal) or not soc.value.lower().startswith(TEGRA):
-        return {"soc": soc}
-    return {"soc": soc, "nvgpu": await host.folder(NVGPU)}
+        return SocReadings(soc, NOT_ASKED)
+    return SocReadings(soc, await host.folder(NVGPU))
 
 
-async def driver(host: Host) -> dict[str, Any]:
-    version = await parsed_file(host, DRIVER_VERSION, parse.driver_version)
-    found: dict[str, Any] = {
-        "driver_version": version,
-        "module_state": await parsed_file(host, MODULE_STATE, parse.text),
-        "is_container": await _is_container(host),
-    }
-    if isinstance(version, Refusal):
-        found["module_installed"] = await _module_installed(host)
-        found["driver_building"] = await _driver_building(host)
-    else:
-        gpus = await host.folder(DRIVER_GPUS)
-        found["proc_gpus"] = (
-            gpus
-            if isinstance(gpus, Refusal)
-            else Seen(tuple(parse.bus_id(e.name) or e.name for e in gpus.value), gpus.at)
-        )
-    return found
+async def _proc_gpus(host: Host) -> Reading[tuple[str, ...]]:
+    gpus = await host.folder(DRIVER_GPUS)
+    if isinstance(gpus, Refusal):
+        return gpus
+    return Seen(tuple(parse.bus_id(e.name) or e.name for e in gpus.value), gpus.at)
 
 
 async def _is_container(host: Host) -> bool:
@@ -140,7 +175,7 @@ async def _driver_building(host: Host) -> Reading[str]:
     )
 
 
-async def mig_instances(host: Host, probe: Reading[ProbeState]) -> Reading[tuple[str, ...]]:
+async def _mig_instances(host: Host, probe: Reading[ProbeState]) -> Reading[tuple[str, ...]]:
     """MIG instances, by the folders that the driver keeps of each (NVIDIA's MIG User Guide, /proc
     based nvidia-capabilities): to list them asks no GPU, and where they are others than before,
     NVML is asked again. Where NVML says of no GPU whether it is in MIG mode, there are none."""
@@ -160,31 +195,27 @@ async def mig_instances(host: Host, probe: Reading[ProbeState]) -> Reading[tuple
     return Seen(tuple(found), gpus.at)
 
 
-async def kernel_log(host: Host) -> dict[str, Any]:
+async def _kernel_log(host: Host) -> Reading[tuple[KernelEntry, ...]]:
     lines = await host.kernel_log()
-    return {"kernel": lines if isinstance(lines, Refusal) else Seen(words(lines.value), lines.at)}
+    return lines if isinstance(lines, Refusal) else Seen(words(lines.value), lines.at)
 
 
-async def device_nodes(host: Host) -> dict[str, Any]:
-    majors = await parsed_file(host, "/proc/devices", parse.majors)
+async def _device_nodes(host: Host) -> Reading[tuple[DeviceNode, ...]]:
     dev = await host.folder("/dev", "nvidia*")
     caps = await host.folder("/dev/nvidia-caps")
-    links = await host.folder("/dev/char")
-    nodes: Reading[tuple[DeviceNode, ...]]
     if isinstance(dev, Refusal):
-        nodes = dev
-    else:
-        found = [_node("/dev", e) for e in dev.value if e.kind == "char"]
-        if isinstance(caps, Seen):
-            found += [_node("/dev/nvidia-caps", e) for e in caps.value if e.kind == "char"]
-        nodes = Seen(tuple(found), dev.at)
-    return {
-        "majors": majors,
-        "nodes": nodes,
-        "char_links": links
-        if isinstance(links, Refusal)
-        else Seen({e.name: e.target for e in links.value if e.kind == "link"}, links.at),
-    }
+        return dev
+    found = [_node("/dev", e) for e in dev.value if e.kind == "char"]
+    if isinstance(caps, Seen):
+        found += [_node("/dev/nvidia-caps", e) for e in caps.value if e.kind == "char"]
+    return Seen(tuple(found), dev.at)
+
+
+async def _char_links(host: Host) -> Reading[dict[str, str]]:
+    links = await host.folder("/dev/char")
+    if isinstance(links, Refusal):
+        return links
+    return Seen({e.name: e.target for e in links.value if e.kind == "link"}, links.at)
 
 
 def _node(folder: str, entry: Entry) -> DeviceNode:

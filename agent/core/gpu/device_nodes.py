@@ -32,30 +32,37 @@ UVM = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 def nvidia_majors(snapshot: Snapshot) -> set[int]:
     """Majors of NVIDIA's character devices; only 195 is fixed, the rest is dynamic: read, never
     assumed."""
-    if not isinstance(snapshot.majors, Seen):
+    if not isinstance(snapshot.hardware.majors, Seen):
         return set()
     return {
         number
-        for name, number in snapshot.majors.value.items()
+        for name, number in snapshot.hardware.majors.value.items()
         if name.startswith(("nvidia", "nvswitch"))
     }
 
 
 def _uvm_loaded(snapshot: Snapshot) -> bool:
-    return isinstance(snapshot.majors, Seen) and "nvidia-uvm" in snapshot.majors.value
+    return (
+        isinstance(snapshot.hardware.majors, Seen)
+        and "nvidia-uvm" in snapshot.hardware.majors.value
+    )
 
 
 def missing_nodes(snapshot: Snapshot, gpus: Sequence[Gpu]) -> tuple[str, ...]:
     """Device nodes that GPU work needs and that are not there, or carry a major that is not their
     driver's: only 195 is fixed, nvidia-uvm's is another after a load, and what was made before it
     leads nowhere."""
-    if not isinstance(snapshot.nodes, Seen):
+    if not isinstance(snapshot.hardware.nodes, Seen):
         return ("/dev/nvidia*",)
     majors = nvidia_majors(snapshot)
-    uvm = snapshot.majors.value.get("nvidia-uvm") if isinstance(snapshot.majors, Seen) else None
+    uvm = (
+        snapshot.hardware.majors.value.get("nvidia-uvm")
+        if isinstance(snapshot.hardware.majors, Seen)
+        else None
+    )
     there = {
         n.path
-        for n in snapshot.nodes.value
+        for n in snapshot.hardware.nodes.value
         if (n.major == uvm if uvm and n.path in UVM else not majors or n.major in majors)
     }
     wanted = [CONTROL, *(UVM if _uvm_loaded(snapshot) else ())]
@@ -65,7 +72,7 @@ def missing_nodes(snapshot: Snapshot, gpus: Sequence[Gpu]) -> tuple[str, ...]:
 
 def _as_found(snapshot: Snapshot, path: str) -> str:
     """A path, with the numbers that it carries where it is there."""
-    found = next((n for n in snapshot.nodes.value_or(()) if n.path == path), None)
+    found = next((n for n in snapshot.hardware.nodes.value_or(()) if n.path == path), None)
     return (
         f"{path} (it is there as {found.major}:{found.minor}, which is not its driver's)"
         if found
@@ -75,13 +82,15 @@ def _as_found(snapshot: Snapshot, path: str) -> str:
 
 def missing_links(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
     """(/dev/char name, target) for every NVIDIA device node without its link."""
-    if not isinstance(snapshot.nodes, Seen) or not isinstance(snapshot.char_links, Seen):
+    if not isinstance(snapshot.hardware.nodes, Seen) or not isinstance(
+        snapshot.hardware.char_links, Seen
+    ):
         return ()
     majors = nvidia_majors(snapshot)
-    links = snapshot.char_links.value
+    links = snapshot.hardware.char_links.value
     wanted = [
         (f"{n.major}:{n.minor}", "../" + n.path.removeprefix("/dev/"))
-        for n in snapshot.nodes.value
+        for n in snapshot.hardware.nodes.value
         if n.major in majors
     ]
     return tuple(sorted((name, target) for name, target in wanted if name not in links))
@@ -92,13 +101,13 @@ def findings(
 ) -> tuple[Finding, ...]:
     if gpus.scope is Scope.NONE or not driver.is_live(snapshot) or gpus.bound == (TEGRA,):
         return ()
-    if isinstance(snapshot.nodes, Refusal):
+    if isinstance(snapshot.hardware.nodes, Refusal):
         return (
             Finding(
                 Link.DEVICE_NODES,
                 Condition.DEVICE_NODES,
                 Verdict.UNKNOWN,
-                f"/dev was not read ({snapshot.nodes})",
+                f"/dev was not read ({snapshot.hardware.nodes})",
                 Reason.DEV_UNREADABLE,
                 missing=("/dev/nvidia*",),
                 next_step="ls -l /dev/nvidia*",
@@ -124,10 +133,10 @@ def findings(
                 Link.DEVICE_NODES,
                 Condition.DEVICE_NODES,
                 Verdict.HOLDS,
-                f"{len(snapshot.nodes.value)} device nodes under /dev",
+                f"{len(snapshot.hardware.nodes.value)} device nodes under /dev",
             )
         ]
-    found += _closed(snapshot.nodes.value)
+    found += _closed(snapshot.hardware.nodes.value)
     links = missing_links(snapshot)
     if links:
         found.append(
@@ -143,7 +152,7 @@ def findings(
                 "create-dev-char-symlinks --create-all",
             )
         )
-    if not _uvm_loaded(snapshot) and isinstance(snapshot.majors, Seen):
+    if not _uvm_loaded(snapshot) and isinstance(snapshot.hardware.majors, Seen):
         found.append(_no_uvm(snapshot))
     return tuple(found)
 
@@ -218,7 +227,7 @@ def additive(
         return ()
     actions: list[Action] = []
     lacking = missing_nodes(snapshot, assessment.gpus)
-    if lacking and isinstance(snapshot.nodes, Seen):
+    if lacking and isinstance(snapshot.hardware.nodes, Seen):
         minors = [CONTROL_MINOR] if CONTROL in lacking else []
         minors += [g.minor for g in assessment.gpus if f"/dev/nvidia{g.minor}" in lacking]
         actions.append(MakeNodes(tuple(minors), uvm=any(path in lacking for path in UVM)))

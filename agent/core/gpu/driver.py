@@ -21,9 +21,12 @@ REBUILD = "build it for this kernel: dkms autoinstall, or the driver's package a
 
 def is_live(snapshot: Snapshot) -> bool:
     """The module is loaded and has finished loading: NVML can be asked without loading anything."""
-    if not isinstance(snapshot.driver_version, Seen):
-        return isinstance(snapshot.nvgpu, Seen)
-    return not (isinstance(snapshot.module_state, Seen) and snapshot.module_state.value != "live")
+    if not isinstance(snapshot.hardware.driver_version, Seen):
+        return isinstance(snapshot.hardware.nvgpu, Seen)
+    return not (
+        isinstance(snapshot.hardware.module_state, Seen)
+        and snapshot.hardware.module_state.value != "live"
+    )
 
 
 def disturbed_at(snapshot: Snapshot) -> float:
@@ -34,12 +37,15 @@ def disturbed_at(snapshot: Snapshot) -> float:
     every GPU.
     """
     instants = [0.0]
-    if isinstance(snapshot.manager, Seen) and snapshot.manager.value.last_reload_at is not None:
-        instants.append(snapshot.manager.value.last_reload_at)
-    if isinstance(snapshot.units, Seen):
+    if (
+        isinstance(snapshot.boot.manager, Seen)
+        and snapshot.boot.manager.value.last_reload_at is not None
+    ):
+        instants.append(snapshot.boot.manager.value.last_reload_at)
+    if isinstance(snapshot.boot.units, Seen):
         instants += [
             u.active_since
-            for u in snapshot.units.value
+            for u in snapshot.boot.units.value
             if u.name in DRIVER_UNITS and u.is_active and u.active_since is not None
         ]
     return max(instants)
@@ -48,7 +54,7 @@ def disturbed_at(snapshot: Snapshot) -> float:
 def findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, ...]:
     if gpus.scope is Scope.NONE:
         return ()
-    if isinstance(snapshot.driver_version, Seen):
+    if isinstance(snapshot.hardware.driver_version, Seen):
         if not is_live(snapshot):
             return (
                 _fails(
@@ -61,14 +67,14 @@ def findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, ...]:
                 Link.DRIVER,
                 Condition.DRIVER_LOADED,
                 Verdict.HOLDS,
-                f"driver {snapshot.driver_version.value} (/proc/driver/nvidia/version)",
+                f"driver {snapshot.hardware.driver_version.value} (/proc/driver/nvidia/version)",
             ),
         )
-    if isinstance(snapshot.nvgpu, Seen):
+    if isinstance(snapshot.hardware.nvgpu, Seen):
         return (
             Finding(Link.DRIVER, Condition.DRIVER_LOADED, Verdict.HOLDS, f"driver nvgpu ({NVGPU})"),
         )
-    if not snapshot.driver_version.is_telling:
+    if not snapshot.hardware.driver_version.is_telling:
         return (
             Finding(
                 Link.DRIVER,
@@ -80,12 +86,12 @@ def findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, ...]:
                 next_step="cat /proc/driver/nvidia/version",
             ),
         )
-    if not snapshot.driver_version.is_missing:
-        return (_fails(str(snapshot.driver_version), Reason.DRIVER_UNREADABLE),)
-    if isinstance(snapshot.module_state, Seen):
+    if not snapshot.hardware.driver_version.is_missing:
+        return (_fails(str(snapshot.hardware.driver_version), Reason.DRIVER_UNREADABLE),)
+    if isinstance(snapshot.hardware.module_state, Seen):
         return (
             _fails(
-                f"the nvidia module is still loading ({snapshot.module_state.value})",
+                f"the nvidia module is still loading ({snapshot.hardware.module_state.value})",
                 Reason.DRIVER_LOADING,
             ),
         )
@@ -94,11 +100,16 @@ def findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, ...]:
 
 def _refused(snapshot: Snapshot, gpus: GpuInventory) -> Finding | None:
     """Why the module was not loaded, as the kernel's log says it: no waiting mends that."""
-    refused, built = kernel_log.rejected(snapshot), isinstance(snapshot.driver_building, Seen)
+    refused, built = (
+        kernel_log.rejected(snapshot),
+        isinstance(snapshot.hardware.driver_building, Seen),
+    )
     if (
         refused
         and not built
-        and (isinstance(snapshot.module_installed, Seen) or "nvidia" in refused.line.lower())
+        and (
+            isinstance(snapshot.hardware.module_installed, Seen) or "nvidia" in refused.line.lower()
+        )
     ):
         return replace(
             _fails(
@@ -171,13 +182,13 @@ def service_findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, .
     "active" comes before any device is open."""
     if gpus.scope is Scope.NONE:
         return ()
-    if isinstance(snapshot.units, Refusal):
+    if isinstance(snapshot.boot.units, Refusal):
         return (
             Finding(
                 Link.FABRIC,
                 Condition.PERSISTENCE_ACTIVE,
                 Verdict.UNKNOWN,
-                f"systemd was not read ({snapshot.units})",
+                f"systemd was not read ({snapshot.boot.units})",
                 Reason.SYSTEMD_UNREADABLE,
                 missing=("nvidia-persistenced.service",),
                 blocks=False,
@@ -185,7 +196,7 @@ def service_findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, .
             ),
         )
     found = []
-    for unit in snapshot.units.value:
+    for unit in snapshot.boot.units.value:
         if unit.name == "nvidia-persistenced.service":
             holds = unit.is_active
             found.append(
@@ -234,9 +245,9 @@ def additive(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tupl
     wanted = (
         settings.load_driver == "auto"
         and gpus.scope is Scope.GPUS
-        and isinstance(snapshot.driver_version, Refusal)
-        and isinstance(snapshot.module_state, Refusal)
-        and isinstance(snapshot.module_installed, Seen)
+        and isinstance(snapshot.hardware.driver_version, Refusal)
+        and isinstance(snapshot.hardware.module_state, Refusal)
+        and isinstance(snapshot.hardware.module_installed, Seen)
         and not is_live(snapshot)
     )
     return (LoadModule(),) if wanted else ()

@@ -27,7 +27,9 @@ def may_have_one(snapshot: Snapshot, gpus: Sequence[Gpu]) -> bool:
 
 
 def _has_switches(snapshot: Snapshot) -> bool:
-    return any(f.is_switch and not is_passthrough(f.driver) for f in snapshot.pci.value_or(()))
+    return any(
+        f.is_switch and not is_passthrough(f.driver) for f in snapshot.hardware.pci.value_or(())
+    )
 
 
 def unmanaged(
@@ -37,14 +39,14 @@ def unmanaged(
     shares them runs it as well). A GPU whose fabric is complete proves that there is one."""
     if (
         settings.fabric == "ignore"
-        or not isinstance(snapshot.units, Seen)
+        or not isinstance(snapshot.boot.units, Seen)
         or not assessment.gpus
         or not _has_switches(snapshot)
         or any(g.state.fabric == DONE for g in assessment.gpus)
     ):
         return None
-    last = snapshot.probe.value_or(ProbeState()).last
-    unit = next((u for u in snapshot.units.value if u.name == FABRIC_MANAGER), None)
+    last = snapshot.hardware.probe.value_or(ProbeState()).last
+    unit = next((u for u in snapshot.boot.units.value if u.name == FABRIC_MANAGER), None)
     if (
         unit is None
         or unit.active != "inactive"

@@ -22,7 +22,7 @@ SYSTEM_NOT_READY = 802
 
 def _vfio(evidence: Evidence) -> Mark | None:
     """Only where it leaves nothing: a GPU given away on purpose is no fault."""
-    functions = evidence.snapshot.pci.value_or(())
+    functions = evidence.snapshot.hardware.pci.value_or(())
     given = [f for f in functions if f.is_gpu and is_passthrough(f.driver)]
     if not given or evidence.diagnosis.expected:
         return None
@@ -36,7 +36,7 @@ def _vfio(evidence: Evidence) -> Mark | None:
 def _no_region(evidence: Evidence) -> Mark | None:
     found, pci = (
         evidence.finding(Reason.GPU_UNBOUND, Reason.DRIVER_NOT_LOADED),
-        evidence.snapshot.pci.value_or(()),
+        evidence.snapshot.hardware.pci.value_or(()),
     )
     line = kernel_log.no_region(
         evidence.snapshot, [f.bus_id for f in pci if f.is_gpu and not f.driver]
@@ -77,7 +77,7 @@ def _fabric(evidence: Evidence) -> Mark | None:
 def _other_fabric_manager(evidence: Evidence) -> Mark | None:
     """It refuses to start beside another driver; one that runs now has found its own."""
     units, line = (
-        evidence.snapshot.units.value_or(()),
+        evidence.snapshot.boot.units.value_or(()),
         evidence.journal(JournalEvent.FABRIC_VERSION),
     )
     runs = any(u.name == FABRIC_MANAGER and u.is_active for u in units)
@@ -107,7 +107,7 @@ def _mismatch(evidence: Evidence) -> Mark | None:
     found = evidence.finding(Reason.NVML_LIB_RM_VERSION_MISMATCH)
     if found:
         return Mark(True, found.because)
-    kernel = evidence.snapshot.kernel
+    kernel = evidence.snapshot.hardware.kernel
     line = (
         next((w for w in reversed(kernel.value) if w.event is KernelEvent.MISMATCH), None)
         if isinstance(kernel, Seen)
@@ -135,7 +135,7 @@ def _fell_off(evidence: Evidence) -> Mark | None:
     lost = evidence.finding(Reason.NVML_GPU_IS_LOST, Reason.GPU_MISSING)
     if lost is None:
         return None
-    kernel = evidence.snapshot.kernel.value_or(())
+    kernel = evidence.snapshot.hardware.kernel.value_or(())
     if any(w.event is KernelEvent.LOST and w.bus_id in lost.missing for w in kernel):
         return Mark(True, lost.because)  # which cites the line
     line = evidence.journal(JournalEvent.KERNEL)
@@ -146,7 +146,7 @@ def _fell_off(evidence: Evidence) -> Mark | None:
 
 def _init_failed(evidence: Evidence) -> Mark | None:
     missing = evidence.finding(Reason.GPU_MISSING, Reason.NVML_GPU_IS_LOST)
-    kernel = evidence.snapshot.kernel.value_or(())
+    kernel = evidence.snapshot.hardware.kernel.value_or(())
     line = next((w for w in reversed(kernel) if w.event is KernelEvent.INIT_FAILED), None)
     if missing is None or line is None or line.bus_id not in missing.missing:
         return None
@@ -165,7 +165,7 @@ def _no_firmware(evidence: Evidence) -> Mark | None:
 
 def _absent(evidence: Evidence) -> Mark | None:
     """Of a GPU that nobody has bound, NVML cannot know."""
-    missing, pci = evidence.finding(Reason.GPU_MISSING), evidence.snapshot.pci
+    missing, pci = evidence.finding(Reason.GPU_MISSING), evidence.snapshot.hardware.pci
     bound = (
         {f.bus_id for f in pci.value if f.driver == "nvidia"} if isinstance(pci, Seen) else set()
     )
@@ -173,7 +173,7 @@ def _absent(evidence: Evidence) -> Mark | None:
 
 
 def _hang(evidence: Evidence) -> Mark | None:
-    state = evidence.snapshot.probe.value_or(None)
+    state = evidence.snapshot.hardware.probe.value_or(None)
     found = evidence.finding(Reason.PROBE_HUNG)
     if found:
         return Mark(True, found.because)

@@ -38,7 +38,7 @@ _GPUS_OWN = (
 
 
 def _words(snapshot: Snapshot) -> tuple[KernelEntry, ...]:
-    return snapshot.kernel.value_or(())
+    return snapshot.hardware.kernel.value_or(())
 
 
 def _last(words: Iterable[KernelEntry]) -> KernelEntry | None:
@@ -54,7 +54,9 @@ def loaded_at(snapshot: Snapshot) -> float:
 
 def newest(snapshot: Snapshot, bus_ids: Collection[str], *event: KernelEvent) -> KernelEntry | None:
     """The newest line about one of these GPUs, of the module that is loaded now."""
-    since = loaded_at(snapshot) if isinstance(snapshot.driver_version, Seen) else float("inf")
+    since = (
+        loaded_at(snapshot) if isinstance(snapshot.hardware.driver_version, Seen) else float("inf")
+    )
     return _last(
         w for w in _words(snapshot) if w.event in event and w.bus_id in bus_ids and w.at >= since
     )
@@ -167,7 +169,7 @@ def cited(snapshot: Snapshot, word: KernelEntry | None) -> str:
 
 def findings(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, ...]:
     """A warning of what the GPUs here said in the last day; whether they work is NVML's to say."""
-    if gpus.scope is Scope.NONE or isinstance(snapshot.kernel, Refusal):
+    if gpus.scope is Scope.NONE or isinstance(snapshot.hardware.kernel, Refusal):
         return _unread(snapshot, gpus)
     recent = [
         w
@@ -207,7 +209,7 @@ def _is_elsewhere(word: KernelEntry, gpus: GpuInventory) -> bool:
 
 
 def _unread(snapshot: Snapshot, gpus: GpuInventory) -> tuple[Finding, ...]:
-    kernel = snapshot.kernel
+    kernel = snapshot.hardware.kernel
     if gpus.scope is Scope.NONE or isinstance(kernel, Seen) or kernel.is_missing:
         return ()
     return (

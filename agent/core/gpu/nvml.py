@@ -26,7 +26,9 @@ asked."""
 
 
 def judge(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> ProbeAssessment:
-    report = snapshot.probe.value.last if isinstance(snapshot.probe, Seen) else None
+    report = (
+        snapshot.hardware.probe.value.last if isinstance(snapshot.hardware.probe, Seen) else None
+    )
     if report is None:
         return ProbeAssessment(
             gpus.candidates, _wanted(settings, gpus.candidates), (), gpus.candidates, (), ""
@@ -51,7 +53,7 @@ def judge(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> ProbeAs
     # PCI shows.
     errors = tuple(e for e in report.errors + lost if e.index < 0 or missing)
     clean = report.end is ProbeEnd.ANSWERED and not missing and not errors and bool(shown)
-    nodes = snapshot.nodes.value_or(())
+    nodes = snapshot.hardware.nodes.value_or(())
     if clean and missing_nodes(snapshot, shown):
         clean = False
     fingerprint = _fingerprint(report, shown, nodes) if clean else ""
@@ -114,7 +116,7 @@ def findings(
 ) -> tuple[Finding, ...]:
     if gpus.scope is Scope.NONE:
         return ()
-    state = snapshot.probe.value_or(None)
+    state = snapshot.hardware.probe.value_or(None)
     now = snapshot.clock.boottime
     silent = kernel_log.silent_gsp(snapshot, gpus, assessment, state.last if state else None)
     if silent:
@@ -153,8 +155,8 @@ def findings(
             age_s=round(max(0.0, now - state.last.ended_at), 1),
         )
     ]
-    if isinstance(snapshot.learned, Seen):
-        found += _learned(snapshot.learned.value, assessment)
+    if isinstance(snapshot.boot.learned, Seen):
+        found += _learned(snapshot.boot.learned.value, assessment)
     return tuple(found)
 
 
@@ -248,7 +250,7 @@ def _complete(snapshot: Snapshot, report: ProbeReport, assessment: ProbeAssessme
 
 def _versions(snapshot: Snapshot, report: ProbeReport) -> str:
     """Both of them, as far as they are known."""
-    module = snapshot.driver_version.value_or("?")
+    module = snapshot.hardware.driver_version.value_or("?")
     named = parse.library_version(report.library)
     library = named if named not in ("", module) else kernel_log.client_version(snapshot)
     return f"; the loaded module is {module}, the library {library or 'another'}"

@@ -28,16 +28,20 @@ def expected_number(settings: Settings) -> int | None:
 
 
 def classify_gpus(snapshot: Snapshot, settings: Settings) -> GpuInventory:
-    on_soc = is_tegra(snapshot)  # asked only where PCI shows no GPU
-    if isinstance(snapshot.pci, Refusal) and not (on_soc and snapshot.pci.is_missing):
-        if snapshot.pci.is_missing and not settings.expected_gpus:
+    on_soc = is_tegra(snapshot.hardware)  # asked only where PCI shows no GPU
+    if isinstance(snapshot.hardware.pci, Refusal) and not (
+        on_soc and snapshot.hardware.pci.is_missing
+    ):
+        if snapshot.hardware.pci.is_missing and not settings.expected_gpus:
             return GpuInventory(Scope.NONE, "this host has no PCI bus")
-        return GpuInventory(Scope.UNKNOWN, f"the PCI bus could not be read ({snapshot.pci})")
+        return GpuInventory(
+            Scope.UNKNOWN, f"the PCI bus could not be read ({snapshot.hardware.pci})"
+        )
     if on_soc:
         return GpuInventory(*_scope(snapshot, settings, 1, []), (TEGRA,))
     excluded = {parse.bus_id(b) or b for b in settings.exclude_gpus}
     bound, unbound, elsewhere = [], [], []
-    for gpu in snapshot.pci.value_or(()):
+    for gpu in snapshot.hardware.pci.value_or(()):
         if not gpu.is_gpu:
             continue
         why = "excluded by ExcludeGPUs=" if gpu.bus_id in excluded else _given_to(gpu)
@@ -47,7 +51,7 @@ def classify_gpus(snapshot: Snapshot, settings: Settings) -> GpuInventory:
             bound.append(gpu.bus_id)
         else:
             unbound.append(gpu.bus_id)
-    if snapshot.is_container:
+    if snapshot.hardware.is_container:
         given = _given_to_this_container(snapshot, bound)
         if bound and not given and not settings.expected_gpus:
             return GpuInventory(
@@ -72,10 +76,14 @@ def _given_to(gpu: PciFunction) -> str:
 def _given_to_this_container(snapshot: Snapshot, bound: list[str]) -> list[str]:
     """A container node (kind, nvkind) sees the host's whole PCI bus, and was given only some of
     it."""
-    if not isinstance(snapshot.proc_gpus, Seen) or not isinstance(snapshot.nodes, Seen):
+    if not isinstance(snapshot.hardware.proc_gpus, Seen) or not isinstance(
+        snapshot.hardware.nodes, Seen
+    ):
         return bound
-    has_gpu_node = any(n.path.removeprefix("/dev/nvidia").isdigit() for n in snapshot.nodes.value)
-    return [b for b in bound if b in snapshot.proc_gpus.value] if has_gpu_node else []
+    has_gpu_node = any(
+        n.path.removeprefix("/dev/nvidia").isdigit() for n in snapshot.hardware.nodes.value
+    )
+    return [b for b in bound if b in snapshot.hardware.proc_gpus.value] if has_gpu_node else []
 
 
 def _scope(
@@ -88,28 +96,33 @@ def _scope(
             users = ", ".join(f"{bus_id} {why}" for bus_id, why in elsewhere)
             return Scope.NONE, f"no NVIDIA GPU for containers: {users}"
         return Scope.NONE, "no NVIDIA GPU on the PCI bus"
-    if isinstance(snapshot.driver_version, Seen) or isinstance(snapshot.module_state, Seen):
+    if isinstance(snapshot.hardware.driver_version, Seen) or isinstance(
+        snapshot.hardware.module_state, Seen
+    ):
         return Scope.GPUS, "the nvidia module is loaded"
-    if isinstance(snapshot.nvgpu, Seen):
+    if isinstance(snapshot.hardware.nvgpu, Seen):
         return Scope.GPUS, "nvgpu is loaded"
-    if not snapshot.driver_version.is_missing:
+    if not snapshot.hardware.driver_version.is_missing:
         return (
             Scope.UNKNOWN,
-            f"/proc/driver/nvidia/version could not be read ({snapshot.driver_version})",
+            f"/proc/driver/nvidia/version could not be read ({snapshot.hardware.driver_version})",
         )
-    if isinstance(snapshot.driver_building, Seen):
-        return Scope.GPUS, f"dkms is building {snapshot.driver_building.value}"
-    if isinstance(snapshot.module_installed, Seen):
-        return Scope.GPUS, f"{snapshot.module_installed.value} is installed and not loaded yet"
-    if snapshot.module_installed.is_missing:
-        dkms = snapshot.driver_building.detail
+    if isinstance(snapshot.hardware.driver_building, Seen):
+        return Scope.GPUS, f"dkms is building {snapshot.hardware.driver_building.value}"
+    if isinstance(snapshot.hardware.module_installed, Seen):
+        return (
+            Scope.GPUS,
+            f"{snapshot.hardware.module_installed.value} is installed and not loaded yet",
+        )
+    if snapshot.hardware.module_installed.is_missing:
+        dkms = snapshot.hardware.driver_building.detail
         return Scope.LATE_DRIVER, (
-            f"no nvidia driver on the host yet ({snapshot.module_installed.detail})"
+            f"no nvidia driver on the host yet ({snapshot.hardware.module_installed.detail})"
             + (f"; {dkms}" if dkms.startswith("dkms has") else "")
         )
     return (
         Scope.UNKNOWN,
-        f"whether a driver is installed could not be read ({snapshot.module_installed})",
+        f"whether a driver is installed could not be read ({snapshot.hardware.module_installed})",
     )
 
 
@@ -123,7 +136,7 @@ def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tupl
                 "the GPU is a part of the SoC (Tegra)",
             ),
         )
-    if isinstance(snapshot.pci, Refusal) and gpus.scope is not Scope.NONE:
+    if isinstance(snapshot.hardware.pci, Refusal) and gpus.scope is not Scope.NONE:
         return (
             Finding(
                 Link.PCI,
@@ -136,7 +149,7 @@ def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tupl
             ),
         )
     found = [_on_pci(settings, gpus)]
-    if gpus.unbound and isinstance(snapshot.driver_version, Seen):
+    if gpus.unbound and isinstance(snapshot.hardware.driver_version, Seen):
         found.append(_unbound(snapshot, settings, gpus))
     if gpus.on_display:
         names = " and ".join(sorted({driver for _, driver in gpus.on_display}))

@@ -5,7 +5,7 @@ one device, "tegra"."""
 from __future__ import annotations
 
 from ...model.reading import Seen
-from ...model.snapshot import Gpu, Snapshot
+from ...model.snapshot import Gpu, Hardware
 
 TEGRA = "tegra"
 """In the place of a bus id, and the device id that the kubelet lists."""
@@ -14,7 +14,7 @@ INTEGRATED = Gpu(TEGRA, TEGRA, -1, "integrated GPU")
 NVGPU = "/sys/module/nvgpu"
 
 
-def is_tegra(snapshot: Snapshot) -> bool:
+def is_tegra(hardware: Hardware) -> bool:
     """As go-nvlib tells it (pkg/nvlib/info, IsTegraSystem). Asked only where PCI shows no GPU of
     NVIDIA's."""
-    return isinstance(snapshot.soc, Seen) and snapshot.soc.value.lower().startswith(TEGRA)
+    return isinstance(hardware.soc, Seen) and hardware.soc.value.lower().startswith(TEGRA)

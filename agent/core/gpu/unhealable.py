@@ -3,7 +3,7 @@ themselves."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 from ...model.finding import Finding, Verdict
 from ...model.reading import Seen
@@ -35,30 +35,44 @@ def findings(
     )
 
 
-def parts(
+class Disturbance(NamedTuple):
+    """What the diagnosis holds about causes outside of NVML's own answer."""
+
+    at: float
+    "boottime, seconds"
+    by: str
+    driver_loaded_at: float
+    held: Finding | None
+    fabric: Finding | None
+    rests_until: float
+
+
+def disturbance(
     snapshot: Snapshot,
     settings: Settings,
     gpus: GpuInventory,
     assessment: ProbeAssessment,
     shown: tuple[Finding, ...],
     disturbed_at: float,
-) -> dict[str, Any]:
-    """Of the diagnosis: what disturbs, what holds, and what is waited for."""
+) -> Disturbance:
+    """What disturbs, what holds, and what is waited for."""
     at, by = max(
         (disturbed_at, "a reload or restart"),
         (kernel_log.disturbed_at(snapshot, assessment), "the kernel's report of a GPU"),
     )
     ready = fabric.find(settings, assessment)
-    report = snapshot.probe.value.last if isinstance(snapshot.probe, Seen) else None
+    report = (
+        snapshot.hardware.probe.value.last if isinstance(snapshot.hardware.probe, Seen) else None
+    )
     silent = kernel_log.silent_gsp(snapshot, gpus, assessment, report)
-    return {
-        "disturbed_at": at,
-        "disturbed_by": by,
-        "driver_loaded_at": kernel_log.loaded_at(snapshot),
-        "held": _held(shown, gpus),
-        "fabric": ready if ready and ready.verdict is Verdict.FAILS else None,
-        "rests_until": silent.at + kernel_log.GSP_REST_S if silent else 0.0,
-    }
+    return Disturbance(
+        at=at,
+        by=by,
+        driver_loaded_at=kernel_log.loaded_at(snapshot),
+        held=_held(shown, gpus),
+        fabric=ready if ready and ready.verdict is Verdict.FAILS else None,
+        rests_until=silent.at + kernel_log.GSP_REST_S if silent else 0.0,
+    )
 
 
 def _held(shown: tuple[Finding, ...], gpus: GpuInventory) -> Finding | None:

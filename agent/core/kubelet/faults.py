@@ -21,8 +21,8 @@ def _stale_checkpoint(evidence: Evidence) -> Mark | None:
     """It names GPUs and the kubelet lists none: nobody may take it for a registration."""
     found, snapshot = evidence.finding(Reason.NOT_REGISTERED), evidence.snapshot
     named = (
-        sum(n for r, n in snapshot.checkpoint.value.items() if r.startswith("nvidia.com/"))
-        if isinstance(snapshot.checkpoint, Seen)
+        sum(n for r, n in snapshot.kubelet.checkpoint.value.items() if r.startswith("nvidia.com/"))
+        if isinstance(snapshot.kubelet.checkpoint, Seen)
         else 0
     )
     return (
@@ -48,7 +48,7 @@ def _unexpected(evidence: Evidence) -> Mark | None:
 
 def _refused(evidence: Evidence) -> Refusal | None:
     """Systemd says that it runs, and its own API does not answer."""
-    answer = evidence.snapshot.allocatable
+    answer = evidence.snapshot.kubelet.allocatable
     is_telling = isinstance(answer, Refusal) and answer.is_telling
     return (
         answer
@@ -92,14 +92,16 @@ def _silent(evidence: Evidence) -> Mark | None:
 
 
 def _runtime_silent(evidence: Evidence) -> Mark | None:
-    answer = evidence.snapshot.runtime
+    answer = evidence.snapshot.plugin.runtime
     if not isinstance(answer, Refusal) or not answer.is_telling:
         return None
-    return Mark(not answer.is_missing, f"{evidence.snapshot.runtime_socket or 'CRI'}: {answer}")
+    return Mark(
+        not answer.is_missing, f"{evidence.snapshot.plugin.runtime_socket or 'CRI'}: {answer}"
+    )
 
 
 def _torn(evidence: Evidence) -> Mark | None:
-    file = evidence.snapshot.checkpoint
+    file = evidence.snapshot.kubelet.checkpoint
     if not isinstance(file, Refusal) or file.why is not Why.FAILED:
         return None
     return Mark(parse.UNKNOWN_FORM not in file.detail, f"kubelet_internal_checkpoint: {file}")

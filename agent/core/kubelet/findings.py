@@ -22,10 +22,10 @@ CHECKPOINT = "kubelet_internal_checkpoint"
 def find_unit(snapshot: Snapshot, settings: Settings) -> Unit | None:
     """The unit that carries this host's kubelet: a running one first, then an enabled one, then any
     installed."""
-    if not isinstance(snapshot.units, Seen):
+    if not isinstance(snapshot.boot.units, Seen):
         return None
     names = kubelet_units(settings)
-    installed = [u for u in snapshot.units.value if u.name in names and u.load == "loaded"]
+    installed = [u for u in snapshot.boot.units.value if u.name in names and u.load == "loaded"]
     rank = {"active": 0, "reloading": 0, "activating": 1}
     return min(
         installed,
@@ -40,7 +40,7 @@ def find_unit(snapshot: Snapshot, settings: Settings) -> Unit | None:
 
 def is_active(snapshot: Snapshot, settings: Settings) -> bool | None:
     """None where systemd was not read."""
-    if not isinstance(snapshot.units, Seen):
+    if not isinstance(snapshot.boot.units, Seen):
         return None
     unit = find_unit(snapshot, settings)
     return unit is not None and unit.is_active
@@ -75,13 +75,13 @@ def _socket(snapshot: Snapshot, settings: Settings, short: bool) -> tuple[Findin
 
 
 def _unit(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
-    if isinstance(snapshot.units, Refusal):
+    if isinstance(snapshot.boot.units, Refusal):
         return (
             Finding(
                 Link.KUBELET,
                 Condition.KUBELET_ACTIVE,
                 Verdict.UNKNOWN,
-                f"systemd was not read ({snapshot.units})",
+                f"systemd was not read ({snapshot.boot.units})",
                 Reason.SYSTEMD_UNREADABLE,
                 missing=("the kubelet's unit",),
                 blocks=False,
@@ -92,7 +92,7 @@ def _unit(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
     if unit is None:
         heard = (
             ", and a kubelet answers: no unit that we know"
-            if isinstance(snapshot.allocatable, Seen)
+            if isinstance(snapshot.kubelet.allocatable, Seen)
             else ""
         )
         return (
@@ -118,10 +118,10 @@ def _unit(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
             next_step="" if unit.is_active else f"systemctl status {unit.name}",
         )
     ]
-    if isinstance(snapshot.plugin_sockets, Seen):
+    if isinstance(snapshot.kubelet.plugin_sockets, Seen):
         names = [
             e.name
-            for e in snapshot.plugin_sockets.value
+            for e in snapshot.kubelet.plugin_sockets.value
             if e.kind == "socket" and e.name != "kubelet.sock"
         ]
         found.append(
@@ -148,28 +148,36 @@ def registered(snapshot: Snapshot, settings: Settings, listed: Listing) -> Findi
     # Its API answers: there is one, whoever carries it (rke1 runs it in a container).
     if (
         unit is None
-        and isinstance(snapshot.units, Seen)
-        and not isinstance(snapshot.allocatable, Seen)
+        and isinstance(snapshot.boot.units, Seen)
+        and not isinstance(snapshot.kubelet.allocatable, Seen)
     ):
         return None
-    if isinstance(snapshot.allocatable, Refusal):
+    if isinstance(snapshot.kubelet.allocatable, Refusal):
         return _registered(
             Verdict.UNKNOWN,
-            f"the kubelet's pod-resources API gave no answer ({snapshot.allocatable})",
+            f"the kubelet's pod-resources API gave no answer ({snapshot.kubelet.allocatable})",
             Reason.KUBELET_SILENT,
             next_step="journalctl -u kubelet -n 30; ss "
             "-xlp | grep pod-resources; [Kubelet] PodResourcesSocket=",
         )
-    if unit and unit.active_since is not None and snapshot.allocatable.at < unit.active_since:
+    if (
+        unit
+        and unit.active_since is not None
+        and snapshot.kubelet.allocatable.at < unit.active_since
+    ):
         return _registered(
             Verdict.UNKNOWN,
             "the kubelet's last answer is older than the kubelet",
             Reason.KUBELET_RESTARTED,
         )
-    if listed.count == 0 and not snapshot.plugins and isinstance(snapshot.dra_driver, Seen):
+    if (
+        listed.count == 0
+        and not snapshot.plugin.plugins
+        and isinstance(snapshot.plugin.dra_driver, Seen)
+    ):
         return _registered(
             Verdict.HOLDS,
-            f"GPUs are offered by DRA (container {snapshot.dra_driver.value}, driver "
+            f"GPUs are offered by DRA (container {snapshot.plugin.dra_driver.value}, driver "
             "gpu.nvidia.com): no resource is expected",
             Reason.NONE,
         )
@@ -321,10 +329,11 @@ def allocation(
 def listed_anew_at(snapshot: Snapshot, listed: Listing) -> float:
     """Boottime at which a list that contradicts the last probe may have come: a fresh probe must
     tell who is right. The kubelet rewrites its checkpoint whenever a plugin sends another list."""
-    if not listed.strangers or not isinstance(snapshot.plugin_sockets, Seen):
+    if not listed.strangers or not isinstance(snapshot.kubelet.plugin_sockets, Seen):
         return 0.0
     written = max(
-        (e.mtime for e in snapshot.plugin_sockets.value if e.name == CHECKPOINT), default=0.0
+        (e.mtime for e in snapshot.kubelet.plugin_sockets.value if e.name == CHECKPOINT),
+        default=0.0,
     )
     at = written - (snapshot.clock.realtime - snapshot.clock.boottime)
     return (
@@ -334,7 +343,9 @@ def listed_anew_at(snapshot: Snapshot, listed: Listing) -> float:
 
 def is_older(snapshot: Snapshot, listed: Listing) -> bool:
     """The last probe may be older than a list that contradicts it."""
-    report = snapshot.probe.value.last if isinstance(snapshot.probe, Seen) else None
+    report = (
+        snapshot.hardware.probe.value.last if isinstance(snapshot.hardware.probe, Seen) else None
+    )
     return report is not None and listed_anew_at(snapshot, listed) > report.started_at
 
 
@@ -345,14 +356,14 @@ def repair_facts(
     it."""
     unit, offset = find_unit(snapshot, settings), snapshot.clock.realtime - snapshot.clock.boottime
     answered = (
-        isinstance(snapshot.allocatable, Seen)
+        isinstance(snapshot.kubelet.allocatable, Seen)
         and unit is not None
         and unit.is_active
-        and (unit.active_since is None or snapshot.allocatable.at >= unit.active_since)
+        and (unit.active_since is None or snapshot.kubelet.allocatable.at >= unit.active_since)
     )
     # Whether a plugin could register at all is its folder's to say; where it was not read, none is
     # ended on a guess.
-    folder = snapshot.plugin_sockets
+    folder = snapshot.kubelet.plugin_sockets
     can_tell = isinstance(folder, Seen) or folder.is_missing
     return RepairFacts(
         fault=fault,
@@ -361,7 +372,11 @@ def repair_facts(
         kubelet_since=unit.active_since or 0.0 if unit else 0.0,
         kubelet_invocation=unit.invocation_id if unit else "",
         offset=offset,
-        boot_id=snapshot.boot_id,
-        entries=ledger.by_this_clock(snapshot.ledger.value_or(()), snapshot.boot_id, offset),
-        ledger_problem="" if isinstance(snapshot.ledger, Seen) else str(snapshot.ledger),
+        boot_id=snapshot.boot.boot_id,
+        entries=ledger.by_this_clock(
+            snapshot.plugin.ledger.value_or(()), snapshot.boot.boot_id, offset
+        ),
+        ledger_problem=""
+        if isinstance(snapshot.plugin.ledger, Seen)
+        else str(snapshot.plugin.ledger),
     )

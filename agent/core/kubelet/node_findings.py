@@ -18,17 +18,17 @@ STALE_S = 180.0
 
 def findings(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
     """Nothing where nobody asked the API server."""
-    if isinstance(snapshot.node_object, Refusal):
-        if snapshot.node_object.is_missing or not snapshot.node_object.is_telling:
+    if isinstance(snapshot.kubelet.node_object, Refusal):
+        if snapshot.kubelet.node_object.is_missing or not snapshot.kubelet.node_object.is_telling:
             return ()
         return (
             _finding(
                 Verdict.UNKNOWN,
-                f"gpu-gate-node's report could not be read ({snapshot.node_object})",
+                f"gpu-gate-node's report could not be read ({snapshot.kubelet.node_object})",
                 Reason.NODE_REPORT_UNREADABLE,
             ),
         )
-    node = snapshot.node_object.value
+    node = snapshot.kubelet.node_object.value
     age_s = max(0.0, snapshot.clock.boottime - node.seen_at)
     silence = _silence(snapshot, settings, node, age_s)
     if silence is not None:
@@ -40,7 +40,7 @@ def findings(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
         f"Node {node.name} shows {sum(shown.values())} allocatable of capacity "
         f"{sum(capacity.values())}"
     )
-    if not isinstance(snapshot.allocatable, Seen):
+    if not isinstance(snapshot.kubelet.allocatable, Seen):
         return (
             _finding(
                 Verdict.UNKNOWN,
@@ -50,7 +50,9 @@ def findings(snapshot: Snapshot, settings: Settings) -> tuple[Finding, ...]:
             ),
         )
     listed = {
-        d.resource: len(d.ids) for d in snapshot.allocatable.value if _is_ours(d.resource, settings)
+        d.resource: len(d.ids)
+        for d in snapshot.kubelet.allocatable.value
+        if _is_ours(d.resource, settings)
     }
     if not any(shown.values()) or any(
         shown.get(name, 0) < number for name, number in listed.items()
@@ -77,7 +79,7 @@ def _silence(
             Reason.API_SERVER_SILENT,
             age_s,
         )
-    if snapshot.boot_id and node.boot_id != snapshot.boot_id:
+    if snapshot.boot.boot_id and node.boot_id != snapshot.boot.boot_id:
         return _finding(
             Verdict.UNKNOWN,
             f"Node {node.name} still shows an earlier boot",

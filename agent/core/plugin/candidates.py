@@ -251,7 +251,11 @@ def is_anothers(owner: SocketOwner, sight: PluginSight) -> bool:
 def is_not_of_unit(snapshot: Snapshot, owner: SocketOwner, name: str) -> bool:
     """A container of a pod or another unit serves it. One that no pod has may be the unit's own:
     docker run."""
-    known = snapshot.runtime.value.containers if isinstance(snapshot.runtime, Seen) else ()
+    known = (
+        snapshot.plugin.runtime.value.containers
+        if isinstance(snapshot.plugin.runtime, Seen)
+        else ()
+    )
     if owner.container_id:
         return any(c.id == owner.container_id for c in known)
     return owner.unit not in ("", name)
@@ -260,7 +264,7 @@ def is_not_of_unit(snapshot: Snapshot, owner: SocketOwner, name: str) -> bool:
 def owner_name(snapshot: Snapshot, owner: SocketOwner) -> str:
     if not owner.container_id:
         return owner.unit or "a process of no container and no unit"
-    known = snapshot.runtime.value_or(Runtime((), ()))
+    known = snapshot.plugin.runtime.value_or(Runtime((), ()))
     found = next((c for c in known.containers if c.id == owner.container_id), None)
     pod = next((s for s in known.sandboxes if found and s.id == found.sandbox_id), None)
     named = f"{pod.namespace}/{pod.name} " if pod else ""
@@ -317,7 +321,12 @@ def began_at(snapshot: Snapshot, sight: PluginSight) -> float:
     the kernel's word where that was read, for no clock that is set later shifts it. Else by the
     runtime's stamp of its start."""
     known = next(
-        (p for p in snapshot.processes.value_or(()) if p.container_id == sight.container.id), None
+        (
+            p
+            for p in snapshot.workloads.processes.value_or(())
+            if p.container_id == sight.container.id
+        ),
+        None,
     )
     if known is not None and known.started.isdecimal():
         return int(known.started) / USER_HZ

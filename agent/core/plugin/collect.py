@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 from ...model.host import Host
 from ...model.reading import Reading, Refusal, Seen, Why
@@ -21,10 +20,9 @@ from ...model.runtime import (
     SocketOwner,
 )
 from ...model.settings import Settings
-from ...model.snapshot import Snapshot
+from ...model.snapshot import Plugin, Snapshot
 from ..access import containers, holders
 from ..common import parse
-from ..common.files import parsed
 from ..common.layouts import manifest_folders, pod_resources_sockets, runtime_sockets
 from ..common.watched import running_kubelet
 from ..gpu.tegra import is_tegra
@@ -36,7 +34,6 @@ from .resources import listing
 PLUGINS, SOCKETS_ASKED, MANIFESTS = 4, 4, 32
 """So many are read; more than one candidate is reported, and nothing is done."""
 MANIFEST_BYTES = 65536
-CHECKPOINT_BYTES = 4 << 20
 LOOK_ALIKES = 16
 """So many containers are looked into before the rest is taken for what it looks like."""
 DRA = "gpu.nvidia.com"
@@ -47,58 +44,46 @@ _ID = re.compile(r"[0-9a-f]{64}")
 _UNIT = re.compile(r"/([^/\n]+\.service)")
 
 
-async def runtime(host: Host, settings: Settings, snapshot: Snapshot) -> dict[str, Any]:
-    """The kubelet's runtime, what it runs, and the kubelet's checkpoint."""
-    checkpoint = await _checkpoint(
-        host, f"{settings.device_plugins_dir}/kubelet_internal_checkpoint"
-    )
+async def runtime(host: Host, settings: Settings, snapshot: Snapshot) -> Plugin:
+    """The kubelet's runtime, and what it runs."""
     socket, lists = await _runtime(
-        host, runtime_sockets(settings, running_kubelet(snapshot.units, settings))
+        host, runtime_sockets(settings, running_kubelet(snapshot.boot.units, settings))
     )
-    return {"checkpoint": checkpoint, "runtime_socket": socket, "runtime": lists}
+    return replace(snapshot.plugin, runtime_socket=socket, runtime=lists)
 
 
-async def _checkpoint(host: Host, path: str) -> Reading[dict[str, int]]:
-    """One that is longer than what we read is no torn one: thousands of pods are in it."""
-    data = await host.file(path, CHECKPOINT_BYTES)
-    if isinstance(data, Seen) and len(data.value) >= CHECKPOINT_BYTES:
-        return Refusal(Why.NOT_ASKED, f"{path} is longer than {CHECKPOINT_BYTES >> 20} MiB")
-    return parsed(data, parse.checkpoint, path)
-
-
-async def plugins(host: Host, settings: Settings, snapshot: Snapshot) -> Snapshot:
-    """The scene with what concerns the plugin. What costs something, such as its own access, is
-    asked only where the kubelet does not list what it should, or the plugin lost its access."""
-    if not isinstance(snapshot.runtime, Seen):
-        return snapshot
-    pairs, details, unable = await _looked_into(
-        host, snapshot.runtime_socket, snapshot.runtime.value, settings
-    )
+async def plugins(host: Host, settings: Settings, snapshot: Snapshot) -> Plugin:
+    """The part about the plugin. What costs something, such as its own access, is asked only where
+    the kubelet does not list what it should, or the plugin lost its access."""
+    of = snapshot.plugin
+    if not isinstance(of.runtime, Seen):
+        return of
+    pairs, details, unable = await _looked_into(host, of.runtime_socket, of.runtime.value, settings)
     sights = plugin.by_command(
         tuple([await _sight(host, snapshot, c, s, details.get(c.id)) for c, s in pairs])
     )
-    snapshot = replace(snapshot, plugins=sights, not_plugins=_names(snapshot.runtime.value, unable))
-    is_complete = listing(snapshot, plugin.effective(settings, sights)).is_complete
-    if is_complete and not any(
+    of = replace(of, plugins=sights, not_plugins=_names(of.runtime.value, unable))
+    listed = listing(replace(snapshot, plugin=of), plugin.effective(settings, sights))
+    if listed.is_complete and not any(
         isinstance(s.access, Seen) and not s.access.value.allowed for s in sights
     ):
-        return snapshot
+        return of
     if not sights:
         return replace(
-            snapshot,
+            of,
             dra_driver=await _dra_driver(host, settings, snapshot),
             socket_owners=await _owners(host, settings, snapshot, sights),
         )
-    folders = manifest_folders(settings, running_kubelet(snapshot.units, settings))
-    if not is_complete and not is_tegra(snapshot):  # which may have no /dev/nvidiactl at all
+    folders = manifest_folders(settings, running_kubelet(snapshot.boot.units, settings))
+    # A Tegra may have no /dev/nvidiactl at all.
+    if not listed.is_complete and not is_tegra(snapshot.hardware):
         sights = tuple([await _with_access(host, s) for s in sights])
     sights = tuple([await _halted(host, snapshot, s) for s in sights])
     sights = tuple(
         [replace(s, restart_policy=await _restart_policy(host, s.sandbox, folders)) for s in sights]
     )
-    return replace(
-        snapshot, plugins=sights, socket_owners=await _owners(host, settings, snapshot, sights)
-    )
+    owners = await _owners(host, settings, snapshot, sights)
+    return replace(of, plugins=sights, socket_owners=owners)
 
 
 async def _runtime(host: Host, sockets: tuple[str, ...]) -> tuple[str, Reading[Runtime]]:
@@ -164,7 +149,7 @@ async def _sight(
     sandbox: Sandbox | None,
     known: Reading[ContainerDetail] | None,
 ) -> PluginSight:
-    detail = known or await host.container(snapshot.runtime_socket, container.id)
+    detail = known or await host.container(snapshot.plugin.runtime_socket, container.id)
     log: Reading[PluginLog] = Refusal(Why.NOT_ASKED, "the container's status was not read")
     access: Reading[Access] = Refusal(Why.NOT_ASKED, "not in doubt, or it has no process")
     if isinstance(detail, Seen):
@@ -212,7 +197,7 @@ async def _halted(host: Host, snapshot: Snapshot, sight: PluginSight) -> PluginS
     cgroup = next(
         (
             p.cgroup_v2
-            for p in snapshot.processes.value_or(())
+            for p in snapshot.workloads.processes.value_or(())
             if p.container_id == sight.container.id
         ),
         None,
@@ -288,14 +273,20 @@ def _written(manifest: bytes) -> tuple[list[str], str]:
 async def _dra_driver(host: Host, settings: Settings, snapshot: Snapshot) -> Reading[str]:
     """NVIDIA's DRA driver for GPUs (k8s-dra-driver-gpu: its folder under the kubelet's root, its
     image). A dead one leaves its socket behind, so a running container counts as well."""
-    running = snapshot.runtime.value.containers if isinstance(snapshot.runtime, Seen) else ()
+    running = (
+        snapshot.plugin.runtime.value.containers
+        if isinstance(snapshot.plugin.runtime, Seen)
+        else ()
+    )
     names = [
         c.name
         for c in running
         if c.state is ContainerState.RUNNING and matches(c.image, ("*dra-driver*",))
     ]
     for socket in (
-        pod_resources_sockets(settings, running_kubelet(snapshot.units, settings)) if names else ()
+        pod_resources_sockets(settings, running_kubelet(snapshot.boot.units, settings))
+        if names
+        else ()
     ):
         folder = await host.folder(
             f"{socket.removesuffix('/pod-resources/kubelet.sock')}/plugins/{DRA}"
@@ -312,7 +303,7 @@ async def _owners(
     list."""
     kinds = [kind for s in sights if (kind := kind_of(s.container, s.sandbox))] or KINDS
     patterns = {p for kind in kinds for p in kind.sockets}
-    entries = snapshot.plugin_sockets.value_or(())
+    entries = snapshot.kubelet.plugin_sockets.value_or(())
     names = [e.name for e in entries if e.kind == "socket" and matches(e.name, patterns)]
     found = []
     for name in names[:SOCKETS_ASKED]:

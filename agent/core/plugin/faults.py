@@ -59,7 +59,7 @@ def _early(evidence: Evidence) -> Mark | None:
     if _nvml_fails(evidence):
         # The host's NVML fails for a reason of its own, which waiting would not have cured.
         return None
-    first, watching = evidence.diagnostics.first_seen, evidence.snapshot.waiting
+    first, watching = evidence.diagnostics.first_seen, evidence.snapshot.boot.waiting
     if (
         isinstance(first, Seen)
         and isinstance(watching, Seen)

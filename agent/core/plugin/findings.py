@@ -29,10 +29,9 @@ NOTHING = Listing()
 
 def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tuple[Finding, ...]:
     found: list[Finding] = []
-    if isinstance(snapshot.checkpoint, Seen):
-        names = {
-            r: n for r, n in snapshot.checkpoint.value.items() if n and r.startswith("nvidia.com/")
-        }
+    checkpoint = snapshot.kubelet.checkpoint
+    if isinstance(checkpoint, Seen):
+        names = {r: n for r, n in checkpoint.value.items() if n and r.startswith("nvidia.com/")}
         found.append(
             Finding(
                 Link.SOCKET,
@@ -45,25 +44,25 @@ def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tup
                 blocks=False,
             )
         )
-    elif not snapshot.checkpoint.is_missing:
+    elif not checkpoint.is_missing:
         found.append(
             Finding(
                 Link.SOCKET,
                 Condition.CHECKPOINT,
                 Verdict.UNKNOWN,
-                f"kubelet_internal_checkpoint tells nothing (a hint; {snapshot.checkpoint})",
+                f"kubelet_internal_checkpoint tells nothing (a hint; {checkpoint})",
                 Reason.CHECKPOINT_UNREADABLE,
                 blocks=False,
             )
         )
-    if isinstance(snapshot.runtime, Refusal):
-        where = f" at {snapshot.runtime_socket}" if snapshot.runtime_socket else ""
+    if isinstance(snapshot.plugin.runtime, Refusal):
+        where = f" at {snapshot.plugin.runtime_socket}" if snapshot.plugin.runtime_socket else ""
         found.append(
             Finding(
                 Link.PLUGIN,
                 Condition.PLUGIN_HEALTHY,
                 Verdict.UNKNOWN,
-                f"the container runtime{where} gave no answer ({snapshot.runtime})",
+                f"the container runtime{where} gave no answer ({snapshot.plugin.runtime})",
                 Reason.RUNTIME_SILENT,
                 blocks=False,
                 next_step="systemctl status containerd; crictl ps -a; [Plugin] RuntimeSocket=",
@@ -84,22 +83,22 @@ def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tup
                 next_step=fault.next_step,
             )
         )
-    elif snapshot.plugins:
-        unread = _unread(snapshot.plugins[0])
+    elif snapshot.plugin.plugins:
+        unread = _unread(snapshot.plugin.plugins[0])
         found.append(
             Finding(
                 Link.PLUGIN,
                 Condition.PLUGIN_HEALTHY,
                 Verdict.UNKNOWN if unread else Verdict.HOLDS,
-                f"{unread}; {_describe(snapshot.plugins[0])}"
+                f"{unread}; {_describe(snapshot.plugin.plugins[0])}"
                 if unread
-                else _describe(snapshot.plugins[0]),
+                else _describe(snapshot.plugin.plugins[0]),
                 Reason.PLUGIN_UNREAD if unread else Reason.NONE,
                 blocks=not unread,
                 next_step="systemctl status containerd; crictl ps -a" if unread else "",
             )
         )
-    elif (unit := plugin.unit(snapshot.units, settings)) is not None:
+    elif (unit := plugin.unit(snapshot.boot.units, settings)) is not None:
         found.append(
             Finding(
                 Link.PLUGIN,
@@ -122,9 +121,11 @@ def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tup
                 next_step=rivals.next_step,
             )
         )
-    if snapshot.socket_owners:
+    if snapshot.plugin.socket_owners:
         wrong = any(
-            plugin.is_anothers(o, s) for o in snapshot.socket_owners for s in snapshot.plugins
+            plugin.is_anothers(o, s)
+            for o in snapshot.plugin.socket_owners
+            for s in snapshot.plugin.plugins
         )
         found.append(
             Finding(
@@ -133,7 +134,7 @@ def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tup
                 Verdict.FAILS if wrong else Verdict.HOLDS,
                 ", ".join(
                     f"{o.socket}: {plugin.owner_name(snapshot, o)}, pid {o.pid}"
-                    for o in snapshot.socket_owners
+                    for o in snapshot.plugin.socket_owners
                 ),
                 Reason.ANOTHER_SERVES if wrong else Reason.NONE,
                 blocks=False,
@@ -173,7 +174,7 @@ def fault(
 ) -> Fault | None:
     """What is wrong with the plugin; None where the kubelet lists what it should, or nothing can be
     said."""
-    if not isinstance(snapshot.runtime, Seen):
+    if not isinstance(snapshot.plugin.runtime, Seen):
         return None
     found = plugin_process.timed(
         snapshot, _fault(snapshot, settings, listed) if short else _denied_while_listed(snapshot)
@@ -190,9 +191,9 @@ def fault(
 def has_no_socket(snapshot: Snapshot) -> bool:
     """A kubelet answers, and no plugin can come to it: it has not begun to listen, or somebody
     cleared its folder. One whose folder is not there may have another."""
-    folder = snapshot.plugin_sockets
+    folder = snapshot.kubelet.plugin_sockets
     return (
-        isinstance(snapshot.allocatable, Seen)
+        isinstance(snapshot.kubelet.allocatable, Seen)
         and isinstance(folder, Seen)
         and not any(e.name == "kubelet.sock" for e in folder.value)
     )
@@ -219,11 +220,11 @@ def _candidates(
     snapshot: Snapshot, settings: Settings
 ) -> tuple[Unit | None, tuple[PluginSight, ...]]:
     """The owner's word wins: a unit he named is the plugin, whatever containers look like one."""
-    unit = plugin.unit(snapshot.units, settings)
+    unit = plugin.unit(snapshot.boot.units, settings)
     return unit, () if settings.plugin_unit not in (
         "",
         "none",
-    ) and unit is not None else snapshot.plugins
+    ) and unit is not None else snapshot.plugin.plugins
 
 
 def _fault(snapshot: Snapshot, settings: Settings, listed: Listing) -> Fault:
@@ -234,17 +235,17 @@ def _fault(snapshot: Snapshot, settings: Settings, listed: Listing) -> Fault:
     if not sights:
         if unit or settings.plugin_unit not in ("", "none"):
             return _unit_fault(snapshot, unit, settings, listed)
-        if isinstance(snapshot.runtime, Seen) and (
-            pod := plugin.unmade(snapshot.runtime.value, settings)
+        if isinstance(snapshot.plugin.runtime, Seen) and (
+            pod := plugin.unmade(snapshot.plugin.runtime.value, settings)
         ):
             return _unmade(*pod)
-        if unit := plugin.down(snapshot.units, settings):
+        if unit := plugin.down(snapshot.boot.units, settings):
             return _unit_fault(snapshot, unit, settings, listed)
         unable = (
-            f"; {', '.join(snapshot.not_plugins[:4])} looks like it, and was not given the "
+            f"; {', '.join(snapshot.plugin.not_plugins[:4])} looks like it, and was not given the "
             "kubelet's folder of "
             "sockets"
-            if snapshot.not_plugins
+            if snapshot.plugin.not_plugins
             else ""
         )
         return Fault(
@@ -272,7 +273,7 @@ def _denied_while_listed(snapshot: Snapshot) -> Fault | None:
     """The kubelet lists everything and the plugin lost its own access since: it goes on offering
     what it saw at its start, and each Allocate() fails (UnexpectedAdmissionError). SIGHUP would
     take the GPUs away."""
-    sight = snapshot.plugins[0] if len(snapshot.plugins) == 1 else None
+    sight = snapshot.plugin.plugins[0] if len(snapshot.plugin.plugins) == 1 else None
     if sight is None or not isinstance(sight.access, Seen) or sight.access.value.allowed:
         return None
     return _not_to_be_removed(snapshot, _container_fault(snapshot, sight, NOTHING), sight)
@@ -302,7 +303,7 @@ def _not_to_be_removed(snapshot: Snapshot, found: Fault, sight: PluginSight) -> 
     """Whatever is wrong: where a removal could not help, or would make it worse, it is barred."""
     if found.cure not in (Cure.FRESH_START, Cure.TIME):
         return found
-    other = next((o for o in snapshot.socket_owners if plugin.is_anothers(o, sight)), None)
+    other = next((o for o in snapshot.plugin.socket_owners if plugin.is_anothers(o, sight)), None)
     if other is not None:
         return _served_by(snapshot, found, other)
     if sight.halted or sight.unread:
@@ -344,7 +345,8 @@ def _served_by(snapshot: Snapshot, found: Fault, other: SocketOwner) -> Fault:
 def _served(snapshot: Snapshot) -> str:
     """Who serves the plugin's socket, where nothing that we know does."""
     names = [
-        f"{o.socket} is served by {plugin.owner_name(snapshot, o)}" for o in snapshot.socket_owners
+        f"{o.socket} is served by {plugin.owner_name(snapshot, o)}"
+        for o in snapshot.plugin.socket_owners
     ]
     return "; " + ", ".join(names) if names else ""
 
@@ -380,7 +382,7 @@ def _unit_fault(
         invocation=unit.invocation_id,
     )
     other = next(
-        (o for o in snapshot.socket_owners if plugin.is_not_of_unit(snapshot, o, name)), None
+        (o for o in snapshot.plugin.socket_owners if plugin.is_not_of_unit(snapshot, o, name)), None
     )
     return found if other is None else _served_by(snapshot, found, other)
 

@@ -25,12 +25,16 @@ def wanted(
     """How the plugin is launched once the gate is open; None where it was, where nobody asked for
     it, or where it cannot be known whether it was."""
     if settings.launch == "none" or not (
-        isinstance(snapshot.launched, Refusal) and snapshot.launched.is_missing
+        isinstance(snapshot.boot.launched, Refusal) and snapshot.boot.launched.is_missing
     ):
         return None
     if settings.launch == "manifest":
-        target = f"{snapshot.manifest_dir}/{paths.MANIFEST_NAME}"
-        return PlaceManifest(settings.launch_manifest, target) if snapshot.manifest_dir else None
+        target = f"{snapshot.kubelet.manifest_dir}/{paths.MANIFEST_NAME}"
+        return (
+            PlaceManifest(settings.launch_manifest, target)
+            if snapshot.kubelet.manifest_dir
+            else None
+        )
     unit = _unit(snapshot, settings)
     if unit is None or unit.load != "loaded" or unit.active == "failed":
         return None
@@ -42,23 +46,23 @@ def wanted(
 def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tuple[Finding, ...]:
     if settings.launch == "none" or gpus.scope is Scope.NONE:
         return ()
-    if isinstance(snapshot.launched, Seen):
+    if isinstance(snapshot.boot.launched, Seen):
         return (
             Finding(
                 Link.PLUGIN,
                 Condition.PLUGIN_LAUNCHED,
                 Verdict.HOLDS,
-                f"launched in this boot: {snapshot.launched.value.reason}",
+                f"launched in this boot: {snapshot.boot.launched.value.reason}",
                 blocks=False,
             ),
         )
-    if not snapshot.launched.is_missing:
+    if not snapshot.boot.launched.is_missing:
         return (
             Finding(
                 Link.PLUGIN,
                 Condition.PLUGIN_LAUNCHED,
                 Verdict.UNKNOWN,
-                f"{paths.RUN}/launched was not read ({snapshot.launched})",
+                f"{paths.RUN}/launched was not read ({snapshot.boot.launched})",
                 Reason.LAUNCH_UNKNOWN,
                 blocks=False,
                 next_step=f"ls -l {paths.RUN}",
@@ -78,7 +82,7 @@ def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tupl
                 next_step=f"systemctl status {unit.name}; systemctl reset-failed {unit.name}",
             ),
         )
-    if settings.launch == "manifest" and not snapshot.manifest_dir:
+    if settings.launch == "manifest" and not snapshot.kubelet.manifest_dir:
         return (
             Finding(
                 Link.PLUGIN,
@@ -103,5 +107,5 @@ def findings(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> tupl
 
 
 def _unit(snapshot: Snapshot, settings: Settings) -> Unit | None:
-    units = snapshot.units.value_or(())
+    units = snapshot.boot.units.value_or(())
     return next((u for u in units if u.name == settings.plugin_unit), None)

@@ -19,7 +19,7 @@ def timed(snapshot: Snapshot, found: Fault | None) -> Fault | None:
     if found is None:
         return None
     if found.sight is None:
-        unit = next((u for u in snapshot.units.value_or(()) if u.name == found.unit), None)
+        unit = next((u for u in snapshot.boot.units.value_or(()) if u.name == found.unit), None)
         return replace(found, began_at=unit.active_since or 0.0) if unit else found
     log = plugin.log_of(found.sight)
     said_at = (

@@ -135,9 +135,11 @@ class Listing:
 def listing(snapshot: Snapshot, settings: Settings, gpus: tuple[Gpu, ...] | None = None) -> Listing:
     """Of this look; `gpus` are those that are for containers, where the rules have judged that
     already."""
-    listed = snapshot.allocatable.value_or(())
+    listed = snapshot.kubelet.allocatable.value_or(())
     ids = [Devices(d.resource, ours) for d in listed if (ours := _of_gpus(d, settings))]
-    report = snapshot.probe.value.last if isinstance(snapshot.probe, Seen) else None
+    report = (
+        snapshot.hardware.probe.value.last if isinstance(snapshot.hardware.probe, Seen) else None
+    )
     if report is None or report.end is not ProbeEnd.ANSWERED:
         bases = {physical(i) for d in ids for i in d.ids}
         return Listing(opaque=len(bases), visible_devices=visible_devices(snapshot))

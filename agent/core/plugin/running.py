@@ -80,7 +80,7 @@ def _unhealthy(snapshot: Snapshot, sight: PluginSight, who: str, log: PluginLog)
     log was read and says nothing of one since the plugin's start."""
     if (
         log.says is PluginLogState.UNWATCHED
-        and isinstance(snapshot.kernel, Seen)
+        and isinstance(snapshot.hardware.kernel, Seen)
         and kernel_log.said_since(snapshot, plugin.began_at(snapshot, sight)) is None
     ):
         return None

@@ -48,17 +48,17 @@ class Shown:
 
 
 def visible_devices(snapshot: Snapshot) -> VisibleDevices:
-    if not isinstance(snapshot.runtime, Seen) or not all(
-        isinstance(s.detail, Seen) for s in snapshot.plugins
+    if not isinstance(snapshot.plugin.runtime, Seen) or not all(
+        isinstance(s.detail, Seen) for s in snapshot.plugin.plugins
     ):
         return VisibleDevices(is_known=False)
     names: list[str] = []
-    sees_all = not snapshot.plugins
-    for sight in snapshot.plugins:
+    sees_all = not snapshot.plugin.plugins
+    for sight in snapshot.plugin.plugins:
         found = _names(sight)
         sees_all = sees_all or found is None
         names += found or ()
-    strategies = {_strategy(s) for s in snapshot.plugins}
+    strategies = {_strategy(s) for s in snapshot.plugin.plugins}
     return VisibleDevices(
         None if sees_all else tuple(names), strategies.pop() if len(strategies) == 1 else ""
     )

@@ -56,7 +56,7 @@ def report(snapshot: Snapshot, found: Timeline) -> dict[str, Any]:
     return {
         "version": 1,
         "gpu_gate": __version__,
-        "boot_id": snapshot.boot_id,
+        "boot_id": snapshot.boot.boot_id,
         "boot_at": round(snapshot.clock.realtime - snapshot.clock.boottime, 3),
         "looked_at": snapshot.clock.boottime,
         "moments": rows,
