@@ -24,7 +24,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class AccessUndetermined(Exception):
-    """We could not look; says why in a sentence."""
+    """The device access of a process could not be determined; `detail` is a sentence with the
+    reason, `number` an errno."""
 
     def __init__(self, number: int, detail: str) -> None:
         super().__init__(detail)
@@ -78,8 +79,8 @@ def programs(cgroup_fd: int) -> list[int]:
 
 
 def reads_maps(number: int) -> bool:
-    """Whether a program uses maps: its text never changes, what they hold may. OSError where it
-    cannot be told."""
+    """Whether a program uses maps: its text never changes, what they hold may. Raises
+    OSError if the kernel does not show it."""
     fd = bpf(BPF_PROG_GET_FD_BY_ID, attr_of(number))
     try:
         info = ctypes.create_string_buffer(ATTR_BYTES)  # struct bpf_prog_info, nr_map_ids at 52
@@ -140,7 +141,7 @@ class Mounts:
 
     @staticmethod
     def folder(mount: tuple[str, str] | None, path: str) -> str:
-        """The folder of a cgroup; Unsure where this host does not show it."""
+        """The folder of a cgroup. Raises AccessUndetermined if this host does not show it."""
         if path.endswith(" (deleted)"):
             raise AccessUndetermined(errno.ESRCH, f"Its cgroup {path} is gone.")
         if mount is None:
@@ -164,8 +165,8 @@ def started(pid: int | str) -> str:
 
 
 def governing(cgroups: Cgroups, mounts: Mounts, own: Cgroups) -> tuple[bool, bool]:
-    """Which govern a process: v1's list, v2's programs. Unsure where it is in no cgroup that can be
-    seen."""
+    """Which govern a process: v1's list, v2's programs. Raises AccessUndetermined if it is in no
+    cgroup that this host shows."""
     if cgroups.v1 is None and cgroups.v2 is None:
         raise AccessUndetermined(errno.EPROTO, "It is in no cgroup that can be seen.")
     # Where the machine around a container node has v1, its cgroup is listed here and shown nowhere.
@@ -185,7 +186,8 @@ def rules_word(text: str | None, ids: list[int] | None) -> str:
 
 
 def rules(cgroups: Cgroups, mounts: Mounts, own: Cgroups) -> tuple[str, list[int]]:
-    """(the word of what governs a process now, ids of its programs). Unsure, OSError."""
+    """The rules in force for a process now (see rules_word), and the ids of its programs. Raises
+    AccessUndetermined or OSError if they cannot be read."""
     has_list, has_programs = governing(cgroups, mounts, own)
     text = read(f"{mounts.folder(mounts.v1, cgroups.v1 or '/')}/devices.list") if has_list else None
     if not has_programs:

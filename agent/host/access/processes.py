@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...model.access import Device, Process
 from ...model.errors import RpcError
@@ -25,8 +26,8 @@ from ...transport.device_cgroups import (
 from .. import cri
 
 STATUS_WITHIN_S = 0.7
-"""New containers' statuses may take so long in one look (1 to 3 ms each); the rest comes with the
-next one."""
+"""New containers' statuses may take so long in one snapshot (1 to 3 ms each); the rest comes with
+the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,22 @@ class _Known:
     spec: tuple[tuple[Device, str], ...]
 
 
+class _LastRules(NamedTuple):
+    """The rules that a container had when they were last read; times are of boottime()."""
+
+    rules: str
+    seen_at: float
+    other_until: float
+    "when other rules were last seen; 0.0: never"
+
+
 class Processes:
     """Remembers what never changes of the containers that are asked for, and when their rules were
     last others."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._last: dict[str, tuple[str, float, float]] = {}
-        "rules, the last look that saw them, the last look that saw others"
+        self._last: dict[str, _LastRules] = {}
         self._fixed: dict[int, bool] = {}
         """program ids to: reads no map. The kernel gives an id again only after two thousand
         million others"""
@@ -53,8 +62,8 @@ class Processes:
         self._own = Cgroups("")
 
     async def read(self, socket: str, container_ids: Sequence[str]) -> tuple[Process, ...]:
-        """Of these containers; those whose status could not be asked in time are left out.
-        RpcError."""
+        """The processes of these containers, without those whose status did not come in time.
+        Raises RpcError if the runtime does not answer and no container is known."""
         wanted = set(container_ids)
         self._known = {i: known for i, known in self._known.items() if i in wanted}
         self._last = {i: last for i, last in self._last.items() if i in wanted}
@@ -105,9 +114,10 @@ class Processes:
             problem = unsure.detail
         except (OSError, ValueError) as exc:
             problem = f"what governs its devices could not be read: {said(exc)}"
-        last, seen_at, other_until = self._last.get(container_id, (word, now, 0.0))
+        last = self._last.get(container_id, _LastRules(word, now, 0.0))
         if word:
-            self._last[container_id] = (word, now, other_until if last == word else seen_at)
+            other_until = last.other_until if last.rules == word else last.seen_at
+            self._last[container_id] = _LastRules(word, now, other_until)
         return Process(
             container_id,
             known.pid,
@@ -116,7 +126,7 @@ class Processes:
             cgroups.v1,
             word,
             fixed,
-            self._last.get(container_id, ("", 0.0, 0.0))[2],
+            self._last.get(container_id, _LastRules("", 0.0, 0.0)).other_until,
             problem,
             known.spec,
         )

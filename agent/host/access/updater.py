@@ -42,7 +42,7 @@ KEPT = 256
 
 
 class DeviceAllowUpdater:
-    """One batch at a time; what came of it is kept beside what the access program said."""
+    """Updates one batch of scopes at a time, and keeps the results in the state of the checks."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ def _words(named: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 async def _sweep(
     program: Dialogue, of: ScopeGrant, only: tuple[Device, ...] = ()
 ) -> tuple[dict[Number, frozenset[str]], str]:
-    """What it may do now, by number, and the rules in force. Raises
+    """The rights it has now, by number, and the rules in force. Raises
     AccessUndetermined if that cannot be determined, ProgramError if the program ends."""
     asked: dict[str, object] = {"pid": of.pid, "started": of.started}
     if only:
