@@ -3,9 +3,9 @@ file was."""
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from ...model.cdi import CdiSpec
@@ -22,36 +22,34 @@ _HANDLER = re.compile(r"^[ \t]*\[[^\]#\n]*\bruntimes\.\"?nvidia(?:-cdi|-legacy)?
 _ENABLED = re.compile(r"^[ \t]*enable_cdi[ \t]*=[ \t]*true\b", re.M)
 
 
-@functools.lru_cache(maxsize=32)
 def spec(data: bytes) -> CdiSpec | None:
-    """The spec a file holds; ValueError with a sentence where it is none. None: a spec of another
-    kind of device."""
+    """The spec that a file holds; None for one of another kind of device.
+
+    Raises ValueError with a sentence if the file holds no CDI spec."""
     found = json_object(data)
     if found is None:
         raise ValueError("it holds no object")
     kind = found.get("kind")
     if not isinstance(kind, str) or "/" not in kind:
         raise ValueError("it names no kind")
-    if not kind.endswith(KIND):
-        return None
-    devices = found.get("devices")
-    if not isinstance(devices, list) or not devices:
+    return _spec_of(kind, found) if kind.endswith(KIND) else None
+
+
+def _spec_of(kind: str, found: dict[str, Any]) -> CdiSpec:
+    listed = found.get("devices")
+    if not isinstance(listed, list) or not listed:
         raise ValueError("it defines no device")
-    edits = [
-        found.get("containerEdits"),
-        *(d.get("containerEdits") for d in devices if isinstance(d, dict)),
-    ]
-    paths = dict.fromkeys(p for e in edits for p in _paths(e))
-    if len(devices) > MOST or len(paths) > MOST:
+    devices = [d for d in listed if isinstance(d, dict)]
+    edits = [each.get("containerEdits") for each in (found, *devices)]
+    paths = set(chain.from_iterable(map(_paths, edits)))
+    if len(listed) > MOST or len(paths) > MOST:
         raise ValueError(f"it names more than {MOST} devices or paths")
-    names = tuple(str(d["name"])[:120] for d in devices if isinstance(d, dict) and "name" in d)
-    versions = {m.group(1) for p in paths if (m := _VERSION.search(p))}
     return CdiSpec(
         kind,
-        names,
-        tuple(sorted(versions)),
+        tuple(str(d["name"])[:120] for d in devices if "name" in d),
+        tuple(sorted({m.group(1) for p in paths if (m := _VERSION.search(p))})),
         tuple(sorted(paths)),
-        tuple(sorted({n for e in edits for n in _numbers(e)})),
+        tuple(sorted(set(chain.from_iterable(map(_numbers, edits))))),
     )
 
 

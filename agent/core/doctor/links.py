@@ -192,16 +192,26 @@ def causes(broken: Finding, found: tuple[Suspect, ...]) -> tuple[Suspect, ...]:
     finding, whatever their link; its own link's; for a plugin that may not open its devices also
     that of link 12, which shows why; for a registration of which nothing is known, those of earlier
     links that were confirmed."""
-    possible = [s for s in found if s.is_cause]
-    confirmed = [s for s in found if s.strength is Strength.CONFIRMED]
-    own = [s for s in possible if s.link is broken.link]
+    own = [s for s in found if s.is_cause and s.link is broken.link]
     if broken.reason in NEVER_RAN:  # the runtime would not even make it
-        own = [s for s in confirmed if s.id in KEPT_AWAY] + own
-    own = [s for s in possible if s not in own and s.seen == broken.because] + own
-    related: list[Suspect] = []
+        own = [s for s in found if _is_confirmed(s) and s.id in KEPT_AWAY] + own
+    own = [s for s in found if _marks(s, broken) and s not in own] + own
+    related = [s for s in found if s.is_cause and _is_related(s, broken, is_explained=bool(own))]
+    return tuple(sorted(own + related, key=lambda s: not _is_confirmed(s)))
+
+
+def _is_confirmed(suspect: Suspect) -> bool:
+    return suspect.strength is Strength.CONFIRMED
+
+
+def _marks(suspect: Suspect, broken: Finding) -> bool:
+    return suspect.is_cause and suspect.seen == broken.because
+
+
+def _is_related(suspect: Suspect, broken: Finding, is_explained: bool) -> bool:
     if broken.link is Link.PLUGIN:
-        related = [s for s in possible if s.link is Link.WORKLOADS]
-    elif broken.link is Link.REGISTRATION and not own:
-        # Nothing is known of the plugin: what comes before it was seen to fail.
-        related = [s for s in confirmed if s.link < Link.REGISTRATION and s.is_cause]
-    return tuple(sorted(own + related, key=lambda s: s.strength is not Strength.CONFIRMED))
+        return suspect.link is Link.WORKLOADS
+    if broken.link is not Link.REGISTRATION or is_explained:
+        return False
+    # Nothing is known of the plugin: what comes before it was seen to fail.
+    return suspect.link < Link.REGISTRATION and _is_confirmed(suspect)

@@ -37,29 +37,34 @@ def judge(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> ProbeAs
         return _on_soc(report)
     elsewhere = {bus_id for bus_id, _ in gpus.elsewhere}
     expected = tuple(b for b in gpus.candidates if b not in report.excluded)
-    # A GPU that can be opened, and says at the next question that it is lost, is not there.
-    lost = tuple(
-        NvmlError(nvml_codes.GPU_IS_LOST, "NVML", n, g.bus_id)
-        for n, g in enumerate(report.gpus)
-        if g.state.trouble == nvml_codes.GPU_IS_LOST
-    )
-    shown = tuple(
-        g
-        for g in report.gpus
-        if g.bus_id not in elsewhere and g.state.trouble != nvml_codes.GPU_IS_LOST
-    )
+    shown = tuple(g for g in report.gpus if g.bus_id not in elsewhere and not _is_lost(g))
     missing = _missing(settings, expected, shown)
-    # An error of one GPU counts where that leaves the set short: the owner may expect fewer than
-    # PCI shows.
-    errors = tuple(e for e in report.errors + lost if e.index < 0 or missing)
-    clean = report.end is ProbeEnd.ANSWERED and not missing and not errors and bool(shown)
-    nodes = snapshot.hardware.nodes.value_or(())
-    if clean and missing_nodes(snapshot, shown):
-        clean = False
-    fingerprint = _fingerprint(report, shown, nodes) if clean else ""
+    errors = _errors(report, bool(missing))
+    is_clean = report.end is ProbeEnd.ANSWERED and bool(shown) and not (missing or errors)
+    if is_clean and missing_nodes(snapshot, shown):
+        is_clean = False
+    fingerprint = (
+        _fingerprint(report, shown, snapshot.hardware.nodes.value_or(())) if is_clean else ""
+    )
     return ProbeAssessment(
         expected, _wanted(settings, expected), shown, missing, errors, fingerprint
     )
+
+
+def _is_lost(gpu: Gpu) -> bool:
+    """A GPU that can be opened, and reports at the next question that it is lost, is not there."""
+    return gpu.state.trouble == nvml_codes.GPU_IS_LOST
+
+
+def _errors(report: ProbeReport, is_short: bool) -> tuple[NvmlError, ...]:
+    """An error of one GPU counts where that leaves the set short: the owner may expect fewer GPUs
+    than PCI shows."""
+    lost = tuple(
+        NvmlError(nvml_codes.GPU_IS_LOST, "NVML", n, g.bus_id)
+        for n, g in enumerate(report.gpus)
+        if _is_lost(g)
+    )
+    return tuple(e for e in report.errors + lost if e.index < 0 or is_short)
 
 
 def _on_soc(report: ProbeReport) -> ProbeAssessment:
@@ -182,69 +187,77 @@ def _complete(snapshot: Snapshot, report: ProbeReport, assessment: ProbeAssessme
             f"the probe failed: {report.detail}", Reason.PROBE_BROKEN, Heals.SOON, "gpu-gate probe"
         )
     worst = _worst(assessment.errors)
-    by_uuid = any(m.startswith("GPU-") for m in assessment.missing)
-    shown = assessment.wanted - len(assessment.missing) if by_uuid else len(assessment.gpus)
-    count = f"{shown} of {assessment.wanted}"
     if worst is not None:
-        where = f" for {worst.bus_id or f'index {worst.index}'}" if worst.index >= 0 else ""
-        seen = f"{count}: " if worst.index >= 0 else ""
-        lost = (
-            f"; missing {', '.join(assessment.missing)}"
-            if assessment.missing and worst.index >= 0
-            else ""
-        )
-        if worst.code == nvml_codes.MISMATCH:
-            lost = _versions(snapshot, report)
-        elif worst.index >= 0:
-            lost += kernel_log.cited(
-                snapshot,
-                kernel_log.newest(
-                    snapshot, assessment.missing, KernelEvent.LOST, KernelEvent.INIT_FAILED
-                ),
-            )
-        return _fails(
-            f"{seen}{worst.call}{where} said {nvml_codes.name_of(worst.code)}{lost}",
-            _reason_of(worst.code),
-            nvml_codes.heals(worst.code),
-            nvml_codes.next_step(worst.code),
-            assessment.missing,
-        )
+        return _refused(snapshot, report, assessment, worst)
     if assessment.missing:
-        where = "" if by_uuid else " on PCI,"
-        absent = f"{count}: {', '.join(assessment.missing)}{where} absent from NVML"
-        fell = kernel_log.newest(snapshot, assessment.missing, KernelEvent.LOST) or kernel_log.dead(
-            snapshot, assessment.missing
-        )
-        if fell:
-            return _fails(
-                absent + kernel_log.cited(snapshot, fell),
-                Reason.GPU_FELL_OFF_BUS,
-                Heals.NEVER,
-                nvml_codes.next_step(nvml_codes.GPU_IS_LOST),
-                assessment.missing,
-            )
-        failed = kernel_log.newest(snapshot, assessment.missing, KernelEvent.INIT_FAILED)
-        return _fails(
-            absent + kernel_log.cited(snapshot, failed),
-            Reason.GPU_MISSING,
-            Heals.SOON,
-            "dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L",
-            assessment.missing,
-        )
+        return _absent(snapshot, assessment)
     if not assessment.gpus:
         return _fails("NVML enumerates no GPU", Reason.GPU_MISSING, Heals.SOON, "nvidia-smi -L")
+    because = f"NVML enumerates {len(assessment.gpus)} of {assessment.wanted} GPUs"
     if assessment.gpus == (INTEGRATED,):
-        return Finding(
-            Link.NVML,
-            Condition.NVML_COMPLETE,
-            Verdict.HOLDS,
-            "the driver of a Tegra's GPU is there, and no NVML to ask",
+        because = "the driver of a Tegra's GPU is there, and no NVML to ask"
+    return Finding(Link.NVML, Condition.NVML_COMPLETE, Verdict.HOLDS, because)
+
+
+def _is_by_uuid(assessment: ProbeAssessment) -> bool:
+    return any(m.startswith("GPU-") for m in assessment.missing)
+
+
+def _count(assessment: ProbeAssessment) -> str:
+    shown = len(assessment.gpus)
+    if _is_by_uuid(assessment):
+        shown = assessment.wanted - len(assessment.missing)
+    return f"{shown} of {assessment.wanted}"
+
+
+def _refused(
+    snapshot: Snapshot, report: ProbeReport, assessment: ProbeAssessment, worst: NvmlError
+) -> Finding:
+    """NVML answered a call with an error: of the library as a whole, or (index >= 0) of one GPU."""
+    said = f"{worst.call} said {nvml_codes.name_of(worst.code)}"
+    if worst.index >= 0:
+        said = (
+            f"{_count(assessment)}: {worst.call} for {worst.bus_id or f'index {worst.index}'} said "
+            f"{nvml_codes.name_of(worst.code)}"
         )
-    return Finding(
-        Link.NVML,
-        Condition.NVML_COMPLETE,
-        Verdict.HOLDS,
-        f"NVML enumerates {len(assessment.gpus)} of {assessment.wanted} GPUs",
+    if worst.code == nvml_codes.MISMATCH:
+        said += _versions(snapshot, report)
+    elif worst.index >= 0:
+        if assessment.missing:
+            said += f"; missing {', '.join(assessment.missing)}"
+        kinds = (KernelEvent.LOST, KernelEvent.INIT_FAILED)
+        line = kernel_log.newest(snapshot, assessment.missing, *kinds)
+        said += kernel_log.cited(snapshot, line)
+    return _fails(
+        said,
+        _reason_of(worst.code),
+        nvml_codes.heals(worst.code),
+        nvml_codes.next_step(worst.code),
+        assessment.missing,
+    )
+
+
+def _absent(snapshot: Snapshot, assessment: ProbeAssessment) -> Finding:
+    """NVML does not show a GPU that is expected, and reports no error."""
+    missing = assessment.missing
+    where = "" if _is_by_uuid(assessment) else " on PCI,"
+    because = f"{_count(assessment)}: {', '.join(missing)}{where} absent from NVML"
+    lost = kernel_log.newest(snapshot, missing, KernelEvent.LOST)
+    if fell := lost or kernel_log.dead(snapshot, missing):
+        return _fails(
+            because + kernel_log.cited(snapshot, fell),
+            Reason.GPU_FELL_OFF_BUS,
+            Heals.NEVER,
+            nvml_codes.next_step(nvml_codes.GPU_IS_LOST),
+            missing,
+        )
+    failed = kernel_log.newest(snapshot, missing, KernelEvent.INIT_FAILED)
+    return _fails(
+        because + kernel_log.cited(snapshot, failed),
+        Reason.GPU_MISSING,
+        Heals.SOON,
+        "dmesg | grep -E 'NVRM|Xid'; nvidia-smi -L",
+        missing,
     )
 
 

@@ -39,18 +39,7 @@ def classify_gpus(snapshot: Snapshot, settings: Settings) -> GpuInventory:
         )
     if on_soc:
         return GpuInventory(*_scope(snapshot, settings, 1, []), (TEGRA,))
-    excluded = {parse.bus_id(b) or b for b in settings.exclude_gpus}
-    bound, unbound, elsewhere = [], [], []
-    for gpu in snapshot.hardware.pci.value_or(()):
-        if not gpu.is_gpu:
-            continue
-        why = "excluded by ExcludeGPUs=" if gpu.bus_id in excluded else _given_to(gpu)
-        if why:
-            elsewhere.append((gpu.bus_id, why))
-        elif gpu.driver == NVIDIA:
-            bound.append(gpu.bus_id)
-        else:
-            unbound.append(gpu.bus_id)
+    bound, unbound, elsewhere = _by_driver(snapshot.hardware.pci.value_or(()), settings)
     if snapshot.hardware.is_container:
         given = _given_to_this_container(snapshot, bound)
         if bound and not given and not settings.expected_gpus:
@@ -62,6 +51,27 @@ def classify_gpus(snapshot: Snapshot, settings: Settings) -> GpuInventory:
     return GpuInventory(
         scope, because, tuple(sorted(bound)), tuple(sorted(unbound)), tuple(sorted(elsewhere))
     )
+
+
+def _by_driver(
+    functions: tuple[PciFunction, ...], settings: Settings
+) -> tuple[list[str], list[str], list[tuple[str, str]]]:
+    """Bus ids of GPUs: bound to nvidia, without a driver, and elsewhere with why."""
+    excluded = {parse.bus_id(b) or b for b in settings.exclude_gpus}
+    bound: list[str] = []
+    unbound: list[str] = []
+    elsewhere: list[tuple[str, str]] = []
+    for gpu in functions:
+        if not gpu.is_gpu:
+            continue
+        why = "excluded by ExcludeGPUs=" if gpu.bus_id in excluded else _given_to(gpu)
+        if why:
+            elsewhere.append((gpu.bus_id, why))
+        elif gpu.driver == NVIDIA:
+            bound.append(gpu.bus_id)
+        else:
+            unbound.append(gpu.bus_id)
+    return bound, unbound, elsewhere
 
 
 def _given_to(gpu: PciFunction) -> str:

@@ -56,40 +56,44 @@ def candidates(
     the newest one, pods that are gone left out. More than one means that two want one resource, and
     only a person may choose. `unable`: ids of those that are known not to reach the kubelet
     (`can_register`)."""
+    newest = _newest(runtime, settings, unable)
+    named = {uid for (uid, _), pair in newest.items() if _is_named(*pair, settings)}
+    running = {uid for (uid, _), pair in newest.items() if _is_running(pair)}
+
+    def counts(uid: str, pair: Pair) -> bool:
+        """A label speaks for a whole pod: what is not named there is the plugin's company, or a
+        container that has ended."""
+        if _is_named(*pair, settings):
+            return True
+        return uid not in named and (uid not in running or _is_running(pair))
+
+    found = [pair for (uid, _), pair in newest.items() if counts(uid, pair)]
+    return tuple(sorted(_of_one_resource(found, settings), key=lambda pair: pair[0].id))
+
+
+def _newest(
+    runtime: Runtime, settings: Settings, unable: Collection[str]
+) -> dict[tuple[str, str], Pair]:
+    """The newest attempt of each candidate, by (pod's uid, container's name)."""
     sandboxes = {s.id: s for s in runtime.sandboxes}
     newest: dict[tuple[str, str], Pair] = {}
     for container in runtime.containers:
         sandbox = sandboxes.get(container.sandbox_id)
-        if (
-            (sandbox is not None and not sandbox.is_ready)
-            or container.id in unable
-            or not _is_candidate(container, sandbox, settings)
-        ):
+        is_gone = sandbox is not None and not sandbox.is_ready
+        if is_gone or container.id in unable or not _is_candidate(container, sandbox, settings):
             continue
         # By the pod, not by the sandbox: more than one READY sandbox may carry one uid (rke2
         # #4775).
-        uid = container.labels.get("io.kubernetes.pod.uid") or (
-            sandbox.uid if sandbox else container.sandbox_id
-        )
-        key = (uid, container.name)
+        own = sandbox.uid if sandbox else container.sandbox_id
+        key = (container.labels.get("io.kubernetes.pod.uid") or own, container.name)
         known = newest.get(key)
         if known is None or _rank(container) > _rank(known[0]):
             newest[key] = (container, sandbox)
-    named = {uid for (uid, _), pair in newest.items() if _is_named(*pair, settings)}
-    running = {
-        uid
-        for (uid, _), (container, _) in newest.items()
-        if container.state is ContainerState.RUNNING
-    }
-    # A label speaks for a whole pod: what is not named there is the plugin's company, or a
-    # container that has ended.
-    found = [
-        pair
-        for (uid, _), pair in newest.items()
-        if _is_named(*pair, settings)
-        or (uid not in named and (uid not in running or pair[0].state is ContainerState.RUNNING))
-    ]
-    return tuple(sorted(_of_one_resource(found, settings), key=lambda pair: pair[0].id))
+    return newest
+
+
+def _is_running(pair: Pair) -> bool:
+    return pair[0].state is ContainerState.RUNNING
 
 
 def _of_one_resource(found: list[Pair], settings: Settings) -> list[Pair]:

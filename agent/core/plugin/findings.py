@@ -28,122 +28,122 @@ NOTHING = Listing()
 
 
 def findings(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> tuple[Finding, ...]:
-    found: list[Finding] = []
-    checkpoint = snapshot.kubelet.checkpoint
-    if isinstance(checkpoint, Seen):
-        names = {r: n for r, n in checkpoint.value.items() if n and r.startswith("nvidia.com/")}
-        found.append(
-            Finding(
-                Link.SOCKET,
-                Condition.CHECKPOINT,
-                Verdict.HOLDS if names else Verdict.FAILS,
-                "kubelet_internal_checkpoint names "
-                + (", ".join(f"{n} {r}" for r, n in names.items()) or "no device")
-                + " (a hint: it outlives plugin, kubelet and boot)",
-                Reason.NONE if names else Reason.CHECKPOINT_EMPTY,
-                blocks=False,
-            )
+    found = (
+        _checkpoint(snapshot),
+        _health(snapshot, settings, fault),
+        _single(snapshot, settings, fault),
+        _socket_owners(snapshot),
+    )
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _checkpoint(snapshot: Snapshot) -> Finding | None:
+    """A hint: the checkpoint outlives plugin, kubelet and boot."""
+    if isinstance(snapshot.kubelet.checkpoint, Refusal):
+        if snapshot.kubelet.checkpoint.is_missing:
+            return None
+        return Finding(
+            Link.SOCKET,
+            Condition.CHECKPOINT,
+            Verdict.UNKNOWN,
+            f"kubelet_internal_checkpoint tells nothing (a hint; {snapshot.kubelet.checkpoint})",
+            Reason.CHECKPOINT_UNREADABLE,
+            blocks=False,
         )
-    elif not checkpoint.is_missing:
-        found.append(
-            Finding(
-                Link.SOCKET,
-                Condition.CHECKPOINT,
-                Verdict.UNKNOWN,
-                f"kubelet_internal_checkpoint tells nothing (a hint; {checkpoint})",
-                Reason.CHECKPOINT_UNREADABLE,
-                blocks=False,
-            )
-        )
+    listed = snapshot.kubelet.checkpoint.value.items()
+    names = [f"{n} {r}" for r, n in listed if n and r.startswith("nvidia.com/")]
+    return Finding(
+        Link.SOCKET,
+        Condition.CHECKPOINT,
+        Verdict.HOLDS if names else Verdict.FAILS,
+        f"kubelet_internal_checkpoint names {', '.join(names) or 'no device'} (a hint: it outlives "
+        "plugin, kubelet and boot)",
+        Reason.NONE if names else Reason.CHECKPOINT_EMPTY,
+        blocks=False,
+    )
+
+
+def _health(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> Finding | None:
     if isinstance(snapshot.plugin.runtime, Refusal):
         where = f" at {snapshot.plugin.runtime_socket}" if snapshot.plugin.runtime_socket else ""
-        found.append(
-            Finding(
-                Link.PLUGIN,
-                Condition.PLUGIN_HEALTHY,
-                Verdict.UNKNOWN,
-                f"the container runtime{where} gave no answer ({snapshot.plugin.runtime})",
-                Reason.RUNTIME_SILENT,
-                blocks=False,
-                next_step="systemctl status containerd; crictl ps -a; [Plugin] RuntimeSocket=",
-            )
+        return Finding(
+            Link.PLUGIN,
+            Condition.PLUGIN_HEALTHY,
+            Verdict.UNKNOWN,
+            f"the container runtime{where} gave no answer ({snapshot.plugin.runtime})",
+            Reason.RUNTIME_SILENT,
+            blocks=False,
+            next_step="systemctl status containerd; crictl ps -a; [Plugin] RuntimeSocket=",
         )
-    elif fault is not None:
-        found.append(
-            Finding(
-                Link.PLUGIN,
-                Condition.PLUGIN_HEALTHY,
-                Verdict.FAILS,
-                fault.because,
-                fault.reason,
-                blocks=fault.access_denied,
-                heals=Heals.CONFIGURATION
-                if fault.cure is Cure.PERSON or fault.barred
-                else Heals.SOON,
-                next_step=fault.next_step,
-            )
+    if fault is not None:
+        is_persons = fault.cure is Cure.PERSON or fault.barred
+        return Finding(
+            Link.PLUGIN,
+            Condition.PLUGIN_HEALTHY,
+            Verdict.FAILS,
+            fault.because,
+            fault.reason,
+            blocks=fault.access_denied,
+            heals=Heals.CONFIGURATION if is_persons else Heals.SOON,
+            next_step=fault.next_step,
         )
-    elif snapshot.plugin.plugins:
-        unread = _unread(snapshot.plugin.plugins[0])
-        found.append(
-            Finding(
-                Link.PLUGIN,
-                Condition.PLUGIN_HEALTHY,
-                Verdict.UNKNOWN if unread else Verdict.HOLDS,
-                f"{unread}; {_describe(snapshot.plugin.plugins[0])}"
-                if unread
-                else _describe(snapshot.plugin.plugins[0]),
-                Reason.PLUGIN_UNREAD if unread else Reason.NONE,
-                blocks=not unread,
-                next_step="systemctl status containerd; crictl ps -a" if unread else "",
-            )
-        )
-    elif (unit := plugin.unit(snapshot.boot.units, settings)) is not None:
-        found.append(
-            Finding(
-                Link.PLUGIN,
-                Condition.PLUGIN_HEALTHY,
-                Verdict.HOLDS,
-                f"{unit.name} is {unit.active}",
-            )
-        )
-    rivals = None if fault and fault.reason == Reason.TWO_PLUGINS else _rivals(snapshot, settings)
-    if rivals is not None:
-        found.append(
-            Finding(
-                Link.PLUGIN,
-                Condition.SINGLE_PLUGIN,
-                Verdict.FAILS,
-                f"{rivals.because}: who ends takes the resource away",
-                rivals.reason,
-                blocks=False,
-                heals=Heals.CONFIGURATION,
-                next_step=rivals.next_step,
-            )
-        )
-    if snapshot.plugin.socket_owners:
-        wrong = any(
-            plugin.is_anothers(o, s)
-            for o in snapshot.plugin.socket_owners
-            for s in snapshot.plugin.plugins
-        )
-        found.append(
-            Finding(
-                Link.SOCKET,
-                Condition.SOCKET_OWNER,
-                Verdict.FAILS if wrong else Verdict.HOLDS,
-                ", ".join(
-                    f"{o.socket}: {plugin.owner_name(snapshot, o)}, pid {o.pid}"
-                    for o in snapshot.plugin.socket_owners
-                ),
-                Reason.ANOTHER_SERVES if wrong else Reason.NONE,
-                blocks=False,
-                next_step="[Plugin] Containers= or Unit= names the right one; remove the other"
-                if wrong
-                else "",
-            )
-        )
-    return tuple(found)
+    if snapshot.plugin.plugins:
+        return _described(snapshot.plugin.plugins[0])
+    unit = plugin.unit(snapshot.boot.units, settings)
+    if unit is None:
+        return None
+    because = f"{unit.name} is {unit.active}"
+    return Finding(Link.PLUGIN, Condition.PLUGIN_HEALTHY, Verdict.HOLDS, because)
+
+
+def _described(sight: PluginSight) -> Finding:
+    unread, because = _unread(sight), _describe(sight)
+    if not unread:
+        return Finding(Link.PLUGIN, Condition.PLUGIN_HEALTHY, Verdict.HOLDS, because)
+    return Finding(
+        Link.PLUGIN,
+        Condition.PLUGIN_HEALTHY,
+        Verdict.UNKNOWN,
+        f"{unread}; {because}",
+        Reason.PLUGIN_UNREAD,
+        blocks=False,
+        next_step="systemctl status containerd; crictl ps -a",
+    )
+
+
+def _single(snapshot: Snapshot, settings: Settings, fault: Fault | None) -> Finding | None:
+    if fault is not None and fault.reason is Reason.TWO_PLUGINS:
+        return None
+    rivals = _rivals(snapshot, settings)
+    if rivals is None:
+        return None
+    return Finding(
+        Link.PLUGIN,
+        Condition.SINGLE_PLUGIN,
+        Verdict.FAILS,
+        f"{rivals.because}: who ends takes the resource away",
+        rivals.reason,
+        blocks=False,
+        heals=Heals.CONFIGURATION,
+        next_step=rivals.next_step,
+    )
+
+
+def _socket_owners(snapshot: Snapshot) -> Finding | None:
+    owners = snapshot.plugin.socket_owners
+    if not owners:
+        return None
+    wrong = any(plugin.is_anothers(o, s) for o in owners for s in snapshot.plugin.plugins)
+    remedy = "[Plugin] Containers= or Unit= names the right one; remove the other"
+    return Finding(
+        Link.SOCKET,
+        Condition.SOCKET_OWNER,
+        Verdict.FAILS if wrong else Verdict.HOLDS,
+        ", ".join(f"{o.socket}: {plugin.owner_name(snapshot, o)}, pid {o.pid}" for o in owners),
+        Reason.ANOTHER_SERVES if wrong else Reason.NONE,
+        blocks=False,
+        next_step=remedy if wrong else "",
+    )
 
 
 def _unread(sight: PluginSight) -> str:

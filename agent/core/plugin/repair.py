@@ -9,6 +9,7 @@ it by looking.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ...model.actions import Action, NoteNvmlFailed, NoteOutcome, Rebuild, RestartUnit, SendHup
 from ...model.fault import Cure, Fault, RepairFacts
@@ -69,6 +70,15 @@ class RepairStep:
     repair: RepairState
     actions: tuple[Action, ...] = ()
     wake_at: float | None = None
+
+
+class RepairRefusal(NamedTuple):
+    """Why no repair is begun."""
+
+    reason: Reason
+    why: str
+    again_at: float | None = None
+    "realtime, seconds; None: not by itself"
 
 
 def step(
@@ -248,51 +258,69 @@ def _whose(fault: Fault) -> str:
 
 def _refusal(
     view: RepairFacts, cause: str, target: str, realtime: float, settings: Settings
-) -> tuple[Reason, str, float | None] | None:
-    """(reason word, sentence, realtime to try again) of why nothing may be done; None where it
-    may."""
+) -> RepairRefusal | None:
+    """Why nothing may be done; None where it may."""
     if view.ledger_problem:
-        return (
+        return RepairRefusal(
             Reason.LEDGER_UNREADABLE,
             f"the ledger could not be read ({view.ledger_problem}); next step: mv it away",
-            None,
         )
     if settings.repair == "report":
-        return Reason.REPAIR_OFF, "Repair=report: gpu-gate would start the plugin afresh", None
+        return RepairRefusal(
+            Reason.REPAIR_OFF, "Repair=report: gpu-gate would start the plugin afresh"
+        )
+    return _was_in_vain(view, cause, target, realtime) or _over_budget(
+        view, cause, target, realtime, settings
+    )
+
+
+def _was_in_vain(
+    view: RepairFacts, cause: str, target: str, realtime: float
+) -> RepairRefusal | None:
+    """The same cause again, without new evidence."""
+    entries = view.entries
+    same = [e for e in ledger.actions(entries, view.boot_id) if e.cause == cause]
+    if not same or same[-1].target == target or ledger.nvml_failed_since(entries, same[-1]):
+        return None
+    again_at = ledger.lasts_until(entries, same[-1])
+    if again_at is not None and realtime >= again_at:
+        return None
+    came = "did not cure it" if again_at is None else "cured it for less than an hour"
+    return RepairRefusal(
+        Reason.SAME_CAUSE_AGAIN,
+        f"a fresh start for this cause {came}; evidence: {same[-1].evidence or 'none'}; next "
+        f"step: crictl logs {target[:12]}; once the cause is gone, crictl stop and rm "
+        f"{target[:12]}",
+        again_at,
+    )
+
+
+def _over_budget(
+    view: RepairFacts, cause: str, target: str, realtime: float, settings: Settings
+) -> RepairRefusal | None:
     entries, done = view.entries, ledger.actions(view.entries, view.boot_id)
-    same = [e for e in done if e.cause == cause]
-    if same and same[-1].target != target and not ledger.nvml_failed_since(entries, same[-1]):
-        again_at = ledger.lasts_until(entries, same[-1])
-        if again_at is None or realtime < again_at:
-            came = "did not cure it" if again_at is None else "cured it for less than an hour"
-            return (
-                Reason.SAME_CAUSE_AGAIN,
-                f"a fresh start for this cause {came}; evidence: "
-                f"{same[-1].evidence or 'none'}; next step: crictl logs {target[:12]}; once "
-                "the cause is gone, "
-                f"crictl stop and rm {target[:12]}",
-                again_at,
-            )
     if ledger.is_next_rung(done, cause, target):
         return None
     at = ledger.allowed_at(
         entries, view.boot_id, settings.repairs_per_hour, settings.repairs_per_boot
     )
     if at is None:
-        return (
+        return RepairRefusal(
             Reason.BUDGET_SPENT,
             f"{settings.repairs_per_boot} actions in this boot are all that is allowed; next "
             "step: see why one does not last, then [Plugin] RepairsPerBoot=",
-            None,
         )
-    if realtime >= at:
+    wait_s = at - realtime
+    if wait_s <= 0:
         return None
     if ledger.did_take(entries, done[-1]):
-        return Reason.BUDGET_SPENT, f"the next action is allowed in {at - realtime:.0f} s", at
-    return (
+        return RepairRefusal(
+            Reason.BUDGET_SPENT, f"the next action is allowed in {wait_s:.0f} s", at
+        )
+    return RepairRefusal(
         Reason.REPAIR_FAILED,
         f"repair {done[-1].number} {ledger.outcome_of(entries, done[-1])}; it is tried again in "
-        f"{at - realtime:.0f} s; next step: systemctl status containerd; crictl stop {target[:12]}",
+        f"{wait_s:.0f} s; next step: systemctl status containerd; crictl stop {target[:12]}",
         at,
     )
 

@@ -133,29 +133,23 @@ class Listing:
 
 
 def listing(snapshot: Snapshot, settings: Settings, gpus: tuple[Gpu, ...] | None = None) -> Listing:
-    """Of this look; `gpus` are those that are for containers, where the rules have judged that
-    already."""
+    """Of this snapshot; `gpus`: those that are for containers, where that is known already."""
     listed = snapshot.kubelet.allocatable.value_or(())
     ids = [Devices(d.resource, ours) for d in listed if (ours := _of_gpus(d, settings))]
     report = (
         snapshot.hardware.probe.value.last if isinstance(snapshot.hardware.probe, Seen) else None
     )
+    may_see = visible_devices(snapshot)
     if report is None or report.end is not ProbeEnd.ANSWERED:
         bases = {physical(i) for d in ids for i in d.ids}
-        return Listing(opaque=len(bases), visible_devices=visible_devices(snapshot))
+        return Listing(opaque=len(bases), visible_devices=may_see)
     there = tuple(g for g in report.gpus if g.state.trouble != GPU_IS_LOST)
-    wanted = {
-        g.uuid
-        for g in (there if gpus is None else gpus)
-        if g.bus_id not in settings.exclude_gpus and g.state.virtualization not in HOST_OF_VGPUS
-    }
-    may_see = visible_devices(snapshot)
+    wanted = _for_containers(there if gpus is None else gpus, settings)
     sees, unshown = select(report, there, may_see.names)
-    # The plugin knows nothing of ExcludeGPUs=: it may list such a GPU, and nobody wants it to.
+    # The plugin knows nothing of ExcludeGPUs=: it may list such a GPU, and it is not expected to.
     shown = tuple(s for s in sees if s.gpu.uuid in wanted)
     found, strangers, opaque = _sort(ids, _names(there, sees))
     expected = _expected(shown, may_see.strategy, {p for by in found.values() for p in by})
-    is_empty = bool(shown) and not expected and all(s.migs is not None for s in shown)
     return Listing(
         _offers(found, expected, may_see.strategy),
         strangers,
@@ -164,9 +158,25 @@ def listing(snapshot: Snapshot, settings: Settings, gpus: tuple[Gpu, ...] | None
         may_see,
         len(shown),
         len(wanted),
-        is_empty,
-        bool(there) and all(g.state.virtualization in HOST_OF_VGPUS for g in there),
+        is_empty=_has_nothing_to_offer(shown, bool(expected)),
+        is_host=bool(there) and all(map(_is_host_of_vgpus, there)),
     )
+
+
+def _for_containers(gpus: tuple[Gpu, ...], settings: Settings) -> set[str]:
+    """UUIDs of those that containers may be given."""
+    return {
+        g.uuid for g in gpus if g.bus_id not in settings.exclude_gpus and not _is_host_of_vgpus(g)
+    }
+
+
+def _is_host_of_vgpus(gpu: Gpu) -> bool:
+    return gpu.state.virtualization in HOST_OF_VGPUS
+
+
+def _has_nothing_to_offer(shown: tuple[Shown, ...], is_expected: bool) -> bool:
+    """MIG mode without instances."""
+    return bool(shown) and not is_expected and all(s.migs is not None for s in shown)
 
 
 def _of_gpus(devices: Devices, settings: Settings) -> tuple[str, ...]:
