@@ -109,6 +109,7 @@ class VirtualClock:
             assert isinstance(work, Coroutine)
             work.close()
         result = None if is_stalled else finish(work)
+        machine.observed(result)
         world.time.advance(world.now + machine.looked_s)
         if not machine.alive:
             raise Died
@@ -197,6 +198,13 @@ class Machine:
     @property
     def due_at(self) -> float:
         return self.engine.wake_at
+
+    def observed(self, result: Any) -> None:
+        """A snapshot and its diagnosis, at the instant of the snapshot; None where the node
+        stalled. The laws compare what the node was then."""
+        if result is not None:
+            self.diagnosis = result[1]
+        self.laws.repair_facts.looked(result[1].repair_facts if result is not None else None)
 
     def _on_signal(self, kind: str, reason: WakeReason) -> None:
         if self.alive and self.hears(kind):
@@ -313,7 +321,6 @@ class Machine:
 
     def decided(self, before: LastCycle, step: Step, diagnosis: Diagnosis, reasons: Wakes) -> None:
         self.diagnosis, self._decided = diagnosis, step
-        self.laws.repair_facts.looked(diagnosis.repair_facts)
         self._say_access(diagnosis)
         old, gate = before.gate, step.gate
         if gate.released and not old.released:
