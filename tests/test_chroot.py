@@ -166,7 +166,7 @@ def test_the_script_makes_an_image(chroot: Any) -> None:
 
 WRONG = (
     (("--fly",), 2, "unknown option"),
-    (("--expected-gpus", "many"), 2, "wants a number"),
+    (("--expected-gpus", "many"), 2, "needs a number"),
     (("--set", "deadline"), 2, "SECTION.KEY=VALUE"),
     (("--kubelet", "../x"), 2, "name of a unit"),
     (("/nothing.deb",), 1, "is not there"),

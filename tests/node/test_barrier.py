@@ -13,7 +13,7 @@ import gate
 import tree
 from nspawn import Node
 
-PEERS = Path(__file__).resolve().parents[1] / "wire" / "kube_peers.py"
+PEERS = Path(__file__).resolve().parents[1] / "transport" / "kube_peers.py"
 UNIT, LABEL, TAINT = "gpu-gate-node.service", "gpu-gate.io/ready", "gpu-gate.io/not-ready"
 API = "/srv/api"
 
