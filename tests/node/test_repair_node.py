@@ -79,8 +79,8 @@ def test_a_stopped_runtime(node: Node) -> None:
     repair.wait_cycles(node, 2)
     assert repair.entries(node) == []
     node.systemctl("start", "containerd.service")
-    assert repair.plugin(node)["id"] == broken["id"], "its container outlived the runtime"
     repair.wait_repaired(node, ["rebuild"])
+    assert repair.actions(node)[0]["target"] == broken["id"], "its container outlived the runtime"
 
 
 def test_a_frozen_runtime(node: Node) -> None:

@@ -227,15 +227,22 @@ def test_a_new_container_follows_a_failed_sighup(node: Node) -> None:
     """SIGHUP and a new container count as one repair, within a budget of one an hour."""
     own = repair.own_nvml(node, "init error=999")
     broken = repair.unregistered_plugin(node, repair.manifest(node, **own))
-    repair.with_agent(node, "RepairsPerHour=1\n")
-    gate.until(
-        lambda: (
-            "only deploy this plugin"
-            in repair.log(node, broken["id"]).partition("Received SIGHUP")[2]
-        ),
-        lambda: repair.log(node, broken["id"]),
+    # Between the failed SIGHUP and the new container is one second: the node itself watches the log.
+    failed_again = (
+        "/Received SIGHUP/ { hup = 1 } hup && /only deploy this plugin/ { failed = 1 } "
+        "END { exit !failed }"
     )
-    node.run("cat /run/simgpu/nvml >/run/simgpu/own")
+    node.run(
+        [
+            "systemd-run",
+            "--unit=heal-nvml",
+            "sh",
+            "-c",
+            f"until awk '{failed_again}' {repair.log_path(node, broken['id'])}; do sleep 0.05; done; "
+            "cat /run/simgpu/nvml >/run/simgpu/own",
+        ]
+    )
+    repair.with_agent(node, "RepairsPerHour=1\n")
     repair.wait_repaired(node, ["hup", "rebuild"])
     assert repair.plugin(node)["id"] != broken["id"]
 
