@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...model.access import CurrentAccess, GpuContainer, ReloadRisk
+from ...model.access import CurrentAccess, GivenDevice, GpuContainer, ReloadRisk
 from ...model.actions import CheckAccess, GrantDevices, ScopeGrant
 from ...model.condition import Condition, Link
 from ...model.finding import Finding, Heals, Verdict
@@ -60,53 +60,63 @@ def findings(
 
 def _now(snapshot: Snapshot, settings: Settings, holders: Sequence[GpuContainer]) -> Finding:
     denied = [h for h in holders if h.denied]
-    unknown = [
-        h
-        for h in holders
-        if not h.denied and any(d.access is CurrentAccess.UNKNOWN for d in h.devices)
-    ]
     if denied:
-        return Finding(
-            Link.WORKLOADS,
-            Condition.WORKLOAD_ACCESS,
-            Verdict.FAILS,
-            f"{_count(denied, holders)} may not open what was given: "
-            + "; ".join(
-                f"{who(h)} ({', '.join(d.name for d in h.denied)}) since "
-                f"{at(snapshot, _since(h))}, {h.loss_why}"
-                for h in denied[:NAMED]
-            )
-            + _more(denied),
-            Reason.ACCESS_DENIED,
-            tuple(f"{who(h)} {d.name}" for h in denied for d in h.denied)[:64],
-            Heals.CONFIGURATION,
-            "gpu-gate access; " + denied[0].cure,
-            blocks=settings.strict_access,
-        )
+        return _denied(snapshot, settings, denied, holders)
+    unknown = [h for h in holders if _unknown_devices(h)]
     if unknown:
-        first = next(d for d in unknown[0].devices if d.access is CurrentAccess.UNKNOWN)
-        return Finding(
-            Link.WORKLOADS,
-            Condition.WORKLOAD_ACCESS,
-            Verdict.UNKNOWN,
-            f"of {_count(unknown, holders)} it is not known "
-            "whether they may open what was given: "
-            + ", ".join(who(h) for h in unknown[:NAMED])
-            + _more(unknown)
-            + f" ({first.detail})",
-            Reason.ACCESS_UNKNOWN,
-            next_step="gpu-gate access",
-            blocks=False,
-        )
+        return _unknown(unknown, holders)
     unheard = ""
     allocations = snapshot.workloads.allocations
     if isinstance(allocations, Refusal):
-        unheard = f" (the kubelet did not say whom it allocated GPUs to: {allocations})"
+        unheard = f" (the kubelet did not report whom it allocated GPUs to: {allocations})"
     return Finding(
         Link.WORKLOADS,
         Condition.WORKLOAD_ACCESS,
         Verdict.HOLDS,
         f"{containers.number(len(holders))} with GPUs may open what was given{unheard}",
+        blocks=False,
+    )
+
+
+def _unknown_devices(holder: GpuContainer) -> list[GivenDevice]:
+    return [d for d in holder.devices if d.access is CurrentAccess.UNKNOWN]
+
+
+def _denied(
+    snapshot: Snapshot,
+    settings: Settings,
+    denied: list[GpuContainer],
+    holders: Sequence[GpuContainer],
+) -> Finding:
+    def one(holder: GpuContainer) -> str:
+        devices = ", ".join(d.name for d in holder.denied)
+        since = at(snapshot, _since(holder))
+        return f"{who(holder)} ({devices}) since {since}, {holder.loss_why}"
+
+    named = "; ".join(map(one, denied[:NAMED])) + _more(denied)
+    return Finding(
+        Link.WORKLOADS,
+        Condition.WORKLOAD_ACCESS,
+        Verdict.FAILS,
+        f"{_count(denied, holders)} may not open what was given: {named}",
+        Reason.ACCESS_DENIED,
+        tuple(f"{who(h)} {d.name}" for h in denied for d in h.denied)[:64],
+        Heals.CONFIGURATION,
+        "gpu-gate access; " + denied[0].cure,
+        blocks=settings.strict_access,
+    )
+
+
+def _unknown(unknown: list[GpuContainer], holders: Sequence[GpuContainer]) -> Finding:
+    named = ", ".join(who(h) for h in unknown[:NAMED]) + _more(unknown)
+    return Finding(
+        Link.WORKLOADS,
+        Condition.WORKLOAD_ACCESS,
+        Verdict.UNKNOWN,
+        f"of {_count(unknown, holders)} it is not known whether they may open what was given: "
+        f"{named} ({_unknown_devices(unknown[0])[0].detail})",
+        Reason.ACCESS_UNKNOWN,
+        next_step="gpu-gate access",
         blocks=False,
     )
 

@@ -25,7 +25,7 @@ from ...model.reading import Reading, Refusal, Seen, Why
 from ...model.runtime import Access, Container, Sandbox
 from ...model.snapshot import Snapshot
 from . import cgroups, containers, device_list
-from .containers import View
+from .containers import Granted, View
 
 SLACK_S = 1.0
 "systemd's stamp of a reload and the kernel's new programs lie so far apart at most"
@@ -208,29 +208,31 @@ def _risk(
             if is_all
             else "DevicePolicy=auto with an empty list: systemd restricts nothing",
         )
+    risk = {d: _risk_of(d, _granted(of, policy, allow)) for d in devices}
+    may = dict(verdict.answers) if verdict else {}
+    at_risk = [d for d in devices if risk[d] is ReloadRisk.YES]
+    lacking = [of.nodes.get(d, d.path) for d in at_risk if may.get(d) is not CurrentAccess.DENIED]
+    if not lacking:
+        return risk, f"DeviceAllow= of its scope (DevicePolicy={policy}) names all it may open"
+    return risk, f"DevicePolicy={policy}, and DeviceAllow= of its scope lacks {', '.join(lacking)}"
+
+
+def _granted(of: View, policy: str, allow: tuple[tuple[str, str], ...]) -> Granted:
+    """What a device list grants; many containers have the same list."""
     granted = of.grants.get((policy, allow))
-    if granted is None:  # many containers have the same list
+    if granted is None:
         granted = of.grants[policy, allow] = device_list.grants(
             policy,
             allow,
             of.snapshot.hardware.majors.value_or({}),
             {path: (d.kind, d.major, d.minor) for d, path in of.nodes.items()},
         )
-    risk = {
-        d: ReloadRisk.NO
-        if {"r", "w"} <= device_list.rights_of(granted, (d.kind, d.major, d.minor))
-        else ReloadRisk.YES
-        for d in devices
-    }
-    may = dict(verdict.answers) if verdict else {}
-    lacking = [
-        of.nodes.get(d, d.path)
-        for d in devices
-        if risk[d] is ReloadRisk.YES and may.get(d) is not CurrentAccess.DENIED
-    ]
-    if not lacking:
-        return risk, f"DeviceAllow= of its scope (DevicePolicy={policy}) names all it may open"
-    return risk, f"DevicePolicy={policy}, and DeviceAllow= of its scope lacks {', '.join(lacking)}"
+    return granted
+
+
+def _risk_of(device: Device, granted: Granted) -> ReloadRisk:
+    rights = device_list.rights_of(granted, (device.kind, device.major, device.minor))
+    return ReloadRisk.NO if {"r", "w"} <= rights else ReloadRisk.YES
 
 
 def _explained(
@@ -243,50 +245,50 @@ def _explained(
     if not named:
         return holder
     is_left_out = all(Entitlement.SPEC in d.claims for d in named)
+    given = LEFT_OUT if is_left_out else BEHIND
     has_unit = holder.driver is not Driver.CGROUPFS  # else no reload touches it
-    holder = replace(
-        holder,
-        cure=CURE_GIVEN if not has_unit else CURE_LEFT_OUT if is_left_out else CURE_BEHIND,
-        risk_why=f"{holder.risk_why}: {LEFT_OUT if is_left_out else BEHIND}"
-        if holder.at_risk
-        else holder.risk_why,
-    )
-    if not lost:
-        return holder
-    sighting = next(
-        (seen[d.device] for d in lost if d.device in seen and seen[d.device].denied_at), None
-    )
+    cure = CURE_LEFT_OUT if is_left_out else CURE_BEHIND
+    holder = replace(holder, cure=cure if has_unit else CURE_GIVEN)
+    if holder.at_risk:
+        holder = replace(holder, risk_why=f"{holder.risk_why}: {given}")
+    return _with_loss(snapshot, holder, seen, given) if lost else holder
+
+
+def _with_loss(
+    snapshot: Snapshot, holder: GpuContainer, seen: dict[Device, Sighting], given: str
+) -> GpuContainer:
+    """The observed cause of a loss. `given`: how the container came to its devices."""
+    has_unit = holder.driver is not Driver.CGROUPFS
+    sightings = [seen[d.device] for d in holder.denied if d.device in seen]
+    sighting = next((s for s in sightings if s.denied_at), None)
     if sighting is None:
         return replace(
             holder,
             loss=LossCause.NEVER_HAD,
-            loss_why="this agent never saw it allowed: lost before the "
-            "agent started, or never given",
+            loss_why="this agent never saw it allowed: lost before the agent started, or never "
+            "given",
             cure=f"start the pod anew; for good: {holder.cure}",
         )
     if has_unit and sighting.allowed_at - SLACK_S < sighting.reload_at <= sighting.denied_at:
         by = _asked_by(snapshot, sighting.reload_at)
-        return replace(
-            holder,
-            loss=LossCause.RELOAD,
-            loss_why="systemd loaded its units anew at "
-            f"{at(snapshot, sighting.reload_at)}"
-            + (f", asked for by {by}" if by else "")
-            + f"; {LEFT_OUT if is_left_out else BEHIND}",
-        )
-    return replace(
-        holder,
-        loss=LossCause.UPDATE,
-        loss_why="its device programs were replaced between "
-        f"{at(snapshot, sighting.allowed_at)} and {at(snapshot, sighting.denied_at)}, "
-        + (
-            "and no reload was seen: a container update (cpu-manager, resize) or systemctl "
-            "set-property"
-            if has_unit
-            else "and no unit of systemd carries it, which a reload could touch: a container "
-            "update (cpu-manager, resize), or whoever wrote its cgroup"
-        ),
+        asked = f", asked for by {by}" if by else ""
+        when = at(snapshot, sighting.reload_at)
+        why = f"systemd loaded its units anew at {when}{asked}; {given}"
+        return replace(holder, loss=LossCause.RELOAD, loss_why=why)
+    return replace(holder, loss=LossCause.UPDATE, loss_why=_updated(snapshot, sighting, has_unit))
+
+
+def _updated(snapshot: Snapshot, sighting: Sighting, has_unit: bool) -> str:
+    between = f"{at(snapshot, sighting.allowed_at)} and {at(snapshot, sighting.denied_at)}"
+    by = (
+        "and no reload was seen: a container update (cpu-manager, resize) or systemctl set-property"
     )
+    if not has_unit:
+        by = (
+            "and no unit of systemd carries it, which a reload could touch: a container update "
+            "(cpu-manager, resize), or whoever wrote its cgroup"
+        )
+    return f"its device programs were replaced between {between}, {by}"
 
 
 def _asked_by(snapshot: Snapshot, reload_at: float) -> str:

@@ -4,6 +4,7 @@ apart."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -31,46 +32,41 @@ def label_of(resource: str) -> str:
 
 
 def _metric(samples: Reading[Sequence[Sample]], snapshot: Snapshot, settings: Settings) -> Finding:
+    def unknown(because: str, reason: Reason, next_step: str = "") -> Finding:
+        return _unknown(Link.METRICS, Condition.METRIC_AGREES, because, reason, next_step)
+
+    allocatable = snapshot.kubelet.allocatable
     if isinstance(samples, Refusal):
         if not samples.is_telling:
-            return _unknown(
-                Link.METRICS,
-                Condition.METRIC_AGREES,
-                f"not asked: {samples.detail}",
-                Reason.METRIC_NOT_ASKED,
-            )
-        return _unknown(
-            Link.METRICS,
-            Condition.METRIC_AGREES,
+            return unknown(f"not asked: {samples.detail}", Reason.METRIC_NOT_ASKED)
+        return unknown(
             f"the metric store gave no answer ({samples})",
             Reason.METRIC_STORE_SILENT,
             "curl the address in [Cluster] Prometheus=",
         )
-    if not isinstance(snapshot.kubelet.allocatable, Seen):
-        return _unknown(
-            Link.METRICS,
-            Condition.METRIC_AGREES,
+    if not isinstance(allocatable, Seen):
+        return unknown(
             "the kubelet was not heard, so there is nothing to compare with",
             Reason.KUBELET_NOT_HEARD,
         )
-    listed = {
-        label_of(d.resource): len(d.ids)
-        for d in snapshot.kubelet.allocatable.value
-        if matches(d.resource, settings.resources or PREFERRED)
-    }
+    guarded = settings.resources or PREFERRED
+    rows = [d for d in allocatable.value if matches(d.resource, guarded)]
+    listed = {label_of(d.resource): len(d.ids) for d in rows}
     ours = [s for s in samples.value if s.resource in listed or s.resource == "nvidia_com_gpu"]
     if not ours:
-        return _unknown(
-            Link.METRICS,
-            Condition.METRIC_AGREES,
+        return unknown(
             "no series kube_node_status_allocatable of this node's GPUs: "
             "kube-state-metrics is not scraped, or the node has another name there ([Node] Name=)",
             Reason.METRIC_MISSING,
         )
-    age_s = max(snapshot.clock.realtime - s.at for s in ours)
-    said = {s.resource: int(s.value) for s in ours}
+    return _compared(ours, listed, snapshot.clock.realtime)
+
+
+def _compared(samples: Sequence[Sample], listed: dict[str, int], realtime: float) -> Finding:
+    age_s = max(realtime - s.at for s in samples)
+    said = {s.resource: int(s.value) for s in samples}
     seen = f"{_counted(said)} allocatable, scraped {max(0.0, age_s):.0f} s ago"
-    if {r: n for r, n in said.items() if n} != {r: n for r, n in listed.items() if n}:
+    if +Counter(said) != +Counter(listed):
         return Finding(
             Link.METRICS,
             Condition.METRIC_AGREES,
@@ -82,13 +78,9 @@ def _metric(samples: Reading[Sequence[Sample]], snapshot: Snapshot, settings: Se
             next_step="kubectl get node -o yaml: where .status.allocatable is "
             "right, it is kube-state-metrics or its scrape",
         )
+    because = f"the metric says {seen}"
     return Finding(
-        Link.METRICS,
-        Condition.METRIC_AGREES,
-        Verdict.HOLDS,
-        f"the metric says {seen}",
-        blocks=False,
-        age_s=age_s,
+        Link.METRICS, Condition.METRIC_AGREES, Verdict.HOLDS, because, blocks=False, age_s=age_s
     )
 
 

@@ -77,28 +77,17 @@ class _Race:
         return bool(look and seen and seen.at - look.at > FIRST_PROBE_S)
 
     def _plugin(self, sight: PluginSight) -> Iterator[str]:
-        start = self.by.get(("started", sight.container.id)) or self.by.get(
-            ("created", sight.container.id)
-        )
+        id_ = sight.container.id
+        start = self.by.get(("started", id_)) or self.by.get(("created", id_))
         if start is None:
             return
-        stable, parts = self.first.get("stable"), []
-        for word, name in (
-            ("persistenced", "nvidia-persistenced"),
-            ("module", "the module was loaded"),
-            ("nodes", "its last device node was made"),
-        ):
-            other = self.first.get(word)
-            if other and (word == "persistenced" or start.at < other.at):
-                parts.append(_between(start, other, name))
-        if stable and (self._was_watched or stable.at < start.at):
-            parts.append(_between(start, stable, "NVML was stable"))
         name = label(self.snapshot, sight)
+        parts = list(self._before_it(start))
         if parts:
             yield f"{name} started {', '.join(parts)}"
         log = sight.log.value_or(None)
         if log and log.says in (PluginLogState.INIT_FAILED, PluginLogState.NO_DEVICES):
-            said = self.by.get((f"said-{log.says.value}", sight.container.id))
+            said = self.by.get((f"said-{log.says.value}", id_))
             when = f" {_span(said.at - start.at)} after its start" if said else ""
             yield f"{name} logged{when}: {log.line.rstrip('.')}; it logged no success since"
         kubelet = self.last.get("kubelet")
@@ -110,6 +99,20 @@ class _Race:
         reload = self.first.get("reload")
         if reload and reload.at > start.at:
             yield f"the last daemon-reload came {_span(reload.at - start.at)} after {name} started"
+
+    def _before_it(self, start: BootEvent) -> Iterator[str]:
+        """What its start is measured against."""
+        for word, name in (
+            ("persistenced", "nvidia-persistenced"),
+            ("module", "the module was loaded"),
+            ("nodes", "its last device node was made"),
+        ):
+            other = self.first.get(word)
+            if other and (word == "persistenced" or start.at < other.at):
+                yield _between(start, other, name)
+        stable = self.first.get("stable")
+        if stable and (self._was_watched or stable.at < start.at):
+            yield _between(start, stable, "NVML was stable")
 
     def _repairs(self) -> Iterator[str]:
         for (what, number), begun in self.by.items():

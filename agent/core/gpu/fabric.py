@@ -70,39 +70,36 @@ def unmanaged(
 
 
 def find(settings: Settings, assessment: ProbeAssessment) -> Finding | None:
-    """None where no GPU is part of a fabric, or nobody wants to know."""
+    """None where no GPU is part of a fabric, or Fabric=ignore."""
     if settings.fabric == "ignore":
         return None
-    failed = [g.bus_id for g in assessment.gpus if g.state.fabric == DONE and g.state.fabric_status]
+    complete = [g for g in assessment.gpus if g.state.fabric == DONE]
+    failed = [g for g in complete if g.state.fabric_status]
     pending = [g for g in assessment.gpus if g.state.fabric in PENDING]
-    done = sum(g.state.fabric == DONE for g in assessment.gpus) - len(failed)
+    done = len(complete) - len(failed)
     if failed:
-        codes = {g.state.fabric_status for g in assessment.gpus if g.bus_id in failed}
-        return _fails(
-            settings,
-            f"the fabric of {', '.join(failed)} failed (NVML {', '.join(map(str, sorted(codes)))})",
-            Reason.FABRIC_FAILED,
-            failed,
-        )
+        return _failed(settings, failed)
     if pending:
         states = " and ".join(sorted({g.state.fabric for g in pending}))
         others = f", that of {done} is complete" if done else ""
         return _fails(
             settings,
             f"the fabric of {len(pending)} of {len(assessment.gpus)} GPUs is {states}{others}: "
-            "CUDA "
-            "would say 802",
+            "CUDA would say 802",
             Reason.FABRIC_PENDING,
             [g.bus_id for g in pending],
         )
-    if done:
-        return Finding(
-            Link.FABRIC,
-            Condition.FABRIC_READY,
-            Verdict.HOLDS,
-            f"the fabric of {done} GPUs is complete",
-        )
-    return None
+    if not done:
+        return None
+    because = f"the fabric of {done} GPUs is complete"
+    return Finding(Link.FABRIC, Condition.FABRIC_READY, Verdict.HOLDS, because)
+
+
+def _failed(settings: Settings, gpus: list[Gpu]) -> Finding:
+    codes = ", ".join(map(str, sorted({g.state.fabric_status for g in gpus})))
+    bus_ids = [g.bus_id for g in gpus]
+    because = f"the fabric of {', '.join(bus_ids)} failed (NVML {codes})"
+    return _fails(settings, because, Reason.FABRIC_FAILED, bus_ids)
 
 
 def _fails(settings: Settings, because: str, reason: Reason, missing: list[str]) -> Finding:

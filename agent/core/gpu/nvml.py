@@ -40,15 +40,19 @@ def judge(snapshot: Snapshot, settings: Settings, gpus: GpuInventory) -> ProbeAs
     shown = tuple(g for g in report.gpus if g.bus_id not in elsewhere and not _is_lost(g))
     missing = _missing(settings, expected, shown)
     errors = _errors(report, bool(missing))
-    is_clean = report.end is ProbeEnd.ANSWERED and bool(shown) and not (missing or errors)
-    if is_clean and missing_nodes(snapshot, shown):
-        is_clean = False
-    fingerprint = (
-        _fingerprint(report, shown, snapshot.hardware.nodes.value_or(())) if is_clean else ""
-    )
+    fingerprint = ""
+    if not missing and not errors:
+        fingerprint = _clean_fingerprint(snapshot, report, shown)
     return ProbeAssessment(
         expected, _wanted(settings, expected), shown, missing, errors, fingerprint
     )
+
+
+def _clean_fingerprint(snapshot: Snapshot, report: ProbeReport, shown: tuple[Gpu, ...]) -> str:
+    """Of a complete answer whose device nodes are there; "" for any other."""
+    if report.end is not ProbeEnd.ANSWERED or not shown or missing_nodes(snapshot, shown):
+        return ""
+    return _fingerprint(report, shown, snapshot.hardware.nodes.value_or(()))
 
 
 def _is_lost(gpu: Gpu) -> bool:

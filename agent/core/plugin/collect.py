@@ -184,26 +184,12 @@ async def _halted(host: Host, snapshot: Snapshot, sight: PluginSight) -> PluginS
             sight,
             unread=f"whether its process {pid} goes on by itself could not be read ({status})",
         )
-    fields = dict(
-        line.split(":\t", 1)
-        for line in parse.text(status.value_or(b"")).splitlines()
-        if ":\t" in line
-    )
-    state, tracer = fields.get("State", "")[:1], fields.get("TracerPid", "0").strip()
+    state, tracer = _state_and_tracer(parse.text(status.value_or(b"")))
     if tracer != "0":
         return replace(sight, halted=f"its process {pid} is traced by pid {tracer}")
     if state in ("T", "t"):
         return replace(sight, halted=f"its process {pid} was stopped by a signal (state {state})")
-    cgroup = next(
-        (
-            p.cgroup_v2
-            for p in snapshot.workloads.processes.value_or(())
-            if p.container_id == sight.container.id
-        ),
-        None,
-    )
-    events = await host.file(f"/sys/fs/cgroup{cgroup}/cgroup.events") if cgroup else None
-    if isinstance(events, Seen) and "frozen 1" in parse.text(events.value).splitlines():
+    if await _is_frozen(host, snapshot, sight.container.id):
         return replace(sight, halted="its container is paused (its cgroup is frozen)")
     if state == "D":
         return replace(
@@ -212,6 +198,21 @@ async def _halted(host: Host, snapshot: Snapshot, sight: PluginSight) -> PluginS
             in_kernel=True,
         )
     return sight
+
+
+def _state_and_tracer(status: str) -> tuple[str, str]:
+    """One letter, and the pid of whoever traces it; "0": none does."""
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    return fields.get("State", "")[:1], fields.get("TracerPid", "0").strip()
+
+
+async def _is_frozen(host: Host, snapshot: Snapshot, container_id: str) -> bool:
+    processes = snapshot.workloads.processes.value_or(())
+    cgroup = next((p.cgroup_v2 for p in processes if p.container_id == container_id), None)
+    if not cgroup:
+        return False
+    events = await host.file(f"/sys/fs/cgroup{cgroup}/cgroup.events")
+    return "frozen 1" in parse.text(events.value_or(b"")).splitlines()
 
 
 async def _restart_policy(host: Host, sandbox: Sandbox | None, folders: tuple[str, ...]) -> str:
@@ -229,30 +230,34 @@ async def _restart_policy(host: Host, sandbox: Sandbox | None, folders: tuple[st
 
 async def _static_policy(host: Host, pod: str, folders: tuple[str, ...]) -> str:
     """Of the manifest with the longest name that this pod's name begins with: the rest of it is the
-    node's. Of two that say different things the one that ends for good: nobody knows which the
+    node's. Of two that say different things the one that ends for good: nothing shows which one the
     kubelet took."""
     best, policy, unread = 0, "", False
     for folder in folders:
-        names = await host.folder(folder)
-        unread = unread or (isinstance(names, Refusal) and not names.is_missing)
-        entries = names.value_or(())
-        # As the kubelet takes them (pkg/kubelet/config/file.go): of any name (kops: .manifest), and
-        # links as well.
-        files = [
-            e.name for e in entries if e.kind in ("file", "link") and not e.name.startswith(".")
-        ]
-        unread = unread or len(files) > MANIFESTS
-        for name in files[:MANIFESTS]:
-            text = await host.file(f"{folder}/{name}", MANIFEST_BYTES)
-            if not isinstance(text, Seen) or len(text.value) >= MANIFEST_BYTES:
-                unread = True
-                continue
-            names_in, said = _written(text.value)
-            length = max((len(n) for n in names_in if pod.startswith(f"{n}-")), default=0)
+        texts, is_whole = await _manifests(host, folder)
+        unread = unread or not is_whole
+        for text in texts:
+            names, said = _written(text)
+            length = max((len(n) for n in names if pod.startswith(f"{n}-")), default=0)
             if length > best or (length and length == best and said in plugin.ENDS_FOR_GOOD):
                 best, policy = length, said
-    # A manifest in a folder that nobody told us of is no manifest that could not be read.
+    # A manifest in a folder that no setting and no layout names counts as no manifest.
     return policy if best or not unread else plugin.NOT_READ
+
+
+async def _manifests(host: Host, folder: str) -> tuple[list[bytes], bool]:
+    """The manifests in a folder, and whether all of them were read."""
+    names = await host.folder(folder)
+    if isinstance(names, Refusal):
+        return [], names.is_missing
+    # As the kubelet takes them (pkg/kubelet/config/file.go): of any name (kops: .manifest), and
+    # links as well.
+    files = [
+        e.name for e in names.value if e.kind in ("file", "link") and not e.name.startswith(".")
+    ]
+    read = [await host.file(f"{folder}/{name}", MANIFEST_BYTES) for name in files[:MANIFESTS]]
+    texts = [r.value for r in read if isinstance(r, Seen) and len(r.value) < MANIFEST_BYTES]
+    return texts, len(texts) == len(files)
 
 
 def _written(manifest: bytes) -> tuple[list[str], str]:
@@ -299,26 +304,28 @@ async def _dra_driver(host: Host, settings: Settings, snapshot: Snapshot) -> Rea
 async def _owners(
     host: Host, settings: Settings, snapshot: Snapshot, sights: tuple[PluginSight, ...]
 ) -> tuple[SocketOwner, ...]:
-    """Who listens on the sockets that such plugins make: by the kernel's word, not by a name in a
-    list."""
+    """Who listens on the sockets that such plugins make: as the kernel shows it, not by a name in
+    a list."""
     kinds = [kind for s in sights if (kind := kind_of(s.container, s.sandbox))] or KINDS
     patterns = {p for kind in kinds for p in kind.sockets}
     entries = snapshot.kubelet.plugin_sockets.value_or(())
     names = [e.name for e in entries if e.kind == "socket" and matches(e.name, patterns)]
-    found = []
-    for name in names[:SOCKETS_ASKED]:
-        pid = await host.listener(f"{settings.device_plugins_dir}/{name}")
-        cgroup = (
-            await host.file(f"/proc/{pid.value}/cgroup")
-            if isinstance(pid, Seen) and pid.value > 0
-            else None
-        )
-        if isinstance(pid, Seen) and isinstance(cgroup, Seen):
-            text = parse.text(cgroup.value)
-            ids, units = _ID.findall(text), _UNIT.findall(text)
-            # The innermost one: a node that is a container itself has its own id before its
-            # containers'.
-            found.append(
-                SocketOwner(name, pid.value, ids[-1] if ids else "", units[-1] if units else "")
-            )
-    return tuple(found)
+    found = [
+        await _owner(host, f"{settings.device_plugins_dir}/{name}", name)
+        for name in names[:SOCKETS_ASKED]
+    ]
+    return tuple(owner for owner in found if owner is not None)
+
+
+async def _owner(host: Host, path: str, name: str) -> SocketOwner | None:
+    listener = await host.listener(path)
+    pid = listener.value_or(0)
+    if pid <= 0:
+        return None
+    cgroup = await host.file(f"/proc/{pid}/cgroup")
+    if not isinstance(cgroup, Seen):
+        return None
+    text = parse.text(cgroup.value)
+    # The innermost one: a node that is a container itself has its own id before its containers'.
+    ids, units = _ID.findall(text), _UNIT.findall(text)
+    return SocketOwner(name, pid, ids[-1] if ids else "", units[-1] if units else "")

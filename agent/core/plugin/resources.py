@@ -141,8 +141,7 @@ def listing(snapshot: Snapshot, settings: Settings, gpus: tuple[Gpu, ...] | None
     )
     may_see = visible_devices(snapshot)
     if report is None or report.end is not ProbeEnd.ANSWERED:
-        bases = {physical(i) for d in ids for i in d.ids}
-        return Listing(opaque=len(bases), visible_devices=may_see)
+        return Listing(opaque=_physical_devices(ids), visible_devices=may_see)
     there = tuple(g for g in report.gpus if g.state.trouble != GPU_IS_LOST)
     wanted = _for_containers(there if gpus is None else gpus, settings)
     sees, unshown = select(report, there, may_see.names)
@@ -161,6 +160,10 @@ def listing(snapshot: Snapshot, settings: Settings, gpus: tuple[Gpu, ...] | None
         is_empty=_has_nothing_to_offer(shown, bool(expected)),
         is_host=bool(there) and all(map(_is_host_of_vgpus, there)),
     )
+
+
+def _physical_devices(listed: list[Devices]) -> int:
+    return len({physical(i) for d in listed for i in d.ids})
 
 
 def _for_containers(gpus: tuple[Gpu, ...], settings: Settings) -> set[str]:

@@ -138,15 +138,7 @@ def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -
     if log.says is PluginLogState.UNWATCHED:
         return _unwatched(sight, who, log)
     if log.says is PluginLogState.WAITING:
-        return Fault(
-            Reason.PLUGIN_WAITS,
-            f"{who}; it tries again by itself",
-            Cure.WAIT,
-            "crictl ps -a --name mps-control-daemon: that one is to run on this node"
-            if "MPS" in log.line
-            else "its line says what it lacks; crictl logs " + plugin.short_id(sight.container),
-            sight=sight,
-        )
+        return _waiting(sight, who, log)
     if listed.gone:
         return Fault(
             STALE,
@@ -156,6 +148,19 @@ def _by_its_log(sight: PluginSight, who: str, log: PluginLog, listed: Listing) -
             hup_answers=hup,
             sight=sight,
         )
+    return _silent(sight, who, log, listed, hup)
+
+
+def _waiting(sight: PluginSight, who: str, log: PluginLog) -> Fault:
+    next_step = f"its line says what it lacks; crictl logs {plugin.short_id(sight.container)}"
+    if "MPS" in log.line:
+        next_step = "crictl ps -a --name mps-control-daemon: that one is to run on this node"
+    because = f"{who}; it tries again by itself"
+    return Fault(Reason.PLUGIN_WAITS, because, Cure.WAIT, next_step, sight=sight)
+
+
+def _silent(sight: PluginSight, who: str, log: PluginLog, listed: Listing, hup: bool) -> Fault:
+    """Its log shows no failure."""
     reason = {
         PluginLogState.ASKING: Reason.PLUGIN_ASKING,
         PluginLogState.REGISTERED: Reason.PLUGIN_FORGOTTEN,
