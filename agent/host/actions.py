@@ -38,7 +38,7 @@ from ..model.settings import Settings
 from ..model.snapshot import Snapshot
 from ..transport.atomic_write import write_whole
 from ..transport.process import run_once
-from .access.checks import AccessChecks
+from .access.checks import DeviceAccess
 from .access.updater import DeviceAllowUpdater
 from .launcher import Launcher
 from .marks import write_released
@@ -59,7 +59,7 @@ class ActionExecutor:
         probes: Probes,
         repairer: PluginRepairer,
         launcher: Launcher,
-        checks: AccessChecks,
+        checks: DeviceAccess,
         allow: DeviceAllowUpdater,
         diagnostics: RepairDiagnostics,
     ) -> None:

@@ -72,7 +72,7 @@ class LiveHost:
         bus: SystemdBus | None = None,
         probes: Probes | None = None,
         root: str = "/",
-        checks: access.AccessChecks | None = None,
+        checks: access.DeviceAccess | None = None,
     ) -> None:
         self._bus = bus
         self._checks = checks

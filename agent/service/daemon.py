@@ -11,7 +11,7 @@ from ..core.gate.states import Step
 from ..engine.cycle import Engine
 from ..engine.ports import LastCycle, Wakes
 from ..engine.wakes import WakeQueue
-from ..host.access.checks import AccessChecks
+from ..host.access.checks import DeviceAccess
 from ..host.access.updater import DeviceAllowUpdater
 from ..host.actions import ActionExecutor
 from ..host.event_sources import EventSources
@@ -54,7 +54,7 @@ class Daemon:
         self.probes = Probes(
             self._on(WakeSource.PROBE), settings.probe_timeout_s, settings.driver_root, first=first
         )
-        self.checks = AccessChecks(self._on(WakeSource.ACCESS), bus)
+        self.checks = DeviceAccess(self._on(WakeSource.ACCESS), bus)
         self.host = LiveHost(bus, self.probes, checks=self.checks)
         self.repairer = PluginRepairer(self.host, bus, self._action_ended)
         self.launcher = Launcher(bus, self._action_ended)

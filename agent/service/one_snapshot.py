@@ -8,7 +8,7 @@ import sys
 from ..core.common.paths import DRIVER_VERSION
 from ..core.doctor.collect import collect_diagnostics
 from ..engine.cycle import observe
-from ..host.access.checks import AccessChecks
+from ..host.access.checks import DeviceAccess
 from ..host.codec import decode
 from ..host.diagnostics import LiveDiagnosticHost, ask_cuda
 from ..host.probes.runner import Probes
@@ -33,7 +33,7 @@ class _OneSnapshotHost(LiveDiagnosticHost):
     enough."""
 
     def __init__(self, bus: SystemdBus, probes: Probes, agents: ProbeState | None) -> None:
-        self.checks = AccessChecks(lambda _: None, bus)
+        self.checks = DeviceAccess(lambda _: None, bus)
         super().__init__(bus, probes, checks=self.checks)
         self._agents = agents
 

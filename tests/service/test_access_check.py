@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from agent.core.access.containers import UNUSED_DEVICE
-from agent.host.access.checks import AccessChecks, ask_many, verdict_of, verdicts_of
+from agent.host.access.checks import DeviceAccess, ask_many, verdict_of, verdicts_of
 from agent.host.access.processes import Processes
 from agent.host.journal import newest_request
 from agent.model.access import CurrentAccess, Device, Question
@@ -138,7 +138,7 @@ def test_cached_state_of_a_container_is_removed_with_it() -> None:
         return CheckAccess((asked,), ((f"cri-containerd-{container_id}.scope", "programs 1"),), 0.0)
 
     async def main() -> tuple[set[str], set[str]]:
-        checks = AccessChecks(lambda _: None)
+        checks = DeviceAccess(lambda _: None)
         units = []
         for action in (of("a1"), of("b2")):
             checks.start(action)

@@ -35,7 +35,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch, due: Callable[[], float | None]) 
 
     for name, stand_in in (
         ("systemd", connected),
-        ("AccessChecks", lambda *_: None),
+        ("DeviceAccess", lambda *_: None),
         ("DeviceAllowUpdater", lambda *_: None),
         ("LiveHost", lambda *_, **__: None),
         ("Engine", Cycles),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.host.access import updater as allow
-from agent.host.access.checks import AccessChecks
+from agent.host.access.checks import DeviceAccess
 from agent.model.access import Device, GrantResult
 from agent.model.actions import GrantDevices, ScopeGrant
 from agent.transport.device_cgroups import started
@@ -60,7 +60,7 @@ class Rig:
         self.systemd = world.systemd
         self.systemd.devices = {A: ("strict", dict(RUNC)), B: ("closed", dict(RUNC))}
         self.told: list[tuple[GrantResult, ...]] = []
-        self.checks = AccessChecks(lambda _: None)
+        self.checks = DeviceAccess(lambda _: None)
         (folder / "root/proc").mkdir(parents=True, exist_ok=True)
         (folder / "root/proc/devices").write_text("Character devices:\n195 nvidia\n")
         self.mark = folder / "root/run/gpu-gate/allow-stopped"

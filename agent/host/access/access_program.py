@@ -59,8 +59,11 @@ from ...transport.device_cgroups import (
     said,
     started,
 )
-from ...transport.device_sweep import ANY, Sweep, allowed, numbers
 from ...transport.scratch_cgroup import DeviceNode, Scratch
+
+TYPE_CHECKING = False  # as typing has it; to import typing would slow every start
+if TYPE_CHECKING:
+    from ...transport.device_sweep import Sweep
 
 EVERYTHING = "Its devices.list allows everything; denials beside that the kernel does not show."
 
@@ -299,9 +302,11 @@ def questions(words: list[str]) -> list[tuple[int, list[str]]]:
 
 
 def pattern_of(node: DeviceNode) -> str:
-    return ":".join(
-        [node.kind, *("*" if number == ANY else str(number) for number in (node.major, node.minor))]
-    )
+    """As node_of reads it; "*" for every major or minor."""
+    from ...transport.device_sweep import ANY
+
+    numbers = ("*" if number == ANY else str(number) for number in (node.major, node.minor))
+    return ":".join([node.kind, *numbers])
 
 
 def node_of(text: str) -> DeviceNode:
@@ -314,6 +319,8 @@ def node_of(text: str) -> DeviceNode:
 
 def swept(line: str, mounts: Mounts, sweep: Sweep, every: list[DeviceNode]) -> dict[str, object]:
     """The answer to one line of --sweep. Fills `every` when it is first needed."""
+    from ...transport.device_sweep import allowed, numbers
+
     out: dict[str, object] = {"v": 1, "pid": 0, "rules": "", "allowed": {}, "detail": ""}
     try:
         asked = json.loads(line)
@@ -331,6 +338,9 @@ def swept(line: str, mounts: Mounts, sweep: Sweep, every: list[DeviceNode]) -> d
 
 
 def sweep_lines() -> int:
+    # Here, and not above: a run with --pid starts without it.
+    from ...transport.device_sweep import Sweep
+
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of finally
     mounts = Mounts(read("/proc/self/mountinfo"))
     sweep = Sweep(mounts)

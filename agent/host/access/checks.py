@@ -17,6 +17,7 @@ from ...model.access import (
     AccessState,
     CurrentAccess,
     Device,
+    GrantResult,
     Question,
     ScopeDevices,
     Sighting,
@@ -202,9 +203,13 @@ def _any_lost(before: set[tuple[str, Device]], sightings: Sequence[Sighting]) ->
     return any(s.reload_at >= s.allowed_at - 1.0 for s in new)
 
 
-class AccessChecks:
-    """Starts the access program, one run at a time, and keeps what was said: the memory of this
-    agent only."""
+KEPT = 256
+"""outcomes, the newest of each container"""
+
+
+class DeviceAccess:
+    """Owns what this agent knows of device access: what the access program answered, and what came
+    of updates of device lists. Starts the access program, one run at a time."""
 
     def __init__(self, on_done: Callable[[str], None], bus: SystemdBus | None = None) -> None:
         """`on_done(sentence)` is called from the loop whenever `state` has changed."""
@@ -224,6 +229,18 @@ class AccessChecks:
         if self._task is not None:
             await asyncio.wait([self._task])
         return self.state
+
+    def updates_begin(self) -> None:
+        """Device lists of scopes are being updated from now on."""
+        self.state = replace(self.state, adding_since=boottime())
+
+    def updates_end(self, results: tuple[GrantResult, ...], more_follow: bool) -> None:
+        """Keep the newest result of each container."""
+        known = {row.container_id: row for row in (*self.state.added, *results)}
+        kept = tuple(sorted(known.values(), key=lambda row: row.at)[-KEPT:])
+        self.state = replace(
+            self.state, added=kept, adding_since=boottime() if more_follow else None
+        )
 
     async def close(self) -> None:
         if self._task is not None:

@@ -31,28 +31,26 @@ from ...transport.line_program import Dialogue
 from ...transport.systemd import SystemdBus
 from ...transport.unit_devices import allow_devices, device_policy
 from ..marks import write_mark
-from .checks import PROGRAM, AccessChecks
+from .checks import PROGRAM, DeviceAccess
 
 ANSWER_WITHIN_S = 3.0
 """A sweep of 1,000 numbers takes 15 ms at first and 3 ms later; its program starts in 60 ms."""
 CALL_WITHIN_S = 2.0
 GRACE_S = 0.5
-KEPT = 256
-"""outcomes, the newest of each container"""
 
 
 class DeviceAllowUpdater:
-    """Updates one batch of scopes at a time, and keeps the results in the state of the checks."""
+    """Updates one batch of scopes at a time; DeviceAccess keeps the results."""
 
     def __init__(
         self,
         bus: SystemdBus,
-        checks: AccessChecks,
+        access: DeviceAccess,
         on_done: Callable[[tuple[GrantResult, ...]], None],
         root: str = "/",
     ) -> None:
         self._bus = bus
-        self._checks = checks
+        self._access = access
         self._on_done = on_done
         self._root = Path(root)
         self._task: asyncio.Task[None] | None = None
@@ -65,8 +63,7 @@ class DeviceAllowUpdater:
         if self._task is not None and not self._task.done():
             self._next = action
             return
-        state = self._checks.state
-        self._checks.state = replace(state, adding_since=boottime())
+        self._access.updates_begin()
         self._task = asyncio.get_running_loop().create_task(self._do(action))
 
     async def finished(self) -> None:
@@ -82,16 +79,12 @@ class DeviceAllowUpdater:
     async def _do(self, action: GrantDevices | None) -> None:
         while action is not None:
             done: tuple[GrantResult, ...] = ()
-            before = {row.container_id: row.problem for row in self._checks.state.added}
+            before = {row.container_id: row.problem for row in self._access.state.added}
             try:
                 done = await self._batch(action)
             finally:
-                known = {row.container_id: row for row in (*self._checks.state.added, *done)}
-                kept = tuple(sorted(known.values(), key=lambda row: row.at)[-KEPT:])
                 follows, self._next = self._next, None
-                self._checks.state = replace(
-                    self._checks.state, added=kept, adding_since=boottime() if follows else None
-                )
+                self._access.updates_end(done, more_follow=follows is not None)
             self._on_done(
                 tuple(
                     row

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...engine.cycle import Engine
 from ...engine.ports import NoWatches, SilentObserver
-from ...host.access.checks import AccessChecks
+from ...host.access.checks import DeviceAccess
 from ...host.access.updater import DeviceAllowUpdater
 from ...host.live import LiveHost
 from ...model.access import GrantResult
@@ -74,7 +74,7 @@ def sentence(one: GrantResult) -> str:
 class _OnlyAccess:
     """Executes what concerns device access, and leaves everything else to the agent."""
 
-    def __init__(self, checks: AccessChecks, grants: DeviceAllowUpdater) -> None:
+    def __init__(self, checks: DeviceAccess, grants: DeviceAllowUpdater) -> None:
         self._checks, self._grants = checks, grants
 
     def prepare_repair(self, settings: Settings, snapshot: Snapshot) -> None: ...
@@ -97,7 +97,7 @@ async def _prevent(settings: Settings, done: list[GrantResult]) -> str:
     async with systemd() as bus:
         if bus.problem:
             return f"systemd was not asked ({bus.problem})"
-        checks = AccessChecks(lambda _: None, bus)
+        checks = DeviceAccess(lambda _: None, bus)
         executor = _OnlyAccess(checks, DeviceAllowUpdater(bus, checks, take))
         host = LiveHost(bus, checks=checks)
         engine = Engine(settings, host, executor, NoWatches(), SilentObserver(), LiveClock())
