@@ -102,6 +102,17 @@ def test_new_settings_watch_their_units_and_folders() -> None:
     assert any("/srv/plugins" in names for names in followed)
 
 
+def test_no_probe_begins_on_a_snapshot_that_stalled() -> None:
+    """While probes are due every second, a node that does not answer gets none."""
+    machine = played("world gpus=2\nrun 1.5\ndo look stalls\nrun 6", Watched)
+    probes = len(machine.times(StartProbe))
+    machine.run(machine.world.now + 30)
+    assert len(machine.times(StartProbe)) == probes
+    machine.world.lookup_s = 0.0
+    machine.run(machine.world.now + 60)
+    assert len(machine.times(StartProbe)) > probes
+
+
 def test_nothing_begins_on_a_snapshot_that_stalled() -> None:
     machine = played(f"{ACCESS}do look stalls", Watched)
     machine.world.load_driver(links=False)
