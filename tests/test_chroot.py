@@ -169,7 +169,7 @@ WRONG = (
     (("--expected-gpus", "many"), 2, "needs a number"),
     (("--set", "deadline"), 2, "SECTION.KEY=VALUE"),
     (("--kubelet", "../x"), 2, "name of a unit"),
-    (("/nothing.deb",), 1, "is not there"),
+    (("/nothing.deb",), 1, "does not exist"),
     ((), 1, "no gpu-gate_*_all.deb"),
     (("--set", "Gate.DeadlineSec=soon", "/root/new.deb"), 1, "a setting is wrong"),
 )

@@ -110,8 +110,9 @@ class VirtualClock:
             work.close()
         result = None if is_stalled else finish(work)
         machine.observed(result)
+        life = machine.engine
         world.time.advance(world.now + machine.looked_s)
-        if not machine.alive:
+        if not machine.alive or machine.engine is not life:  # killed, and perhaps started again
             raise Died
         if is_stalled:
             raise Stalled

@@ -294,7 +294,7 @@ def quadratic(pattern: re.Pattern, methods: frozenset[str]) -> str:
     ("pattern", "method"),
     [
         (r"(?=.*unhealthy)(?:Error waiting for event)", "search"),
-        (r"NVRM: The NVIDIA GPU\b.*fallen off the bus", "search"),
+        (r"GPU.*fallen off the bus", "search"),
         (r"x:[ \t]*([\x20-\x7e\t]*)", "fullmatch"),
     ],
 )
