@@ -1,14 +1,18 @@
-"""A story as text: commands, a line of dashes, and what the machine said (in the manner of etcd
-raft's testdata).
+"""A story as text: commands, a line of dashes, and the transcript that they make (in the manner of
+etcd raft's testdata).
 
-settings DeadlineSec=60 …     before the world world gpus=8 driver=live …    the node at time 0,
-when the agent starts; tests/stories/verbs.py at 6 nvml ok                  an event, at 6 s of the
-story in 2 gpu 3 gone               2 s from now do daemon-reload              now agent dies
-SIGKILL; started again 2 s later agent dies-after ledger       in its next repair, right after that:
-evidence, ledger, stop run 30                        30 s more must be ready                 a
-claim, as below: what the story is about, and no rewriting makes it true must have 4 probes
-at most; or driver-starts, cycles, repairs must say SameCauseAgain       the phase's reason word run
-until ready               or not-ready, released, open, held; for 600 s at most
+    settings DeadlineSec=60 …     before the world
+    world gpus=8 driver=live …    the node at time 0, when the agent starts; tests/stories/verbs.py
+    at 6 nvml ok                  an event, at 6 s of the story
+    in 2 gpu 3 gone               2 s from now
+    do daemon-reload              now
+    agent dies                    SIGKILL; it is started again 2 s later
+    agent dies-after ledger       in its next repair, right after that: evidence, ledger, stop
+    run 30                        30 s more
+    must be ready                 a claim, as below: what the story is about; REWRITE=1 keeps it
+    must have 4 probes            at most; or driver-starts, cycles, repairs
+    must say SameCauseAgain       the reason of the phase
+    run until ready               or not-ready, released, open, held; for 600 s at most
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stories: a simulated node in virtual time, told in tests/stories/*.txt.
 
-    REWRITE=1 pytest tests/stories/test_stories.py    writes what the machine says now into the
-    stories: read the
-                                                      difference before you commit it
+    REWRITE=1 pytest tests/stories/test_stories.py    writes the present transcripts into the
+                                                      stories: read the difference before you
+                                                      commit it
 
 Every story is also performed with each kind of signal lost, with one signal in five lost, and with
 the agent killed after each of its actions: it must end in the same place, later by a few heartbeats
