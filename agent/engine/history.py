@@ -18,7 +18,7 @@ from ..model.actions import (
 
 MOST_ACTIONS = 20
 _QUIET = (StartProbe, DropProbe, CheckAccess, NoteOutcome, GrantDevices)
-"""They change nothing on the node, or are told by what came of them."""
+"""They change nothing on the node, or are reported by their result."""
 
 
 @dataclass(frozen=True)

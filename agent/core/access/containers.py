@@ -137,7 +137,7 @@ def nodes(snapshot: Snapshot) -> dict[Device, str]:
         return {}
     majors = nvidia_majors(snapshot) or {
         FIXED_MAJOR
-    }  # not to have read them is no reason to ask nobody for access
+    }  # unread device nodes are no reason to check no container
     return {
         Device("c", n.major, n.minor): n.path
         for n in snapshot.hardware.nodes.value
@@ -226,7 +226,7 @@ def _minors(snapshot: Snapshot) -> dict[str, int]:
 
 
 def _gpus(snapshot: Snapshot, ids: Iterable[str], minors: dict[str, int]) -> tuple[Device, ...]:
-    """The GPUs' own nodes; an id that nobody can resolve adds none."""
+    """The GPUs' own nodes; an id that cannot be resolved adds none."""
     major = _frontend(snapshot.hardware.majors.value_or({}))
     wanted = {minors.get(physical(i), -1) for i in ids}
     return (
@@ -237,7 +237,7 @@ def _gpus(snapshot: Snapshot, ids: Iterable[str], minors: dict[str, int]) -> tup
 
 
 def _of_spec(process: Process, known: dict[Device, str], majors: set[int]) -> tuple[Device, ...]:
-    """NVIDIA's nodes that its OCI spec lets it open. A spec that allows everything names nobody."""
+    """NVIDIA's nodes that its OCI spec lets it open. A spec that allows everything names none."""
     if allows_all(process):
         return ()
     found: set[Device] = set()
@@ -280,7 +280,7 @@ def valid_verdict(of: View, process: Process) -> Verdict | None:
 
 
 def stale_verdict(of: View, process: Process) -> Verdict | None:
-    """The last verdict, while a fresh one is asked for: for a while, and never for the hands."""
+    """The last verdict, while a fresh one is asked for: for a while, and no action uses it."""
     verdict = of.verdicts.get(process.container_id)
     if verdict is None or (verdict.pid, verdict.started) != (process.pid, process.started):
         return None

@@ -30,7 +30,7 @@ NOBODY = {
 def links(
     snapshot: Snapshot, diagnosis: Diagnosis, diagnostics: DiagnosticData
 ) -> tuple[Finding, ...]:
-    """Every link in order, with a word for those that nobody asked."""
+    """Every link in order, with a reason for those that were not checked."""
     found = [
         *diagnosis.findings,
         *_cuda(diagnostics, len(diagnosis.expected)),
@@ -57,7 +57,7 @@ def links(
 
 
 def _no_holder(snapshot: Snapshot, diagnosis: Diagnosis) -> Finding:
-    """Of a kubelet that did not say whom it allocated GPUs to, nobody knows that it was no one."""
+    """A kubelet that did not report its allocations may have allocated GPUs."""
     if isinstance(snapshot.workloads.allocations, Refusal) and diagnosis.registered is not None:
         return Finding(
             Link.WORKLOADS,

@@ -164,7 +164,7 @@ def _no_firmware(evidence: Evidence) -> Mark | None:
 
 
 def _absent(evidence: Evidence) -> Mark | None:
-    """Of a GPU that nobody has bound, NVML cannot know."""
+    """NVML cannot see a GPU that no driver has bound."""
     missing, pci = evidence.finding(Reason.GPU_MISSING), evidence.snapshot.hardware.pci
     bound = (
         {f.bus_id for f in pci.value if f.driver == "nvidia"} if isinstance(pci, Seen) else set()

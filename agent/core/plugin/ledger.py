@@ -105,7 +105,7 @@ def outcome_of(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> str:
 
 
 def did_take(entries: tuple[LedgerEntry, ...], action: LedgerEntry) -> bool:
-    """False only where it was written down that the hand changed nothing."""
+    """False only where it was written down that the action changed nothing."""
     return not outcome_of(entries, action).startswith(REPAIR_FAILED)
 
 
